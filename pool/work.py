@@ -1,0 +1,150 @@
+"""What one task asks of one GPU, and what it gives back.
+
+Values only; torch-free (numpy arrays carry results between processes). A `Work` names files and numbers, never tensors,
+so that its digest names its result: equal work is run once.
+
+Shape legend: L tokens, D text width, C latent channels, H W latent or pixel height and width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pool.spec import Stage, TaskId
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+PixelArray: TypeAlias = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A checkpoint file. `sha256` is of the whole file, in hexadecimal; it, not the path, is the identity."""
+
+    name: str
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoraRef:
+    """A LoRA file and how strongly it is applied."""
+
+    name: str
+    path: str
+    sha256: str
+    strength: float
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeWork:
+    """Encode one text, prompt weights and all. Result: `Encoded`. Reads nothing."""
+
+    model: ModelRef
+    #: only those LoRAs that touch the text encoder, so that the others share the result
+    loras: tuple[LoraRef, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWork:
+    """Denoise one picture's latent. Result: `Latent`. Reads `Encoded` of the prompt, then of the negative prompt unless
+    `cfg` is 1."""
+
+    model: ModelRef
+    #: only those LoRAs that touch the diffusion model
+    loras: tuple[LoraRef, ...]
+    width: int
+    height: int
+    steps: int
+    cfg: float
+    sampler: str
+    schedule: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWork:
+    """Turn a latent into pixels. Result: `Picture`. Reads `Latent`, which has the size of the picture."""
+
+    model: ModelRef
+    width: int
+    height: int
+
+
+Work: TypeAlias = EncodeWork | SampleWork | DecodeWork
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text as the diffusion model reads it."""
+
+    context_LD: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """A denoised latent in the model's own scale (what the VAE reads after un-scaling)."""
+
+    samples_CHW: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """RGB pixels, 0 to 255."""
+
+    pixels_HWC: PixelArray
+
+
+Result: TypeAlias = Encoded | Latent | Picture
+
+
+@dataclass(frozen=True, slots=True)
+class RunHooks:
+    """How a run talks back while it goes on.
+
+    on_step      called after each step with (steps done, steps in all)
+    should_stop  asked at each step; True ends the run with `Stopped`
+    """
+
+    on_step: Callable[[int, int], None]
+    should_stop: Callable[[], bool]
+
+
+class Stopped(Exception):
+    """A run ended at a step boundary because it was asked to."""
+
+
+def stage_of(work: Work) -> Stage:
+    """The stage that `work` belongs to."""
+    match work:
+        case EncodeWork():
+            return Stage.ENCODE
+        case SampleWork():
+            return Stage.SAMPLE
+        case DecodeWork():
+            return Stage.DECODE
+
+
+def task_id(work: Work, needs: tuple[TaskId, ...]) -> TaskId:
+    """A digest of all that the result depends on: the work (files by content, not by path or name) and its inputs."""
+    content = _without_places(dataclasses.asdict(work))
+    text = json.dumps([type(work).__name__, content, needs], sort_keys=True, separators=(",", ":"))
+    return TaskId(f"{stage_of(work).value}-{hashlib.sha256(text.encode()).hexdigest()[:20]}")
+
+
+def _without_places(value: Any) -> Any:
+    """`value` with the paths and names of files left out: a renamed copy of a file is the same file."""
+    if isinstance(value, dict):
+        is_file = "sha256" in value
+        return {k: _without_places(v) for k, v in value.items() if not (is_file and k in ("path", "name"))}
+    if isinstance(value, (list, tuple)):
+        return [_without_places(v) for v in value]
+    return value

@@ -1,0 +1,168 @@
+"""Everything that enters (Event) and leaves (Command) the scheduler core. Frozen values without behaviour.
+
+`at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask` ends as exactly one
+`RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly one `WorkerUp` or `StartFailed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from pool.spec import ComponentSpec, JobId, JobSpec, RunError, TaskId, TaskReport, WorkerId, WorkerSpec
+
+
+class Outcome(Enum):
+    """How a job ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersWanted:
+    """The pool should have exactly these workers. New ones are started; ones no longer named end when idle."""
+
+    at: float
+    worker_ids: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentsKnown:
+    """Sizes of components that jobs may name from now on. Naming one again with equal sizes is harmless."""
+
+    at: float
+    components: tuple[ComponentSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A driver wants `job`."""
+
+    at: float
+    job: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """A driver no longer wants the job. Unknown and ended jobs are ignored: cancelling is idempotent."""
+
+    at: float
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUp:
+    """A worker answers, with nothing resident."""
+
+    at: float
+    worker: WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """A `StartWorker` came to nothing."""
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDown:
+    """A worker that was up is gone, and all that was on its GPU."""
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """A `RunTask` came to its end, well or badly."""
+
+    at: float
+    report: TaskReport
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLost:
+    """The result of an ended task can no longer be read (the machine that held it is gone)."""
+
+    at: float
+    task_id: TaskId
+
+
+Event: TypeAlias = (
+    WorkersWanted
+    | ComponentsKnown
+    | Submitted
+    | CancelAsked
+    | WorkerUp
+    | StartFailed
+    | WorkerDown
+    | RunEnded
+    | ResultLost
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start this worker after `delay_seconds` (a crash loop is slowed down)."""
+
+    worker_id: WorkerId
+    incarnation: int
+    delay_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndWorker:
+    """End this worker; it runs nothing. No event answers."""
+
+    worker_id: WorkerId
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunTask:
+    """Run this task there. `why` says in a sentence what the choice was made of."""
+
+    worker_id: WorkerId
+    incarnation: int
+    task_id: TaskId
+    attempt: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopTask:
+    """Ask a running task to stop at its next step. Its `RunEnded` still comes."""
+
+    worker_id: WorkerId
+    incarnation: int
+    task_id: TaskId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseResult:
+    """Nothing that is known will read this result again."""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveJob:
+    """The job has ended; exactly once a job. `result` is set when it succeeded."""
+
+    job_id: JobId
+    outcome: Outcome
+    result: TaskId | None = None
+    error: RunError | None = None
+
+
+Command: TypeAlias = StartWorker | EndWorker | RunTask | StopTask | ReleaseResult | ResolveJob
