@@ -1,0 +1,203 @@
+"""`Catalog`: which models and LoRAs there are, and what running them needs. Read from files and folders; no device.
+
+Listing reads headers only. Sizes, patches and activations build the modules (without weights), so the first question
+about a model takes a moment. Not thread safe; the controller asks it from one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pool.activation import with_margin
+from pool.checkpoints.describe import describe, describe_lora, native_size
+from pool.checkpoints.file_hash import file_sha256
+from pool.errors import UserError, unknown_name
+from pool.open_model import OpenModel
+from pool.spec import ComponentSpec, ComponentUse, Role
+from pool.stages import activation_bytes, latent_cells
+from pool.work import DecodeWork, EncodeWork, LoraRef, ModelRef, SampleWork, Work, stage_of
+
+WEIGHTS_SUFFIX = ".safetensors"
+
+#: prior for a step at one latent cell and one byte of weights, seconds; the scheduler corrects it by what it measures
+_PRIOR_SECONDS_PER_CELL_BYTE = 1e-12
+_PRIOR_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ModelListing:
+    """One checkpoint in the folders. `problem` says why it cannot be used; the sizes are then 0."""
+
+    name: str
+    path: str
+    family: str
+    file_bytes: int
+    width: int = 0
+    height: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraListing:
+    """One LoRA file in the folders."""
+
+    name: str
+    path: str
+    file_bytes: int
+    modules: int = 0
+    ranks: tuple[int, ...] = ()
+    problem: str = ""
+
+
+class Catalog:
+    """The models and LoRAs of some folders. Names are file names without the ending; a path is a name too."""
+
+    def __init__(self, model_folders: Sequence[Path], lora_folders: Sequence[Path], device_kind: str) -> None:
+        self._model_folders = tuple(model_folders)
+        self._lora_folders = tuple(lora_folders)
+        self._device_kind = device_kind
+        self._opened: dict[str, OpenModel] = {}
+        self._activations: dict[tuple[object, ...], int] = {}
+        self._uses: dict[tuple[object, ...], ComponentUse] = {}
+        self._specs: dict[str, dict[Role, ComponentSpec]] = {}
+        self._refs: dict[str, ModelRef] = {}
+        self._hashed: dict[tuple[Path, int, int], str] = {}
+
+    def models(self) -> tuple[ModelListing, ...]:
+        """Every checkpoint, by name."""
+        return tuple(_list_model(path) for path in _weights_files(self._model_folders))
+
+    def loras(self) -> tuple[LoraListing, ...]:
+        """Every LoRA, by name."""
+        return tuple(_list_lora(path) for path in _weights_files(self._lora_folders))
+
+    def find_model(self, name: str) -> ModelRef:
+        """The checkpoint called `name`. Hashes the file when it is new. Raises UnknownName or CorruptFile.
+
+        A copy of a file that was asked for before is that file, under the name that it had first: everything that
+        speaks of its components must call them the same.
+        """
+        path = _find("model", name, self._model_folders)
+        ref = ModelRef(path.stem, str(path), self._sha256(path))
+        return self._refs.setdefault(ref.sha256, ref)
+
+    def find_lora(self, name: str, strength: float) -> LoraRef:
+        """The LoRA called `name`. Raises UnknownName or CorruptFile."""
+        path = _find("LoRA", name, self._lora_folders)
+        return LoraRef(path.stem, str(path), self._sha256(path), strength)
+
+    def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
+        """The sizes of the model's components. Raises CorruptFile or UnknownArchitecture."""
+        if model.sha256 not in self._specs:
+            opened = self._open(model)
+            self._specs[model.sha256] = {role: opened.component(role).spec() for role in Role}
+        return self._specs[model.sha256]
+
+    def native_size(self, model: ModelRef) -> tuple[int, int]:
+        """Width and height that the model was trained for."""
+        checkpoint = self._open(model).checkpoint
+        return native_size(checkpoint.family, checkpoint.header)
+
+    def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
+        """What a run of one component with `loras` needs. Raises AdapterMismatch for a LoRA of another architecture."""
+        key = (model.sha256, role, loras, passes)
+        if key not in self._uses:
+            opened = self._open(model)
+            self._uses[key] = opened.component(role).use(opened.patch_set(role, loras), passes)
+        return self._uses[key]
+
+    def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
+        """Whether a LoRA changes this component. Raises AdapterMismatch."""
+        return role in self._open(model).match(lora).patches
+
+    def activation_bytes(self, model: ModelRef, work: Work) -> int:
+        """Device memory that `work` needs beside weights and scratch."""
+        key = (model.sha256, *_size_of(work))
+        if key not in self._activations:
+            opened = self._open(model)
+            component = opened.component(_role_of(work))
+            latent = opened.checkpoint.latent
+            counted = activation_bytes(work, component.built.module, component.compute_dtype, latent)
+            self._activations[key] = with_margin(counted, self._device_kind)
+        return self._activations[key]
+
+    def run_seconds(self, model: ModelRef, work: Work) -> float:
+        """A first guess at how long `work` takes when all is resident; good to an order of magnitude."""
+        spec = self.components(model)[_role_of(work)]
+        if isinstance(work, EncodeWork):
+            return _PRIOR_SECONDS
+        cells = math.prod(latent_cells(work.width, work.height, self._open(model).checkpoint.latent))
+        passes = work.steps * (1 if work.cfg == 1 else 2) if isinstance(work, SampleWork) else 16
+        return _PRIOR_SECONDS + passes * cells * spec.weight_bytes * _PRIOR_SECONDS_PER_CELL_BYTE
+
+    def _sha256(self, path: Path) -> str:
+        stat = path.stat()
+        key = (path, stat.st_size, stat.st_mtime_ns)
+        if key not in self._hashed:
+            self._hashed[key] = file_sha256(path)
+        return self._hashed[key]
+
+    def _open(self, model: ModelRef) -> OpenModel:
+        if model.sha256 not in self._opened:
+            self._opened[model.sha256] = OpenModel(model, self._device_kind)
+        return self._opened[model.sha256]
+
+
+def _role_of(work: Work) -> Role:
+    match work:
+        case EncodeWork():
+            return Role.TEXT_ENCODER
+        case SampleWork():
+            return Role.DIFFUSION_MODEL
+        case DecodeWork():
+            return Role.VAE
+
+
+def _size_of(work: Work) -> tuple[object, ...]:
+    """What the activations of `work` depend on, beside the model."""
+    match work:
+        case EncodeWork():
+            return (stage_of(work),)
+        case SampleWork():
+            return (stage_of(work), work.width, work.height, work.cfg == 1)
+        case DecodeWork():
+            return (stage_of(work), work.width, work.height)
+
+
+def _weights_files(folders: Sequence[Path]) -> Iterator[Path]:
+    """Weights files of the folders by name; of two with one name, the one in the earlier folder."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sorted(folder.glob(f"*{WEIGHTS_SUFFIX}")) if folder.is_dir() else ():
+            found.setdefault(path.stem, path)
+    return iter(found[name] for name in sorted(found))
+
+
+def _find(kind: str, name: str, folders: Sequence[Path]) -> Path:
+    given = Path(name)
+    if given.suffix == WEIGHTS_SUFFIX and given.is_file():
+        return given.resolve()
+    known = {path.stem: path for path in _weights_files(folders)}
+    wanted = name.removesuffix(WEIGHTS_SUFFIX)
+    if wanted not in known:
+        raise unknown_name(kind, name, known)
+    return known[wanted].resolve()
+
+
+def _list_model(path: Path) -> ModelListing:
+    try:
+        info = describe(path)
+    except UserError as problem:
+        return ModelListing(path.stem, str(path), "", path.stat().st_size, problem=str(problem))
+    return ModelListing(path.stem, str(path), info.title, path.stat().st_size, info.width, info.height)
+
+
+def _list_lora(path: Path) -> LoraListing:
+    try:
+        info = describe_lora(path)
+    except UserError as problem:
+        return LoraListing(path.stem, str(path), path.stat().st_size, problem=str(problem))
+    return LoraListing(path.stem, str(path), path.stat().st_size, sum(info.modules.values()), tuple(sorted(info.ranks)))

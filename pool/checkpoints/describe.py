@@ -1,0 +1,202 @@
+"""What a file of weights is, for people and for planning, from its header alone. Torch-free.
+
+Knows how to sum up a checkpoint and a LoRA. Reads no weights but the single numbers that LoRA files keep as tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pool.checkpoints.detect import detect
+from pool.checkpoints.families import Family, LatentFacts
+from pool.checkpoints.infer import latent_facts
+from pool.checkpoints.lora_names import looks_like_lora, split_key, style_of
+from pool.checkpoints.safetensors_file import Header, TensorEntry, read_header
+from pool.errors import UnknownArchitecture
+from pool.spec import Role
+
+RESOLUTION_KEY = "modelspec.resolution"
+
+#: kind of adapter by a part that only it has
+ALGORITHMS: Mapping[str, str] = {
+    "up": "LoRA",
+    "hada_w1_a": "LoHa",
+    "lokr_w1": "LoKr",
+    "lokr_w1_a": "LoKr",
+    "oft_blocks": "OFT",
+    "diff": "difference",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentInfo:
+    """One component of a checkpoint.
+
+    dtypes  bytes in the file by type, "F16", most first
+    """
+
+    role: Role
+    tensors: int
+    parameters: int
+    storage_bytes: int
+    dtypes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A checkpoint that this version runs.
+
+    width, height  pixels that it was trained for
+    other_bytes    bytes of tensors that belong to no component
+    """
+
+    path: str
+    family: str
+    title: str
+    file_bytes: int
+    components: tuple[ComponentInfo, ...]
+    other_bytes: int
+    width: int
+    height: int
+    latent: LatentFacts
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraInfo:
+    """A LoRA file.
+
+    styles      naming conventions found, most used first
+    algorithms  kinds of adapter found, most used first
+    modules     weights patched, by component
+    ranks       weights by rank
+    alphas      weights by alpha; those without one are not counted
+    unknown     keys that are no part of any known adapter
+    """
+
+    path: str
+    file_bytes: int
+    tensors: int
+    styles: tuple[str, ...]
+    algorithms: tuple[str, ...]
+    modules: Mapping[Role, int]
+    ranks: Mapping[int, int]
+    alphas: Mapping[float, int]
+    unknown: tuple[str, ...]
+    metadata: Mapping[str, str]
+
+
+def describe(path: str | os.PathLike[str]) -> CheckpointInfo:
+    """What the checkpoint at `path` is.
+
+    Raises CorruptFile when it is no whole safetensors file, UnknownArchitecture when it is no checkpoint that this
+    version runs.
+    """
+    header = read_header(path)
+    family = detect(header)
+    components = tuple(_component(family, role, header) for role in family.prefixes)
+    width, height = native_size(family, header)
+    return CheckpointInfo(
+        path=header.path,
+        family=family.name,
+        title=family.title,
+        file_bytes=header.file_bytes,
+        components=components,
+        other_bytes=sum(e.storage_bytes for e in header.tensors.values()) - sum(c.storage_bytes for c in components),
+        width=width,
+        height=height,
+        latent=latent_facts(family, header.shapes),
+        metadata=header.metadata,
+    )
+
+
+def native_size(family: Family, header: Header) -> tuple[int, int]:
+    """Width and height in pixels that a checkpoint was trained for: as its metadata say, else as its family does."""
+    found = re.fullmatch(r"\s*(\d+)\s*(?:x\s*(\d+)\s*)?", header.metadata.get(RESOLUTION_KEY, ""))
+    if found is None or not int(found[1]):
+        return family.native_pixels, family.native_pixels
+    return int(found[1]), int(found[2] or found[1])
+
+
+def describe_lora(path: str | os.PathLike[str]) -> LoraInfo:
+    """What the LoRA at `path` is.
+
+    Raises CorruptFile when it is no whole safetensors file, UnknownArchitecture when it is no LoRA.
+    """
+    header = read_header(path)
+    if not looks_like_lora(header.tensors):
+        raise UnknownArchitecture(
+            f"{header.path}: none of its {len(header.tensors)} tensors is named like a part of a LoRA, expected a LoRA"
+        )
+    parts: dict[str, dict[str, TensorEntry]] = {}
+    unknown = []
+    for key, entry in header.tensors.items():
+        split = split_key(key)
+        if split is None:
+            unknown.append(key)
+        else:
+            parts.setdefault(split[0], {})[split[1]] = entry
+    styles = Counter(style_of(base)[1] for base in parts)
+    return LoraInfo(
+        path=header.path,
+        file_bytes=header.file_bytes,
+        tensors=len(header.tensors),
+        styles=tuple(style for style, _ in styles.most_common()),
+        algorithms=_algorithms(parts),
+        modules=Counter(style_of(base)[0] for base in parts),
+        ranks=Counter(sorted(rank for own in parts.values() if (rank := _rank(own)) is not None)),
+        alphas=Counter(sorted(read_number(header, own["alpha"]) for own in parts.values() if "alpha" in own)),
+        unknown=tuple(unknown),
+        metadata=header.metadata,
+    )
+
+
+def read_number(header: Header, entry: TensorEntry) -> float:
+    """The one number that the tensor `entry` of the file holds.
+
+    Raises UnknownArchitecture when it holds another count of numbers, or numbers of a type that is not a float.
+    """
+    formats = {"F16": "<e", "F32": "<f", "F64": "<d", "BF16": "<f"}
+    if entry.elements != 1 or entry.dtype not in formats:
+        raise UnknownArchitecture(
+            f"{header.path}: tensor {entry.name!r}: found {entry.dtype} of shape {entry.shape}, expected one number"
+        )
+    with Path(header.path).open("rb") as file:
+        file.seek(entry.begin)
+        data = file.read(entry.storage_bytes)
+    # bfloat16 is the upper half of a float32
+    padded = b"\0\0" + data if entry.dtype == "BF16" else data
+    return float(struct.unpack(formats[entry.dtype], padded)[0])
+
+
+def _component(family: Family, role: Role, header: Header) -> ComponentInfo:
+    entries = [header.tensors[key] for key in family.shapes_of(role, header.shapes)]
+    by_dtype: Counter[str] = Counter()
+    for entry in entries:
+        by_dtype[entry.dtype] += entry.storage_bytes
+    return ComponentInfo(
+        role=role,
+        tensors=len(entries),
+        parameters=sum(e.elements for e in entries),
+        storage_bytes=sum(e.storage_bytes for e in entries),
+        dtypes=dict(by_dtype.most_common()),
+    )
+
+
+def _algorithms(parts: Mapping[str, Mapping[str, TensorEntry]]) -> tuple[str, ...]:
+    found = Counter(name for own in parts.values() for part, name in ALGORITHMS.items() if part in own)
+    return tuple(name for name, _ in found.most_common())
+
+
+def _rank(own: Mapping[str, TensorEntry]) -> int | None:
+    """The rank of one adapter, None for one that is not decomposed."""
+    for part in ("down", "hada_w1_b", "lokr_w1_b", "lokr_w2_b"):
+        if part in own and own[part].shape:
+            return own[part].shape[0]
+    return None

@@ -1,0 +1,176 @@
+"""Configurations of the architectures that this project builds, from the shapes of a checkpoint alone. Torch-free.
+
+Knows which shape tells which size, and the few facts that no shape tells (heads, norm groups, end token). Does not
+build anything. Keys come without their component's prefix.
+
+Facts that shapes do not tell
+1. SD1 attention has 8 heads at every width.
+2. Group norms have 32 groups, or a quarter of the narrowest width where that is fewer.
+3. CLIP attention heads are 64 wide; a model narrower than that has one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from pool.checkpoints.families import Family, LatentFacts
+from pool.checkpoints.safetensors_file import Shape
+from pool.errors import UnknownArchitecture
+from pool.spec import Role
+
+Config: TypeAlias = dict[str, Any]
+
+SD1_HEADS = 8
+MAX_NORM_GROUPS = 32
+CLIP_HEAD_WIDTH = 64
+CLIP_END_TOKEN = 49407
+CLIP_TOKENS = 49408
+CLIP_POSITIONS = 77
+
+
+def unet_config(shapes: Mapping[str, Shape]) -> Config:
+    """The arguments of `diffusers.UNet2DConditionModel` for an SD1 UNet with tensors of `shapes`, of any size.
+
+    Raises UnknownArchitecture naming what an SD1 UNet would have and this one has not.
+    """
+    levels = _unet_levels(shapes)
+    channels = tuple(level[-1][0] for level in levels)
+    depths = tuple(level[-1][1] for level in levels)
+    if any(block != level[-1] or len(level) != len(levels[0]) for level in levels for block in level):
+        raise UnknownArchitecture("UNet: found levels of different depth, expected the same blocks at each level")
+    if any(width % SD1_HEADS for width in channels):
+        raise UnknownArchitecture(f"UNet: found widths {channels}, expected multiples of {SD1_HEADS} (the heads)")
+    middle_depth = _count(shapes, r"middle_block\.1\.transformer_blocks\.(\d+)\.")
+    return {
+        "in_channels": _shape(shapes, "input_blocks.0.0.weight", 4)[1],
+        "out_channels": _shape(shapes, "out.2.weight", 4)[0],
+        "block_out_channels": channels,
+        "layers_per_block": len(levels[0]),
+        "cross_attention_dim": _shape(shapes, "middle_block.1.transformer_blocks.0.attn2.to_k.weight", 2)[1],
+        "attention_head_dim": SD1_HEADS,  # by its history the argument is the number of heads
+        "use_linear_projection": False,
+        "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
+        "up_block_types": tuple("CrossAttnUpBlock2D" if depth else "UpBlock2D" for depth in reversed(depths)),
+        "transformer_layers_per_block": (*(max(depth, 1) for depth in depths[:-1]), depths[-1] or middle_depth),
+        "norm_num_groups": _norm_groups("UNet", channels),
+    }
+
+
+def vae_config(shapes: Mapping[str, Shape]) -> Config:
+    """The arguments of `diffusers.AutoencoderKL` for a latent diffusion autoencoder with tensors of `shapes`.
+
+    Raises UnknownArchitecture naming what such an autoencoder would have and this one has not.
+    """
+    levels = vae_levels(shapes)
+    channels = tuple(_shape(shapes, f"encoder.down.{i}.block.0.conv2.weight", 4)[0] for i in range(levels))
+    return {
+        "block_out_channels": channels,
+        "layers_per_block": _count(shapes, r"encoder\.down\.0\.block\.(\d+)\."),
+        "latent_channels": _shape(shapes, "decoder.conv_in.weight", 4)[1],
+        "down_block_types": ("DownEncoderBlock2D",) * levels,
+        "up_block_types": ("UpDecoderBlock2D",) * levels,
+        "use_quant_conv": "quant_conv.weight" in shapes,
+        "use_post_quant_conv": "post_quant_conv.weight" in shapes,
+        "norm_num_groups": _norm_groups("VAE", channels),
+    }
+
+
+def vae_levels(shapes: Mapping[str, Shape]) -> int:
+    """The resolutions that the autoencoder works at: each but the last halves the picture's sides.
+
+    Raises UnknownArchitecture when it has none.
+    """
+    levels = _count(shapes, r"decoder\.up\.(\d+)\.")
+    if not levels:
+        raise UnknownArchitecture("VAE: found no decoder.up blocks, expected at least one")
+    return levels
+
+
+def clip_text_config(shapes: Mapping[str, Shape]) -> Config:
+    """The arguments of `transformers.CLIPTextConfig` for a CLIP-L text model with tensors of `shapes`, of any size.
+
+    Raises UnknownArchitecture naming what such a text model would have and this one has not.
+    """
+    vocabulary, hidden = _shape(shapes, "embeddings.token_embedding.weight", 2)
+    positions = _shape(shapes, "embeddings.position_embedding.weight", 2)[0]
+    if vocabulary < CLIP_TOKENS or positions < CLIP_POSITIONS:
+        raise UnknownArchitecture(
+            f"text encoder: found {vocabulary} tokens and {positions} positions, "
+            f"expected {CLIP_TOKENS} and {CLIP_POSITIONS} of CLIP"
+        )
+    if hidden > CLIP_HEAD_WIDTH and hidden % CLIP_HEAD_WIDTH:
+        raise UnknownArchitecture(f"text encoder: found width {hidden}, expected a multiple of {CLIP_HEAD_WIDTH}")
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": _shape(shapes, "encoder.layers.0.mlp.fc1.weight", 2)[0],
+        "num_hidden_layers": _count(shapes, r"encoder\.layers\.(\d+)\."),
+        "num_attention_heads": max(1, hidden // CLIP_HEAD_WIDTH),
+        "max_position_embeddings": positions,
+        "hidden_act": "quick_gelu",
+        "eos_token_id": CLIP_END_TOKEN,
+    }
+
+
+def check(family: Family, shapes: Mapping[str, Shape]) -> None:
+    """Check that the components of a checkpoint of `family` with tensors of `shapes` are whole and fit each other.
+
+    Raises UnknownArchitecture saying what is missing or does not fit.
+    """
+    text = clip_text_config(family.bare_shapes_of(Role.TEXT_ENCODER, shapes))
+    unet = unet_config(family.bare_shapes_of(Role.DIFFUSION_MODEL, shapes))
+    vae = vae_config(family.bare_shapes_of(Role.VAE, shapes))
+    if text["hidden_size"] != unet["cross_attention_dim"]:
+        raise UnknownArchitecture(
+            f"the text encoder is {text['hidden_size']} wide, expected {unet['cross_attention_dim']} for the UNet"
+        )
+    if not vae["latent_channels"] == unet["in_channels"] == unet["out_channels"]:
+        raise UnknownArchitecture(
+            f"the UNet reads {unet['in_channels']} and writes {unet['out_channels']} channels, "
+            f"expected the {vae['latent_channels']} of the VAE"
+        )
+
+
+def latent_facts(family: Family, shapes: Mapping[str, Shape]) -> LatentFacts:
+    """What the latents of a checkpoint of `family` with tensors of `shapes` (keys with prefixes) mean."""
+    vae = family.bare_shapes_of(Role.VAE, shapes)
+    channels = _shape(vae, "decoder.conv_in.weight", 4)[1]
+    return LatentFacts(channels, 2 ** (vae_levels(vae) - 1), family.scaling_factor)
+
+
+def _unet_levels(shapes: Mapping[str, Shape]) -> list[list[tuple[int, int]]]:
+    """(channels, transformer blocks) of each residual block of the way down, level by level."""
+    levels: list[list[tuple[int, int]]] = [[]]
+    for i in range(1, _count(shapes, r"input_blocks\.(\d+)\.")):
+        if f"input_blocks.{i}.0.op.weight" in shapes:
+            levels.append([])
+            continue
+        channels = _shape(shapes, f"input_blocks.{i}.0.out_layers.3.weight", 4)[0]
+        depth = _count(shapes, rf"input_blocks\.{i}\.1\.transformer_blocks\.(\d+)\.")
+        levels[-1].append((channels, depth))
+    if not all(levels):
+        raise UnknownArchitecture("UNet: found a level without residual blocks, expected at least one at each")
+    return levels
+
+
+def _norm_groups(what: str, channels: tuple[int, ...]) -> int:
+    groups = min(MAX_NORM_GROUPS, min(channels) // 4)
+    if not groups or any(width % groups for width in channels):
+        raise UnknownArchitecture(f"{what}: found widths {channels}, expected multiples of {groups or 4}")
+    return groups
+
+
+def _shape(shapes: Mapping[str, Shape], key: str, dimensions: int) -> Shape:
+    if key not in shapes:
+        raise UnknownArchitecture(f"found no tensor {key!r}, expected one")
+    if len(shapes[key]) != dimensions:
+        raise UnknownArchitecture(f"tensor {key!r}: found shape {shapes[key]}, expected {dimensions} dimensions")
+    return shapes[key]
+
+
+def _count(keys: Iterable[str], pattern: str) -> int:
+    """One more than the largest number that `pattern` finds at the beginning of a key; 0 when it finds none."""
+    compiled = re.compile(pattern)
+    return max((int(found[1]) + 1 for key in keys if (found := compiled.match(key))), default=0)

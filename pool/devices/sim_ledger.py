@@ -1,0 +1,145 @@
+"""The books of one simulated device: bytes in use against a budget, peak, and what was moved.
+
+Knows numbers only; does not know what a tensor is, nor torch's dispatcher.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SimMemoryStats:
+    """One reading of a simulated device's books."""
+
+    budget_bytes: int
+    used_bytes: int  # bytes of the storages that are alive
+    peak_bytes: int  # highest `used_bytes` since the last `reset_peak`
+    allocation_count: int  # storages made since the last `reset_counters`
+    h2d_bytes: int  # copied from the host since the last `reset_counters`
+    h2d_count: int
+    d2h_bytes: int  # copied to the host since the last `reset_counters`
+    d2h_count: int
+
+
+class SimLedger:
+    """The books of simulated device `index`.
+
+    Exact at every moment: a storage is in `used_bytes` from the moment that it is charged until it is freed, and a
+    charge that would pass the budget changes nothing. Safe to use from several threads, and from a destructor that the
+    garbage collector runs in the middle of a charge: each number is written by one statement under a re-entrant lock.
+    """
+
+    __slots__ = (
+        "_allocation_count",
+        "_budget_bytes",
+        "_d2h_bytes",
+        "_d2h_count",
+        "_h2d_bytes",
+        "_h2d_count",
+        "_lock",
+        "_peak_bytes",
+        "_used_bytes",
+        "index",
+    )
+
+    def __init__(self, index: int, budget_bytes: int) -> None:
+        self.index = index
+        self._budget_bytes = budget_bytes
+        self._used_bytes = 0
+        self._peak_bytes = 0
+        self._lock = threading.RLock()
+        self.reset_counters()
+
+    def charge(self, size_bytes: int) -> SimAllocation:
+        """Take `size_bytes`; the returned value gives them back when it dies. Raises torch.OutOfMemoryError."""
+        with self._lock:
+            self.require(size_bytes)
+            self._used_bytes += size_bytes
+            self._allocation_count += 1
+            if self._used_bytes > self._peak_bytes:
+                self._peak_bytes = self._used_bytes
+        return SimAllocation(self, size_bytes)
+
+    def require(self, size_bytes: int) -> None:
+        """Raise torch.OutOfMemoryError unless `size_bytes` more would fit. Takes nothing."""
+        if self._used_bytes + size_bytes > self._budget_bytes:
+            raise torch.OutOfMemoryError(
+                f"sim:{self.index} is out of memory: tried to allocate {size_bytes} bytes with {self._used_bytes} bytes "
+                f"in use of a budget of {self._budget_bytes} bytes"
+            )
+
+    def release(self, size_bytes: int) -> None:
+        """Give back `size_bytes` of a charge. Called once for each charge, by its `SimAllocation`."""
+        with self._lock:
+            self._used_bytes -= size_bytes
+
+    def count_h2d(self, size_bytes: int) -> None:
+        """Count one copy of `size_bytes` from the host."""
+        with self._lock:
+            self._h2d_bytes += size_bytes
+            self._h2d_count += 1
+
+    def count_d2h(self, size_bytes: int) -> None:
+        """Count one copy of `size_bytes` to the host."""
+        with self._lock:
+            self._d2h_bytes += size_bytes
+            self._d2h_count += 1
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """Change the budget. Raises ValueError when more than that is in use."""
+        with self._lock:
+            if self._used_bytes > budget_bytes:
+                raise ValueError(
+                    f"budget_bytes of sim:{self.index}: found {budget_bytes}, expected at least the "
+                    f"{self._used_bytes} bytes in use"
+                )
+            self._budget_bytes = budget_bytes
+
+    def reset_peak(self) -> None:
+        """Let the peak start again from what is in use now."""
+        with self._lock:
+            self._peak_bytes = self._used_bytes
+
+    def reset_counters(self) -> None:
+        """Let allocations and transfers start again from zero."""
+        with self._lock:
+            self._allocation_count = 0
+            self._h2d_bytes = 0
+            self._h2d_count = 0
+            self._d2h_bytes = 0
+            self._d2h_count = 0
+
+    def stats(self) -> SimMemoryStats:
+        """All numbers, of one moment."""
+        with self._lock:
+            return SimMemoryStats(
+                budget_bytes=self._budget_bytes,
+                used_bytes=self._used_bytes,
+                peak_bytes=self._peak_bytes,
+                allocation_count=self._allocation_count,
+                h2d_bytes=self._h2d_bytes,
+                h2d_count=self._h2d_count,
+                d2h_bytes=self._d2h_bytes,
+                d2h_count=self._d2h_count,
+            )
+
+
+class SimAllocation:
+    """Bytes of a ledger that are in use for as long as this value lives.
+
+    The destructor is the simulated device's `free`: it stands where CUDA's allocator is called from a C++ destructor. The
+    pool's own decisions about memory never rest on it.
+    """
+
+    __slots__ = ("_ledger", "_size_bytes")
+
+    def __init__(self, ledger: SimLedger, size_bytes: int) -> None:
+        self._ledger = ledger
+        self._size_bytes = size_bytes
+
+    def __del__(self) -> None:
+        self._ledger.release(self._size_bytes)

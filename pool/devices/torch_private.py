@@ -1,0 +1,85 @@
+"""The private and experimental torch names that the pool relies on, and a test that they still behave.
+
+Knows torch's internals; does not know the simulated device. Every other module of the pool takes these names from here,
+so that a new torch release is checked in one place: `self_test()`.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+# Registers the process's one out-of-tree device type with Python objects for its guard, hooks and module. Experimental
+# in torch 2.13: https://github.com/pytorch/pytorch/pull/157859
+register_python_backend = _setup_privateuseone_for_python_backend
+
+# Makes a tensor that has a shape, strides, a dtype and a device, but no data: the class's `__torch_dispatch__` answers
+# for what happens to it.
+make_wrapper = torch.Tensor._make_wrapper_subclass
+
+# As `__torch_function__` of a tensor class: nothing is intercepted above the dispatcher, attribute reads stay in C.
+no_torch_function = torch._C._disabled_torch_function_impl
+
+# The name under which the process's one out-of-tree device type is known; "privateuseone" until it is claimed.
+python_backend_name = torch._C._get_privateuse1_backend_name
+
+
+class _Recorder(torch.Tensor):
+    """A wrapper tensor that records the operations that reach it."""
+
+    operations: list[str]
+    __torch_function__ = no_torch_function
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args[0].operations.append(str(func))
+        return args[0]
+
+
+class _Token:
+    """Something whose life can be watched."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        type(self).alive += 1
+
+    def __del__(self) -> None:
+        type(self).alive -= 1
+
+
+def self_test() -> None:
+    """Check the behaviours that the pool builds on. Raises RuntimeError that names the one that this torch lacks."""
+    _check("a wrapper tensor keeps its metadata and sends operations to Python", _wrapper_works())
+    _check("an attribute of a storage lives exactly as long as the storage", _storage_attribute_lives())
+    _check("the out-of-tree device type has a name", isinstance(python_backend_name(), str))
+
+
+def _check(behaviour: str, holds: bool) -> None:
+    if not holds:
+        raise RuntimeError(f"torch {torch.__version__} does not do what the pool builds on: {behaviour}")
+
+
+def _wrapper_works() -> bool:
+    wrapper = make_wrapper(_Recorder, (2, 3), (1, 2), dtype=torch.float16, device=torch.device("cpu"))
+    wrapper.operations = []
+    torch.neg(wrapper)
+    described = (wrapper.shape, wrapper.stride(), wrapper.dtype, wrapper.device.type)
+    return described == ((2, 3), (1, 2), torch.float16, "cpu") and wrapper.operations == ["aten.neg.default"]
+
+
+def _storage_attribute_lives() -> bool:
+    before = _Token.alive
+    base = torch.zeros(4)
+    storage: Any = base.untyped_storage()
+    storage.pool_token = _Token()
+    del storage
+    view = base[1:]
+    del base
+    gc.collect()
+    kept = _Token.alive == before + 1 and hasattr(view.untyped_storage(), "pool_token")
+    del view
+    return kept and _Token.alive == before

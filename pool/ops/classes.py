@@ -1,0 +1,114 @@
+"""Casting layers: any tree of torch modules, made to compute with weights that are elsewhere or in another dtype.
+
+Each instance gets a cached subclass of its own class, so `isinstance`, `state_dict`, `named_parameters`, `deepcopy` and
+`.to()` keep working. Stock layers get a forward of their own, whose weights follow the input. Every other parameter or
+buffer that a forward reads comes back cast while a `compute` context is open, which also answers code that asks a
+module for its dtype or device. Knows no patch and no plan.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pool.ops.cast import WeightFunction, cast
+from pool.ops.context import current
+from pool.ops.layers import FORWARDS
+
+#: where an instance keeps its weight functions: a dictionary from own parameter name to an ordered tuple
+FUNCTIONS_ATTRIBUTE = "_weight_functions"
+
+
+class Casting:
+    """First base of every casting class."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Own parameters and buffers, cast while a context is open.
+
+        torch keeps them out of the instance's dictionary, so every read of one comes here.
+        """
+        context = current()
+        if context is not None:
+            held = self.__dict__
+            parameter = held["_parameters"].get(name)
+            if parameter is not None:
+                functions = held.get(FUNCTIONS_ATTRIBUTE, _NO_FUNCTIONS).get(name, ())
+                return cast(parameter, context.device, context.dtype, functions)
+            buffer = held["_buffers"].get(name)
+            if buffer is not None:
+                return cast(buffer, context.device, buffer.dtype)
+        return super().__getattr__(name)  # type: ignore[misc]
+
+    def parameters(self, recurse: bool = True) -> Iterator[Tensor]:
+        """As torch's; inside a context with the dtype and device that they will be computed with."""
+        return (parameter for _, parameter in self.named_parameters(recurse=recurse))
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        """As torch's; inside a context with the dtype and device that they will be computed with."""
+        named = super().named_parameters(*args, **kwargs)  # type: ignore[misc]
+        context = current()
+        if context is None:
+            return named  # type: ignore[no-any-return]
+        return ((name, _as_computed(parameter, context.device, context.dtype)) for name, parameter in named)
+
+
+_NO_FUNCTIONS: dict[str, tuple[WeightFunction, ...]] = {}
+
+
+def swap_to_casting(module: nn.Module) -> None:
+    """Give every instance in the tree of `module` its casting class. Does nothing to one that has it."""
+    for instance in module.modules():
+        if not isinstance(instance, Casting):
+            instance.__class__ = casting_class(type(instance))  # type: ignore[arg-type] # classes are hashable
+
+
+def restore_classes(module: nn.Module) -> None:
+    """Undo `swap_to_casting`. Weight functions stay on the instances and are no longer applied."""
+    for instance in module.modules():
+        if isinstance(instance, Casting):
+            instance.__class__ = type(instance).__bases__[1]
+
+
+def set_weight_functions(module: nn.Module, parameter: str, functions: Sequence[WeightFunction]) -> None:
+    """Apply `functions`, in order, whenever `module` uses its own `parameter`. An empty sequence takes them off."""
+    assert parameter in module._parameters, f"{type(module).__name__} has no parameter {parameter!r} of its own"
+    held = dict(module.__dict__.get(FUNCTIONS_ATTRIBUTE, _NO_FUNCTIONS))
+    held.pop(parameter, None)
+    if functions:
+        held[parameter] = tuple(functions)
+    module.__dict__[FUNCTIONS_ATTRIBUTE] = held
+
+
+@functools.cache
+def casting_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """The casting subclass of `cls`: one a class."""
+    members: dict[str, Any] = {"__module__": cls.__module__}
+    forward = FORWARDS.get(cls.forward)
+    if forward is not None:
+        members["forward"] = forward
+    for name in ("dtype", "device"):
+        if isinstance(getattr(cls, name, None), property):
+            members[name] = _answering(cls, name)
+    return type(f"Casting{cls.__name__}", (Casting, cls), members)
+
+
+def _answering(cls: type[nn.Module], name: str) -> property:
+    """`cls.name`, answered by the open context when there is one."""
+    asked = getattr(cls, name)
+
+    def answer(self: nn.Module) -> Any:
+        context = current()
+        return asked.fget(self) if context is None else getattr(context, name)
+
+    return property(answer)
+
+
+def _as_computed(parameter: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Stands in for a parameter when only its dtype, device or shape is asked for: no memory, no copy."""
+    if not parameter.is_floating_point() or (parameter.dtype == dtype and parameter.device == device):
+        return parameter
+    return torch.empty(parameter.shape, dtype=dtype, device="meta")

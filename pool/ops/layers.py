@@ -1,0 +1,121 @@
+"""The forwards of torch's stock layers, with weights that follow the input's device and dtype.
+
+Used through `pool.ops.classes`: each function here takes the place of `forward` in a casting class. The arithmetic is
+torch's; only where the weights come from differs. When they are resident in the input's dtype and have no functions,
+this costs what the plain layer costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+from pool.ops.cast import cast
+from pool.ops.context import check_interrupt, current
+
+
+def _weights(layer: nn.Module, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """`layer`'s weight and bias as `x` needs them, each None where it has none."""
+    held = layer._parameters
+    functions = layer.__dict__.get("_weight_functions")
+    weight, bias = held["weight"], held.get("bias")
+    if functions:
+        return (
+            None if weight is None else cast(weight, x.device, x.dtype, functions.get("weight", ())),
+            None if bias is None else cast(bias, x.device, x.dtype, functions.get("bias", ())),
+        )
+    device, dtype = x.device, x.dtype
+    if weight is not None and (weight.dtype != dtype or weight.device != device):
+        weight = cast(weight, device, dtype)  # type: ignore[assignment]
+    if bias is not None and (bias.dtype != dtype or bias.device != device):
+        bias = cast(bias, device, dtype)  # type: ignore[assignment]
+    return weight, bias
+
+
+def _linear(self: nn.Linear, x: Tensor) -> Tensor:
+    check_interrupt()
+    weight, bias = _weights(self, x)
+    assert weight is not None
+    return F.linear(x, weight, bias)
+
+
+def _conv(self: Any, x: Tensor) -> Tensor:
+    check_interrupt()
+    weight, bias = _weights(self, x)
+    out: Tensor = self._conv_forward(x, weight, bias)
+    return out
+
+
+def _conv_transpose(function: Callable[..., Tensor], num_dims: int) -> Callable[..., Tensor]:
+    def forward(self: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        check_interrupt()
+        weight, bias = _weights(self, x)
+        output_padding = self._output_padding(
+            x, output_size, self.stride, self.padding, self.kernel_size, num_dims, self.dilation
+        )
+        return function(x, weight, bias, self.stride, self.padding, output_padding, self.groups, self.dilation)
+
+    return forward
+
+
+def _group_norm(self: nn.GroupNorm, x: Tensor) -> Tensor:
+    check_interrupt()
+    weight, bias = _weights(self, x)
+    return F.group_norm(x, self.num_groups, weight, bias, self.eps)
+
+
+def _layer_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
+    check_interrupt()
+    weight, bias = _weights(self, x)
+    return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
+    check_interrupt()
+    weight, _ = _weights(self, x)
+    return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
+def _embedding(self: nn.Embedding, ids: Tensor) -> Tensor:
+    """Gathers before it casts: a table of 250,000 rows is neither moved nor converted for a few of them."""
+    check_interrupt()
+    table = self._parameters["weight"]
+    assert table is not None
+    functions = self.__dict__.get("_weight_functions", {}).get("weight", ())
+    context = current()
+    dtype = table.dtype if context is None else context.dtype
+    if functions:
+        return _gather(self, ids, cast(table, ids.device, dtype, functions))
+    rows = _gather(self, ids if table.device == ids.device else ids.to(table.device), table)
+    return cast(rows, ids.device, dtype)
+
+
+def _gather(layer: nn.Embedding, ids: Tensor, table: Tensor) -> Tensor:
+    if layer.max_norm is not None:
+        raise NotImplementedError("an embedding with max_norm writes to its table; pooled weights are read-only")
+    if table.dtype.itemsize == 1 and table.is_floating_point():
+        return F.embedding(ids, table.view(torch.uint8), layer.padding_idx).view(table.dtype)  # no 8-bit float kernels
+    return F.embedding(ids, table, layer.padding_idx)
+
+
+#: torch's forward -> ours
+FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
+    {
+        nn.Linear.forward: _linear,
+        nn.Conv1d.forward: _conv,
+        nn.Conv2d.forward: _conv,
+        nn.Conv3d.forward: _conv,
+        nn.ConvTranspose1d.forward: _conv_transpose(F.conv_transpose1d, 1),
+        nn.ConvTranspose2d.forward: _conv_transpose(F.conv_transpose2d, 2),
+        nn.ConvTranspose3d.forward: _conv_transpose(F.conv_transpose3d, 3),
+        nn.GroupNorm.forward: _group_norm,
+        nn.LayerNorm.forward: _layer_norm,
+        nn.RMSNorm.forward: _rms_norm,
+        nn.Embedding.forward: _embedding,
+    }
+)

@@ -1,0 +1,36 @@
+"""The random numbers of one picture.
+
+Knows nothing of devices and batches, on purpose: see `PictureNoise`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pool.errors import unusable_field
+
+SEEDS = range(2**64)
+
+
+class PictureNoise:
+    """All random numbers of one picture, in the order in which they are drawn: the initial noise, then step by step.
+
+    They come from the picture's own CPU generator, as float32, one picture at a time. So they depend on the seed
+    alone: not on the device, on the pictures beside it, or on what ran before. The initial noise is what ComfyUI
+    draws for the same seed and size.
+
+    torch's CPU generator reads the low 32 bits of a seed, so seeds 2**32 apart give the same picture, here as there.
+    Raises UnusableField for a seed outside `SEEDS`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        if seed not in SEEDS:
+            raise unusable_field("seed", seed, "0 to 2**64 - 1")
+        self._generator = torch.Generator(device="cpu").manual_seed(seed)
+
+    def draw(self, shape: Sequence[int]) -> Tensor:
+        """The next standard normal numbers, on the CPU, in float32. Advances the generator."""
+        return torch.randn(tuple(shape), generator=self._generator, dtype=torch.float32, device="cpu")

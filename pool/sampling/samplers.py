@@ -1,0 +1,167 @@
+"""Samplers: how a run gets from one noise level to the next.
+
+Each is a function `sample(denoise, x_BCHW, sigmas, noise, on_step)`. It knows neither model, text, guidance nor seed:
+only `denoise`, which turns a noisy latent into a guess of the clean one, and which it calls once a step.
+
+Three rules make the result the same, bit for bit, on every device on which `denoise` is:
+1. Coefficients are Python floats; nothing is read back from the device.
+2. Tensor arithmetic is `*`, `+` and `-` only: `add(alpha=)`, `lerp` and dividing by a number may round otherwise there.
+3. The state keeps the dtype and the device of `x_BCHW`.
+
+Shape legend: B batch, C latent channels, H W latent height and width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TypeAlias
+
+from torch import Tensor
+
+#: (noisy x_BCHW, its noise level) -> the clean latent it hides, in the dtype and on the device of x_BCHW
+Denoise: TypeAlias = Callable[[Tensor, float], Tensor]
+#: () -> fresh standard normal noise like x_BCHW
+Noise: TypeAlias = Callable[[], Tensor]
+#: called after each step with (steps done, steps in all)
+OnStep: TypeAlias = Callable[[int, int], None]
+Sampler: TypeAlias = Callable[[Denoise, Tensor, Tensor, Noise, OnStep], Tensor]
+#: (noise level, the clean latent as guessed there)
+Guess: TypeAlias = tuple[float, Tensor]
+
+
+def sample_euler(denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep) -> Tensor:
+    """Euler's method on the probability flow; first order. In this variable it is also DDIM with eta 0.
+
+    Source: Karras et al. 2022, algorithm 1 without its correction; Song et al. 2021 (DDIM), section 4.3.
+    """
+    for done, sigma, sigma_next in _steps(sigmas):
+        x_BCHW = _advance(x_BCHW, (sigma, denoise(x_BCHW, sigma)), sigma_next)
+        on_step(done, len(sigmas) - 1)
+    return x_BCHW
+
+
+def sample_euler_ancestral(denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep) -> Tensor:
+    """Euler's method to below each noise level, and fresh noise to come up to it again (eta 1).
+
+    Draws from `noise` once a step, but not in one that ends at 0. Source: k-diffusion, `sample_euler_ancestral`.
+    """
+    for done, sigma, sigma_next in _steps(sigmas):
+        ratio = sigma_next / sigma
+        below, fresh = sigma_next * ratio, sigma_next * math.sqrt(1.0 - ratio**2)  # squares add up to sigma_next**2
+        x_BCHW = _advance(x_BCHW, (sigma, denoise(x_BCHW, sigma)), below)
+        if sigma_next > 0.0:
+            x_BCHW = x_BCHW + noise() * fresh
+        on_step(done, len(sigmas) - 1)
+    return x_BCHW
+
+
+def sample_dpmpp_2m(denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep) -> Tensor:
+    """DPM-Solver++(2M): second order, from the slope between the last two guesses; first in the first step and to 0.
+
+    Source: Lu et al. 2022 (DPM-Solver++), algorithm 2.
+    """
+    older: list[Guess] = []
+    for done, sigma, sigma_next in _steps(sigmas):
+        guess = sigma, denoise(x_BCHW, sigma)
+        if sigma_next == 0.0:
+            older = []
+        weights = [0.5 * (1.0 - sigma_next / sigma) / node for node in _nodes(sigma, sigma_next, older)]
+        x_BCHW = _advance(x_BCHW, guess, sigma_next, older, weights)
+        older = [guess]
+        on_step(done, len(sigmas) - 1)
+    return x_BCHW
+
+
+def sample_uni_pc(denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep) -> Tensor:
+    """UniPC of order 3, B(h) = h ("bh1"): each guess corrects the step that led to it, then predicts the next.
+
+    Order 1 and 2 in the first two steps and 2 and 1 in the last two, as published.
+    Source: Zhao et al. 2023 (UniPC), algorithms 5 to 8; "bh1" and order 3 are what ComfyUI and A1111 mean by the name.
+    """
+    steps = len(sigmas) - 1
+    guesses: list[Guess] = []  # newest first, as many as the last prediction used
+    start_BCHW = x_BCHW  # where that prediction began
+    for done, sigma, sigma_next in _steps(sigmas):
+        guess = sigma, denoise(x_BCHW, sigma)
+        if guesses:
+            start_BCHW = _uni_pc_step(start_BCHW, guesses[0], sigma, [guess, *guesses[1:]])
+        order = min(3, done, steps - done + 1)
+        guesses = [guess, *guesses][:order]
+        x_BCHW = _uni_pc_step(start_BCHW, guess, sigma_next, guesses[1:])
+        on_step(done, steps)
+    return x_BCHW
+
+
+def _steps(sigmas: Tensor) -> Iterator[tuple[int, float, float]]:
+    """(steps done after this one, noise level before, noise level after) of each step."""
+    for done, (sigma, sigma_next) in enumerate(pairwise(sigmas.tolist()), start=1):
+        yield done, sigma, sigma_next
+
+
+def _advance(
+    x: Tensor, guess: Guess, sigma_next: float, others: Sequence[Guess] = (), weights: Sequence[float] = ()
+) -> Tensor:
+    """`x` taken from the level of `guess` to `sigma_next`: weight * (other - guess) moves it off a constant guess.
+
+    With u = log(sigma / s) for a noise level s on the way, and h its value at the end, the flow solves to
+    x(h) = exp(-h) x(0) + integral of exp(u - h) x0(u) du from 0 to h. Every sampler here is a choice of x0(u).
+    """
+    sigma, x0 = guess
+    x = x * (sigma_next / sigma) + x0 * (1.0 - sigma_next / sigma)
+    for weight, (_, other) in zip(weights, others, strict=True):
+        x = x + (other - x0) * weight
+    return x
+
+
+def _nodes(sigma: float, sigma_next: float, others: Sequence[Guess]) -> list[float]:
+    """Where the levels of `others` lie, evenly in log(sigma), when `sigma` is at 0 and `sigma_next` at 1."""
+    return [math.log(sigma / other) / math.log(sigma / sigma_next) for other, _ in others]
+
+
+def _uni_pc_step(x: Tensor, guess: Guess, sigma_next: float, others: Sequence[Guess]) -> Tensor:
+    """`x` taken to `sigma_next` along the polynomial through `guess` and `others`.
+
+    UniC if `others` begins with the guess at `sigma_next`, UniP if not.
+    """
+    sigma, _ = guess
+    nodes = _nodes(sigma, sigma_next, others)
+    return _advance(x, guess, sigma_next, others, _uni_pc_weights(sigma, sigma_next, nodes))
+
+
+def _uni_pc_weights(sigma: float, sigma_next: float, nodes: Sequence[float]) -> list[float]:
+    """What each node's difference from the guess at 0 weighs: the integral of its Lagrange polynomial.
+
+    These solve the equations that the paper writes with B(h), which drops out of them. It stays where the paper
+    shortens them, with a single node.
+    """
+    if not nodes:
+        return []
+    h = math.log(sigma / sigma_next)
+    if len(nodes) == 1:
+        return [0.5 * h / nodes[0]]
+    moments = [-math.expm1(-h)]  # integrals of exp(u - h) (u / h)**power du from 0 to h
+    for power in range(1, len(nodes) + 1):
+        moments.append(1.0 - power / h * moments[-1])
+    weights = []
+    for index, node in enumerate(nodes):
+        polynomial = [0.0, 1.0 / node]  # coefficients, constant first; 0 at 0 and at the other nodes, 1 at its own
+        for other in (*nodes[:index], *nodes[index + 1 :]):
+            shifted, scaled = [0.0, *polynomial], [*(other * c for c in polynomial), 0.0]
+            polynomial = [(a - b) / (node - other) for a, b in zip(shifted, scaled, strict=True)]
+        weights.append(sum(c * moment for c, moment in zip(polynomial, moments, strict=True)))
+    return weights
+
+
+#: sampler, a key of `names.SAMPLERS` -> the function
+FUNCTIONS: Mapping[str, Sampler] = MappingProxyType(
+    {
+        "euler": sample_euler,
+        "euler_ancestral": sample_euler_ancestral,
+        "dpmpp_2m": sample_dpmpp_2m,
+        "ddim": sample_euler,
+        "uni_pc": sample_uni_pc,
+    }
+)

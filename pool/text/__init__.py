@@ -1,0 +1,1 @@
+"""Prompts: tokens, weights and chunks, and their encoding."""

@@ -1,0 +1,56 @@
+"""A prompt's chunks through the text model: the conditioning that the diffusion model reads.
+
+Knows how chunks and weights become one tensor. Runs on whatever the modules run on: call it inside the compute context
+of `pool.ops` when their weights are cast on the way.
+
+Shape legend: N chunks, T tokens of a chunk (77), L tokens in all (N * T), D text width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pool.text.chunks import empty_chunk, split_prompt
+from pool.text.tokenizer import ClipTokenizer
+
+
+def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, device: torch.device) -> Tensor:
+    """The conditioning context_LD of `text` in float32, on `device`.
+
+    Each chunk of 77 tokens goes through `text_model` (a `transformers.CLIPTextModel`) by itself; the chunks' last
+    hidden states, after the final layer norm, follow each other.
+
+    A token of weight w other than 1 is moved from, or towards, the state that an empty prompt has in its place:
+    z = empty + (z - empty) * w, as ComfyUI does for SD1. Weights of 1 leave the plain encoding exactly as it is.
+    One forward pass, whatever the length: all chunks, and the empty one where it is needed, form one batch.
+    Raises UnusableField as `parse_weights` does.
+    """
+    chunks = split_prompt(tokenizer, text)
+    weighted = any(chunk.is_weighted for chunk in chunks)
+    batch = (*chunks, empty_chunk()) if weighted else chunks
+    ids_NT = torch.tensor([chunk.token_ids for chunk in batch], dtype=torch.long).to(device)
+    with torch.no_grad():
+        z_NTD: Tensor = text_model(input_ids=ids_NT).last_hidden_state.float()
+    if weighted:
+        weights_NT = torch.tensor([chunk.weights for chunk in chunks], dtype=torch.float32).to(device)
+        z_NTD = _weigh(z_NTD[:-1], z_NTD[-1:], weights_NT)
+    return z_NTD.flatten(0, 1)
+
+
+def match_lengths(a_LD: Tensor, b_LD: Tensor) -> tuple[Tensor, Tensor]:
+    """Both conditionings at one length, so that one batch can hold them: each repeated as a whole.
+
+    The length is the least common multiple of both. Attention over keys that are all repeated equally often gives what
+    attention over them once gives, so repeating changes no picture; filling the shorter one up with empty chunks would.
+    """
+    length = math.lcm(a_LD.shape[0], b_LD.shape[0])
+    return a_LD.repeat(length // a_LD.shape[0], 1), b_LD.repeat(length // b_LD.shape[0], 1)
+
+
+def _weigh(z_NTD: Tensor, empty_1TD: Tensor, weights_NT: Tensor) -> Tensor:
+    weights_NT1 = weights_NT.unsqueeze(-1)
+    moved_NTD = empty_1TD + (z_NTD - empty_1TD) * weights_NT1
+    return torch.where(weights_NT1 == 1.0, z_NTD, moved_NTD)

@@ -1,0 +1,34 @@
+"""What holds for every test: no network, one thread a process, Ray on loopback only, GPU tests where there is a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# Before anything imports torch, ray or a Hugging Face library: they read these once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray's name for "every port on loopback"; without it each listens on all interfaces
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+# no absolute times in tests: a slow machine is not a failure
+settings.register_profile("modelpool", deadline=None)
+settings.load_profile("modelpool")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip `gpu` tests on machines without CUDA, and keep the `ray` tests of one process together at the end."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_cuda():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="no CUDA GPU on this machine"))
+    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

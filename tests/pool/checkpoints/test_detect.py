@@ -1,0 +1,143 @@
+"""A file is recognised by its keys and shapes: run, or named and refused; never taken for something it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from pool.checkpoints.detect import SIGNATURES, detect, recognise
+from pool.checkpoints.families import SD1
+from pool.checkpoints.safetensors_file import Header, TensorEntry, read_header
+from pool.errors import UnknownArchitecture
+from tests.pool.checkpoints import layouts
+from tests.pool.checkpoints.layouts import Layout
+from tests.pool.checkpoints.tiny_checkpoint import write_tiny_lora
+
+
+def header_of(layout: Layout, metadata: dict[str, str] | None = None, dtype: str = "F16") -> Header:
+    """A header with `layout`, as if a file had it. Offsets play no part in recognising."""
+    entries = {k: TensorEntry(k, "I64" if "position_ids" in k else dtype, s, 0, 0) for k, s in layout.items()}
+    return Header("some/file.safetensors", 0, entries, metadata or {})
+
+
+def refusal(layout: Layout, metadata: dict[str, str] | None = None, dtype: str = "F16") -> str:
+    with pytest.raises(UnknownArchitecture) as caught:
+        detect(header_of(layout, metadata, dtype))
+    message = str(caught.value)
+    assert message.startswith("some/file.safetensors: ")
+    assert message.endswith("expected a Stable Diffusion 1 checkpoint in one file") or "type" in message
+    return message
+
+
+@pytest.mark.parametrize("layout", [layouts.sd15, layouts.tiny_sd1])
+def test_sd1_files_of_any_size_are_run(layout: object) -> None:
+    assert callable(layout)
+    assert detect(header_of(layout())) is SD1
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F8_E4M3", "F8_E5M2"])
+def test_sd1_files_of_any_float_type_are_run(dtype: str) -> None:
+    assert detect(header_of(layouts.tiny_sd1(), dtype=dtype)) is SD1
+
+
+def test_the_old_spelling_of_the_text_encoder_is_understood() -> None:
+    """Early files carry CLIP without its text_model level."""
+    layout = {k.replace("transformer.text_model.", "transformer."): s for k, s in layouts.tiny_sd1().items()}
+    assert detect(header_of(layout)) is SD1
+
+
+def test_what_training_left_in_a_file_does_not_matter() -> None:
+    leftovers: Layout = {
+        "model_ema.decay": (),
+        "betas": (1000,),
+        "alphas_cumprod": (1000,),
+        "first_stage_model.loss.logvar": (),
+        "cond_stage_model.logit_scale": (),
+    }
+    assert detect(header_of({**layouts.tiny_sd1(), **leftovers})) is SD1
+
+
+UNETS = {
+    "Stable Diffusion XL": layouts.sdxl,
+    "the Stable Diffusion XL refiner": lambda: layouts.ldm_unet(layouts.SDXL_REFINER_UNET),
+    "Stable Diffusion 2": layouts.sd21,
+    "Stable Diffusion 1 inpainting": lambda: layouts.ldm_unet(layouts.LdmUnet(in_channels=9)),
+    "Stable Diffusion 1 InstructPix2Pix": lambda: layouts.ldm_unet(layouts.LdmUnet(in_channels=8)),
+    "Stable Diffusion 3": layouts.sd3,
+    "Flux": layouts.flux,
+}
+
+
+@pytest.mark.parametrize("title", UNETS)
+def test_other_published_architectures_are_called_by_name(title: str) -> None:
+    assert f"recognised as {title}, which this version cannot run yet" in refusal(UNETS[title]())
+
+
+@pytest.mark.parametrize("prefix", ["model.diffusion_model.", "model.model.", "net.", ""])
+def test_every_signature_finds_its_own_architecture_under_every_prefix(prefix: str) -> None:
+    """No narrower signature hides a broader one that stands before it."""
+    for signature in SIGNATURES:
+        shapes = {prefix + key: (1, 1) for key in signature.keys}
+        assert recognise(shapes) == signature.title
+
+
+VARIANTS = {
+    "v_pred": ({"v_pred": ()}, {}, "recognised as Stable Diffusion 1 with v-prediction"),
+    "metadata": ({}, {"modelspec.prediction_type": "v"}, "recognised as Stable Diffusion 1 with v-prediction"),
+    "scaled": ({"model.diffusion_model.out.2.scale_weight": ()}, {}, "with scaled 8-bit weights"),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_that_would_run_wrongly_are_refused(variant: str) -> None:
+    extra, metadata, message = VARIANTS[variant]
+    assert message in refusal({**layouts.tiny_sd1(), **extra}, metadata)
+
+
+def test_weights_that_are_no_floats_are_refused() -> None:
+    assert "found type I8, expected one of BF16, F16, F32" in refusal(layouts.tiny_sd1(), dtype="I8")
+
+
+def test_a_checkpoint_without_a_component_says_which() -> None:
+    assert "without its text encoder and VAE" in refusal(layouts.ldm_unet(layouts.SD15_UNET))
+    without_vae = {k: s for k, s in layouts.sd15().items() if not k.startswith("first_stage_model.")}
+    assert "without its VAE (no tensors first_stage_model.*)" in refusal(without_vae)
+
+
+def test_a_checkpoint_whose_parts_do_not_fit_says_why() -> None:
+    layout = {**layouts.tiny_sd1(), **layouts.hf_clip(layouts.ClipText(hidden=64, layers=2, mlp=128))}
+    assert "recognised as Stable Diffusion 1, but the text encoder is 64 wide" in refusal(layout)
+
+
+OTHERS = {
+    "down_blocks.0.resnets.0.norm1.weight": "a UNet in the naming of diffusers, one part of a model folder",
+    "decoder.up_blocks.0.resnets.0.norm1.weight": "a VAE in the naming of diffusers",
+    "decoder.conv_in.weight": "a VAE on its own",
+    "text_model.encoder.layers.0.mlp.fc1.weight": "a CLIP text encoder on its own",
+    "control_model.input_blocks.0.0.weight": "a ControlNet",
+    "emb_params": "a textual inversion embedding",
+    "something.else": "its 1 tensors match no known architecture (the first are something.else)",
+}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_files_that_are_no_checkpoint_are_called_by_name(key: str) -> None:
+    assert OTHERS[key] in refusal({key: (1,)})
+
+
+def test_a_lora_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(UnknownArchitecture, match="this is a LoRA, not a checkpoint"):
+        detect(read_header(write_tiny_lora(tmp_path / "lora.safetensors")))
+
+
+def test_a_file_without_tensors_is_said_to_be_empty(tmp_path: Path) -> None:
+    save_file({}, tmp_path / "none.safetensors")
+    with pytest.raises(UnknownArchitecture, match="the file holds no tensors"):
+        detect(read_header(tmp_path / "none.safetensors"))
+
+
+def test_a_unet_key_of_a_strange_shape_is_no_crash() -> None:
+    for shape in ((), (4,), (4, 4)):
+        assert "expected" in refusal({"model.diffusion_model.input_blocks.0.0.weight": shape})

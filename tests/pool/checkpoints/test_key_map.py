@@ -1,0 +1,270 @@
+"""A discovered key map does what the converter does that it was discovered from, on every published layout tried.
+
+Exactly: load gives what converting gives, save gives the file back, and a change to a file's tensor lands where
+converting the changed file would put it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from diffusers.loaders import single_file_utils as diffusers_names
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pool.checkpoints.infer import unet_config, vae_config
+from pool.checkpoints.key_map import KeyMap, discover
+from pool.checkpoints.provenance import UntraceableOperationError
+from tests.pool.checkpoints import layouts
+from tests.pool.checkpoints.layouts import Layout
+
+Convert = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A layout and the converter that diffusers has for it. `unused` sources have no place in the module."""
+
+    layout: Layout
+    convert: Convert
+    parameters: int
+    unused: tuple[str, ...] = ()
+
+
+def bare(layout: Layout, prefix: str) -> Layout:
+    return {key.removeprefix(prefix): shape for key, shape in layout.items()}
+
+
+def unet(sizes: layouts.LdmUnet) -> Case:
+    layout = layouts.ldm_unet(sizes)
+    config: dict[str, object] = {"layers_per_block": sizes.res_blocks}
+    if sizes.label_width is not None:
+        config["addition_embed_type"] = "text_time"
+    return Case(layout, lambda t: diffusers_names.convert_ldm_unet_checkpoint(t, config), len(layout))
+
+
+def vae(sizes: layouts.LdmVae) -> Case:
+    layout = layouts.ldm_vae(sizes)
+    config = vae_config(bare(layout, "first_stage_model."))
+    return Case(layout, lambda t: diffusers_names.convert_ldm_vae_checkpoint(t, config), len(layout))
+
+
+def open_clip() -> Case:
+    prefix = "conditioner.embedders.1.model."
+    return Case(
+        layouts.open_clip(hidden=64, layers=2, mlp=128),
+        lambda t: diffusers_names.convert_open_clip_checkpoint(None, t, prefix=prefix),
+        parameters=2 + 1 + 2 + 2 * 16,
+        unused=(f"{prefix}logit_scale",),
+    )
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "sd15 unet": lambda: unet(layouts.SD15_UNET),
+    "sd21 unet": lambda: unet(layouts.SD21_UNET),
+    "sdxl unet": lambda: unet(layouts.SDXL_UNET),
+    "sdxl refiner unet": lambda: unet(layouts.SDXL_REFINER_UNET),
+    "tiny unet": lambda: unet(layouts.TINY_UNET),
+    "sd15 vae": lambda: vae(layouts.SD15_VAE),
+    "sd3 vae": lambda: vae(layouts.LdmVae(latent_channels=16, quant_convs=False)),
+    "tiny vae": lambda: vae(layouts.TINY_VAE),
+    "clip-l": lambda: Case(
+        layouts.hf_clip(layouts.CLIP_L),
+        diffusers_names.convert_ldm_clip_checkpoint,
+        len(layouts.hf_clip(layouts.CLIP_L)),
+    ),
+    "clip-g": open_clip,
+    # the converter of diffusers only knows the published width of Flux; two blocks of it show every kind of tensor
+    "flux": lambda: Case(
+        layouts.flux(1, 1), diffusers_names.convert_flux_transformer_checkpoint_to_diffusers, parameters=62
+    ),
+    "sd3": lambda: Case(
+        layouts.sd3(depth=2, positions=8),
+        diffusers_names.convert_sd3_transformer_checkpoint_to_diffusers,
+        parameters=69,
+    ),
+    "sd3.5": lambda: Case(
+        layouts.sd3(depth=3, positions=8, qk_norm=True, dual_blocks=1),
+        diffusers_names.convert_sd3_transformer_checkpoint_to_diffusers,
+        parameters=121,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]()
+
+
+def marked(layout: Layout) -> dict[str, Tensor]:
+    """A number for each row of each tensor, in the tensor's shape but without its memory.
+
+    Numbers differ from row to row and from tensor to tensor, so a row that went astray shows.
+    """
+    tensors = {}
+    for i, (key, shape) in enumerate(layout.items()):
+        rows = shape[0] if shape else 1
+        numbers = torch.arange(rows, dtype=torch.int32) + (i << 17)
+        tensors[key] = numbers.view(rows, *(1,) * (len(shape) - 1)).expand(shape) if shape else numbers[0]
+    return tensors
+
+
+def test_loading_is_converting(case: Case) -> None:
+    key_map = discover(case.layout, case.convert)
+    expected = {k: v for k, v in case.convert(marked(case.layout)).items() if v is not None}
+    loaded = key_map.load(marked(case.layout))
+    assert loaded.keys() == expected.keys()
+    assert len(loaded) == case.parameters
+    assert key_map.shapes == {key: tuple(value.shape) for key, value in expected.items()}
+    assert all(torch.equal(loaded[key], expected[key]) for key in expected)
+
+
+def test_saving_undoes_loading(case: Case) -> None:
+    key_map = discover(case.layout, case.convert)
+    file = marked(case.layout)
+    saved = key_map.save(key_map.load(file))
+    assert key_map.unused == case.unused
+    assert saved.keys() == file.keys() - set(case.unused)
+    assert all(torch.equal(saved[key], file[key]) for key in saved)
+
+
+def test_targets_cover_each_row_of_each_source_once(case: Case) -> None:
+    key_map = discover(case.layout, case.convert)
+    for key, shape in case.layout.items():
+        if key in case.unused:
+            assert key_map.targets(key) == ()
+            continue
+        row = 0
+        for target in key_map.targets(key):
+            assert (target.source_start, target.source_shape) == (row, shape)
+            row += target.rows
+        assert row == (shape[0] if shape else 1)
+
+
+SMALL = ("tiny unet", "tiny vae", "clip-g")
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), name=st.sampled_from(SMALL))
+def test_a_change_lands_where_converting_the_changed_file_puts_it(data: st.DataObject, name: str) -> None:
+    """convert(W + D) == convert(W) + place(D), which is what lets a LoRA for the file patch the module."""
+    case = CASES[name]()
+    key_map = discover(case.layout, case.convert)
+    key = data.draw(st.sampled_from([k for k in case.layout if k not in case.unused]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    file = {k: torch.zeros(1).expand(shape) for k, shape in case.layout.items()}
+    delta = torch.randn(case.layout[key], generator=generator)
+    expected = case.convert({**file, key: file[key] + delta})
+    patched = {k: v.clone() for k, v in key_map.load(file).items()}
+    for target in key_map.targets(key):
+        piece = target.place(delta)
+        patched[target.key].narrow(0, target.start, piece.shape[0]).add_(piece)
+    assert all(torch.equal(patched[k], expected[k]) for k in patched)
+
+
+def test_a_fused_source_is_cut_into_its_parts_and_swapped_halves_are_swapped() -> None:
+    """Flux by hand: q, k and v are thirds of one tensor; the last layer's scale and shift change places."""
+    hidden = 3072
+    case = CASES["flux"]()
+    key_map = discover(case.layout, case.convert)
+    fused = key_map.targets("double_blocks.0.img_attn.qkv.weight")
+    assert [(t.key, t.source_start, t.rows, t.start) for t in fused] == [
+        ("transformer_blocks.0.attn.to_q.weight", 0, hidden, 0),
+        ("transformer_blocks.0.attn.to_k.weight", hidden, hidden, 0),
+        ("transformer_blocks.0.attn.to_v.weight", 2 * hidden, hidden, 0),
+    ]
+    swapped = key_map.targets("final_layer.adaLN_modulation.1.weight")
+    assert [(t.key, t.source_start, t.start) for t in swapped] == [
+        ("norm_out.linear.weight", 0, hidden),
+        ("norm_out.linear.weight", hidden, 0),
+    ]
+
+
+def test_loading_copies_nothing_but_joined_rows() -> None:
+    case = unet(layouts.TINY_UNET)
+    file = {key: torch.empty(shape) for key, shape in case.layout.items()}
+    storages = {tensor.untyped_storage().data_ptr() for tensor in file.values()}
+    loaded = discover(case.layout, case.convert).load(file)
+    assert {tensor.untyped_storage().data_ptr() for tensor in loaded.values()} <= storages
+
+
+def find(key_map: KeyMap, key: str) -> list[tuple[str, int, int]]:
+    return [(s.source, s.start, s.rows) for s in key_map.origins[key].segments]
+
+
+@given(cut=st.integers(0, 6), step=st.integers(1, 6))
+def test_pieces_that_continue_each_other_are_one(cut: int, step: int) -> None:
+    """Splitting and joining again is no change, however it is written."""
+
+    def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        x = tensors["x"]
+        return {
+            "sliced": torch.cat([x[:cut], x[cut:]]),
+            "split": torch.cat(x.split(step)),
+            "ends": torch.cat([x[-2:], x[:-2]]),
+            "turned": x.T.contiguous(),
+            "back": x.t().permute(1, 0),
+            "middle": x.narrow(0, 1, 3),
+        }
+
+    key_map = discover({"x": (6, 4)}, convert)
+    assert find(key_map, "sliced") == find(key_map, "split") == [("x", 0, 6)]
+    assert find(key_map, "ends") == [("x", 4, 2), ("x", 0, 4)]
+    assert find(key_map, "middle") == [("x", 1, 3)]
+    x = torch.randn(6, 4)
+    expected = convert({"x": x})
+    assert all(torch.equal(value, expected[key]) for key, value in key_map.load({"x": x}).items())
+
+
+REFUSED: dict[str, Convert] = {
+    "arithmetic": lambda t: {"y": t["x"] * 2},
+    "columns": lambda t: {"y": t["x"][:, :2]},
+    "columns joined": lambda t: {"y": torch.cat([t["x"], t["x"]], dim=1)},
+    "one column": lambda t: {"y": t["x"].select(1, 2)},
+    "every second row": lambda t: {"y": t["x"][::2]},
+    "made up": lambda t: {"y": torch.zeros(3)},
+    "joined with made up": lambda t: {"y": torch.cat([t["x"], torch.zeros(2, 4)])},
+    "rows of a turned tensor": lambda t: {"y": t["x"].t()[:2]},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_converter_that_does_more_than_move_rows_is_refused(name: str) -> None:
+    with pytest.raises(UntraceableOperationError):
+        discover({"x": (6, 4)}, REFUSED[name])
+
+
+def test_a_parameter_without_rows_of_a_source_cannot_be_saved_in_part() -> None:
+    key_map = discover({"x": (6, 4)}, lambda t: {"y": t["x"][:3]})
+    with pytest.raises(AssertionError, match="belong to no parameter"):
+        key_map.save({"y": torch.zeros(3, 4)})
+
+
+def test_two_parameters_may_share_a_source() -> None:
+    """Tied weights: saved once, patched in both places."""
+    key_map = discover({"x": (6, 4)}, lambda t: {"a": t["x"], "b": t["x"]})
+    x = torch.randn(6, 4)
+    assert torch.equal(key_map.save(key_map.load({"x": x}))["x"], x)
+    assert [t.key for t in key_map.targets("x")] == ["a", "b"]
+
+
+def test_a_range_that_is_a_whole_parameter_places_a_delta_as_it_is() -> None:
+    case = vae(layouts.TINY_VAE)
+    key_map = discover(case.layout, case.convert)
+    key = "encoder.mid_block.attentions.0.to_q.weight"
+    delta = torch.randn(64, 64)
+    assert key_map.parameter_range(key).place(delta) is delta
+    with pytest.raises(AssertionError):
+        key_map.parameter_range(key).place(torch.randn(64, 64, 1, 1))
+
+
+def test_configurations_of_the_layouts_are_what_the_converters_need() -> None:
+    """The converters take a few fields of the configuration; those inferred from shapes give the same map."""
+    layout = layouts.ldm_unet(layouts.SD15_UNET)
+    config = unet_config(bare(layout, "model.diffusion_model."))
+    inferred = discover(layout, lambda t: diffusers_names.convert_ldm_unet_checkpoint(t, config))
+    assert inferred.origins == discover(layout, unet(layouts.SD15_UNET).convert).origins

@@ -1,0 +1,55 @@
+"""A picture has the same bits on every device, and sampling reads nothing back from one but the result."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from pool.devices import sim
+from pool.sampling.names import SAMPLERS, SCHEDULES
+from pool.sampling.run import denoise_picture
+from pool.work import ModelRef, RunHooks, SampleWork
+
+SHAPE = (4, 8, 8)
+WORK = SampleWork(ModelRef("toy", "toy.safetensors", "00"), (), 64, 64, 6, 5.0, "euler", "normal", 3)
+QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
+
+
+def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
+    """Of operations that round alike everywhere, so that a difference is the samplers'."""
+    mix_B = timestep_B * 0.001 + context_BLD[:, 0, 0]
+    return x_BCHW * 0.9 + mix_B[:, None, None, None] * 0.05
+
+
+def picture(device: torch.device, sampler: str, schedule: str) -> Tensor:
+    cond_LD, uncond_LD = torch.full((77, 8), 0.3), torch.full((77, 8), -0.1)
+    work = dataclasses.replace(WORK, sampler=sampler, schedule=schedule)
+    return denoise_picture(predict_noise, work, SHAPE, cond_LD, uncond_LD, device, QUIET)
+
+
+@pytest.fixture(params=["sim", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cuda":
+        return torch.device("cuda")
+    sim.configure(0, budget_bytes=1 << 20)
+    return torch.device("sim", 0)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_picture_has_the_bits_that_it_has_on_the_cpu(device: torch.device, sampler: str, schedule: str) -> None:
+    assert torch.equal(picture(device, sampler, schedule), picture(torch.device("cpu"), sampler, schedule))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_only_the_result_is_read_back_from_the_device(sampler: str) -> None:
+    sim.configure(0, budget_bytes=1 << 20)
+    before = sim.memory_stats(0)
+    result = picture(torch.device("sim", 0), sampler, "normal")
+    after = sim.memory_stats(0)
+    assert after.d2h_count - before.d2h_count == 1
+    assert after.d2h_bytes - before.d2h_bytes == result.nbytes
+    assert after.used_bytes == before.used_bytes

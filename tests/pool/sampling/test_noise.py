@@ -1,0 +1,58 @@
+"""A picture's random numbers are a function of its seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pool.errors import UnusableField
+from pool.sampling.noise import SEEDS, PictureNoise
+
+SHAPE = (4, 8, 8)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(SEEDS.start, SEEDS.stop - 1), disturbance=st.integers(0, 2**32))
+def test_noise_depends_on_the_seed_alone(seed: int, disturbance: int) -> None:
+    """Neither the global generator nor another picture drawn in between changes what is drawn."""
+    alone = PictureNoise(seed)
+    expected = [alone.draw(SHAPE) for _ in range(3)]
+    torch.manual_seed(disturbance)
+    picture, other = PictureNoise(seed), PictureNoise(seed ^ 1)
+    for numbers in expected:
+        assert torch.equal(picture.draw(SHAPE), numbers)
+        assert not torch.equal(other.draw(SHAPE), numbers)
+        torch.randn(3)
+
+
+def test_initial_noise_is_what_torch_and_comfyui_draw_for_the_seed() -> None:
+    expected = torch.randn((1, *SHAPE), generator=torch.manual_seed(42))
+    assert torch.equal(PictureNoise(42).draw((1, *SHAPE)), expected)
+
+
+def test_leading_ones_of_the_shape_do_not_matter() -> None:
+    assert torch.equal(PictureNoise(5).draw((1, *SHAPE))[0], PictureNoise(5).draw(SHAPE))
+
+
+def test_draws_are_cpu_float32_whatever_the_default_is() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        numbers = PictureNoise(0).draw(SHAPE)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (numbers.dtype, numbers.device.type) == (torch.float32, "cpu")
+    assert torch.equal(numbers, PictureNoise(0).draw(SHAPE))
+
+
+def test_the_first_and_the_last_seed_work_and_the_ones_beside_them_do_not() -> None:
+    assert not torch.equal(PictureNoise(0).draw(SHAPE), PictureNoise(2**64 - 1).draw(SHAPE))
+    for seed in (-1, 2**64):
+        with pytest.raises(UnusableField, match=r"seed: found -?\d+, expected 0 to 2\*\*64 - 1"):
+            PictureNoise(seed)
+
+
+def test_seeds_are_read_modulo_2_to_the_32_as_torch_does() -> None:
+    """Not wished for, but what every program that seeds torch on the CPU does; this fails if torch changes it."""
+    assert torch.equal(PictureNoise(7).draw(SHAPE), PictureNoise(7 + 2**32).draw(SHAPE))

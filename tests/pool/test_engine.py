@@ -1,0 +1,239 @@
+"""One engine's promise: a picture is a function of its work, and memory is what was planned.
+
+Proves, on a random model of real layout: pixels are the same bytes on cpu and on sim, with everything resident, half of
+it, or nothing but the working set; the device's own peak stays within the budget down to the smallest that fits, and
+one byte less is refused with the figure; the estimate of activations is near the truth; stopping leaves a usable
+engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pool.catalog import Catalog
+from pool.devices import sim
+from pool.engine import Engine, EngineSettings
+from pool.errors import AdapterMismatch, DoesNotFit
+from pool.residency import needed_bytes
+from pool.spec import Role, RunCost, TaskId, TaskSpec
+from pool.work import (
+    DecodeWork,
+    EncodeWork,
+    ModelRef,
+    Picture,
+    Result,
+    RunHooks,
+    SampleWork,
+    Stopped,
+    Work,
+    stage_of,
+    task_id,
+)
+from tests.pool.checkpoints import layouts
+from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+
+QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
+PLENTY_BYTES = 256 << 20
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights")
+    write_tiny_checkpoint(path / "toy.safetensors", 1, metadata={"modelspec.resolution": "64x64"})
+    (path / "loras").mkdir()
+    write_tiny_lora(path / "loras" / "twist.safetensors", 2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def catalog(folder: Path) -> Catalog:
+    return Catalog([folder], [folder / "loras"], "sim")
+
+
+class Pipeline:
+    """Runs the stages of one picture on an engine, as the scheduler would order them."""
+
+    def __init__(self, engine: Engine, catalog: Catalog, loras: dict[str, float]) -> None:
+        self.engine, self.catalog = engine, catalog
+        self.model = catalog.find_model("toy")
+        self.loras = tuple(catalog.find_lora(name, strength) for name, strength in loras.items())
+        self.costs: list[RunCost] = []
+
+    def task(self, work: Work) -> TaskSpec:
+        role = {"encode": Role.TEXT_ENCODER, "sample": Role.DIFFUSION_MODEL, "decode": Role.VAE}[stage_of(work).value]
+        loras = () if isinstance(work, DecodeWork) else work.loras
+        use = self.catalog.use(self.model, role, loras, work.steps if isinstance(work, SampleWork) else 1)
+        activation_bytes = self.catalog.activation_bytes(self.model, work)
+        return TaskSpec(task_id(work, ()), stage_of(work), (use,), activation_bytes, 0.1)
+
+    def run(self, work: Work, *inputs: Result, hooks: RunHooks = QUIET) -> Result:
+        result, cost = self.engine.run(self.task(work), work, inputs, hooks)
+        self.costs.append(cost)
+        return result
+
+    def works(self) -> tuple[EncodeWork, EncodeWork, SampleWork, DecodeWork]:
+        sample = SampleWork(self.model, self.loras, 64, 64, STEPS, 4.0, "euler_ancestral", "normal", 7)
+        return (
+            EncodeWork(self.model, self.loras, "a (red:1.3) circle"),
+            EncodeWork(self.model, self.loras, ""),
+            sample,
+            DecodeWork(self.model, 64, 64),
+        )
+
+    def picture(self) -> np.ndarray:
+        prompt, negative, sample, decode = self.works()
+        encoded = (self.run(prompt), self.run(negative))
+        picture = self.run(decode, self.run(sample, *encoded))
+        assert isinstance(picture, Picture)
+        return picture.pixels_HWC
+
+    def smallest_bytes(self) -> int:
+        tasks = [self.task(work) for work in self.works()]
+        return max(needed_bytes(t.uses, t.activation_bytes) for t in tasks)
+
+
+def open_engine(device: str, budget_bytes: int) -> Engine:
+    if device == "sim":
+        sim.install()
+        sim.configure(0, budget_bytes)
+        sim.reset_peak(0)
+    return Engine.open(EngineSettings(device, 0, budget_bytes))
+
+
+@pytest.fixture(scope="module")
+def expected(catalog: Catalog) -> dict[str, np.ndarray]:
+    pictures = {}
+    for name, loras in (("plain", {}), ("twist", {"twist": 0.8})):
+        engine = open_engine("cpu", PLENTY_BYTES)
+        pictures[name] = Pipeline(engine, catalog, loras).picture()
+        engine.close()
+    return pictures
+
+
+@pytest.mark.parametrize("loras", [{}, {"twist": 0.8}], ids=["plain", "twist"])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.0], ids=["resident", "half", "smallest"])
+def test_pixels_do_not_depend_on_the_budget(
+    catalog: Catalog, expected: dict[str, np.ndarray], loras: dict[str, float], share: float
+) -> None:
+    engine = open_engine("sim", PLENTY_BYTES)
+    pipeline = Pipeline(engine, catalog, loras)
+    smallest_bytes = pipeline.smallest_bytes()
+    weight_bytes = max(spec.weight_bytes for spec in catalog.components(pipeline.model).values())
+    engine.close()
+    budget_bytes = PLENTY_BYTES if share == 1.0 else int(smallest_bytes + share * weight_bytes)
+    pipeline.engine = open_engine("sim", budget_bytes)
+    assert np.array_equal(pipeline.picture(), expected["twist" if loras else "plain"])
+    assert sim.memory_stats(0).peak_bytes <= budget_bytes
+    assert all(cost.peak_bytes <= budget_bytes for cost in pipeline.costs)
+    assert (share == 1.0) == (pipeline.costs[2].streamed_bytes == 0)
+    pipeline.engine.close()
+    assert sim.memory_stats(0).used_bytes == 0
+
+
+def test_the_lora_changes_the_picture(expected: dict[str, np.ndarray]) -> None:
+    assert not np.array_equal(expected["plain"], expected["twist"])
+
+
+def test_one_byte_less_than_the_smallest_budget_is_refused_with_the_figure(catalog: Catalog) -> None:
+    engine = open_engine("sim", PLENTY_BYTES)
+    pipeline = Pipeline(engine, catalog, {})
+    decode = pipeline.works()[3]
+    task = pipeline.task(decode)
+    smallest_bytes = needed_bytes(task.uses, task.activation_bytes)
+    tight = open_engine("sim", smallest_bytes - 1)
+    pipeline.engine = tight
+    with pytest.raises(DoesNotFit, match="needs at least"):
+        pipeline.run(decode)
+    assert sim.memory_stats(0).used_bytes == 0
+
+
+def test_activations_are_estimated_tightly(catalog: Catalog) -> None:
+    """With all weights resident, what the device held beyond them is at most the estimate and at least half of it."""
+    engine = open_engine("sim", PLENTY_BYTES)
+    pipeline = Pipeline(engine, catalog, {})
+    pipeline.picture()
+    prompt, negative, sample, decode = pipeline.works()
+    encoded = (pipeline.run(prompt), pipeline.run(negative))
+    latent = pipeline.run(sample, *encoded)
+    for work, inputs in ((sample, encoded), (decode, (latent,))):
+        pipeline.run(work, *inputs)
+        cost, task = pipeline.costs[-1], pipeline.task(work)
+        assert cost.resident
+        held_bytes = cost.peak_bytes - engine.residency().used_bytes
+        assert task.activation_bytes / 2 <= held_bytes <= task.activation_bytes, stage_of(work)
+    engine.close()
+
+
+def test_weights_stay_for_the_next_run(catalog: Catalog) -> None:
+    engine = open_engine("sim", PLENTY_BYTES)
+    pipeline = Pipeline(engine, catalog, {"twist": 1.0})
+    first = pipeline.picture()
+    uploaded_bytes = sum(c.uploaded_bytes for c in pipeline.costs)
+    assert uploaded_bytes == sum(s.upload_bytes for s in catalog.components(pipeline.model).values())
+    pipeline.costs.clear()
+    assert np.array_equal(pipeline.picture(), first)
+    assert all(cost.resident and cost.uploaded_bytes == 0 for cost in pipeline.costs)
+    pipeline.loras = ()
+    pipeline.costs.clear()
+    pipeline.picture()
+    assert [cost.patch_switches for cost in pipeline.costs] == [1, 0, 1, 0]
+    assert 0 < sum(c.uploaded_bytes for c in pipeline.costs) < uploaded_bytes / 4
+    engine.close()
+
+
+def test_stopping_at_a_step_leaves_a_usable_engine(catalog: Catalog, expected: dict[str, np.ndarray]) -> None:
+    engine = open_engine("sim", PLENTY_BYTES)
+    pipeline = Pipeline(engine, catalog, {})
+    prompt, negative, sample, _ = pipeline.works()
+    encoded = (pipeline.run(prompt), pipeline.run(negative))
+    steps: list[int] = []
+    hooks = RunHooks(on_step=lambda done, _: steps.append(done), should_stop=lambda: bool(steps))
+    with pytest.raises(Stopped):
+        pipeline.run(sample, *encoded, hooks=hooks)
+    assert steps == [1]
+    assert np.array_equal(pipeline.picture(), expected["plain"])
+    engine.close()
+
+
+def test_a_fresh_run_starts_from_an_empty_device(catalog: Catalog) -> None:
+    engine = open_engine("sim", PLENTY_BYTES)
+    pipeline = Pipeline(engine, catalog, {})
+    pipeline.picture()
+    work = pipeline.works()[0]
+    engine.run(pipeline.task(work), work, (), QUIET, fresh=True)
+    assert [e.component for e in engine.residency().entries] == [pipeline.task(work).uses[0].component]
+    engine.close()
+
+
+def test_a_lora_of_another_architecture_is_refused_with_counts(folder: Path, catalog: Catalog) -> None:
+    other = folder / "loras" / "other.safetensors"
+    factors = {"lora_up.weight": torch.ones(24, 2), "lora_down.weight": torch.ones(2, 24)}
+    names = (f"lora_unet_down_blocks_{i}_attentions_9_to_q" for i in range(4))
+    save_file({f"{name}.{part}": tensor.clone() for name in names for part, tensor in factors.items()}, other)
+    with pytest.raises(AdapterMismatch, match="0 of its 4 keys matched"):
+        catalog.use(catalog.find_model("toy"), Role.DIFFUSION_MODEL, (catalog.find_lora("other", 1.0),))
+    other.unlink()
+
+
+def test_a_copy_under_another_name_is_the_same_work(folder: Path, catalog: Catalog) -> None:
+    copy = folder / "copy.safetensors"
+    copy.write_bytes((folder / "toy.safetensors").read_bytes())
+    one = EncodeWork(catalog.find_model("toy"), (), "x")
+    assert catalog.find_model("copy") == one.model
+    other = dataclasses.replace(one, model=ModelRef("copy", str(copy), one.model.sha256))
+    assert task_id(one, ()) == task_id(other, ())
+    assert task_id(one, ()) != task_id(dataclasses.replace(one, text="y"), ())
+    assert task_id(one, ()) != task_id(one, (TaskId("more"),))
+    copy.unlink()
+
+
+def test_layouts_have_every_component(catalog: Catalog) -> None:
+    assert {k.split(".")[0] for k in layouts.tiny_sd1()} == {"model", "first_stage_model", "cond_stage_model"}
+    assert set(catalog.components(catalog.find_model("toy"))) == set(Role)
