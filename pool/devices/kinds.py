@@ -156,7 +156,7 @@ def open_device(kind: str, index: int, budget_bytes: int | None) -> OpenDevice:
     match DeviceKind(kind):
         case DeviceKind.SIM:
             sim.configure(index, budget_bytes or DEFAULT_SIM_BYTES)
-            return OpenDevice(DeviceKind.SIM, torch.device("sim", index), f"simulated GPU {index}", SimMemory(index))
+            return OpenDevice(DeviceKind.SIM, torch.device("sim", index), "simulated GPU", SimMemory(index))
         case DeviceKind.CUDA:
             if index >= torch.cuda.device_count():
                 raise UserError(f"device cuda:{index}: found {torch.cuda.device_count()} CUDA devices in this process")
