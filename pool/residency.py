@@ -45,7 +45,10 @@ class Residency:
 
     def of(self, component: ComponentKey) -> Resident | None:
         """The entry of `component`, or None when no byte of it is resident."""
-        return next((e for e in self.entries if e.component == component), None)
+        for entry in self.entries:
+            if entry.component == component:
+                return entry
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ def plan(
     have to change its patches.
     """
     wanted = {u.component for u in uses}
-    held_bytes = sum(e.resident_bytes for e in now.entries if e.component in leased and e.component not in wanted)
+    held_bytes = _leased_bytes(now, wanted, leased)
     weights_bytes = now.capacity_bytes - needed_bytes(uses, activation_bytes) - held_bytes
     floors = {u.component: _leased_floor(now, u, leased) for u in uses}
     if weights_bytes < sum(floors.values()):
@@ -164,9 +167,16 @@ def choose_modules(modules: Sequence[ModuleBytes], target_bytes: int, now: froze
     return frozenset(chosen)
 
 
+def _leased_bytes(now: Residency, wanted: set[ComponentKey], leased: frozenset[ComponentKey]) -> int:
+    """Bytes of leased components that the task does not use."""
+    if not leased:
+        return 0
+    return sum(e.resident_bytes for e in now.entries if e.component in leased and e.component not in wanted)
+
+
 def _leased_floor(now: Residency, use: ComponentUse, leased: frozenset[ComponentKey]) -> int:
-    before = now.of(use.component)
-    if before is None or use.component not in leased:
+    before = now.of(use.component) if use.component in leased else None
+    if before is None:
         return 0
     if before.patch_digest != use.patch_digest:
         raise does_not_fit(
@@ -208,17 +218,20 @@ def _keep_recent(
 
     The most recently used stays; the one at the edge leaves in part. Leased ones stay and are not charged to the room.
     """
+    others = [e for e in now.entries if e.component not in wanted]
+    if sum(e.resident_bytes for e in others if e.component not in leased) <= room_bytes:
+        return others, []
     kept: list[Resident] = []
     evict: list[Move] = []
-    for entry in reversed(now.entries):
-        if entry.component in wanted:
-            continue
+    for entry in reversed(others):
         stays_bytes = entry.resident_bytes
         if entry.component not in leased:
             stays_bytes = min(stays_bytes, room_bytes)
             room_bytes -= stays_bytes
-        if stays_bytes < entry.resident_bytes:
-            evict.insert(0, Move(entry.component, entry.resident_bytes - stays_bytes))
+        if stays_bytes == entry.resident_bytes:
+            kept.insert(0, entry)
+            continue
+        evict.insert(0, Move(entry.component, entry.resident_bytes - stays_bytes))
         if stays_bytes:
             kept.insert(0, Resident(entry.component, stays_bytes, entry.patch_digest, entry.patched_bytes))
     return kept, evict

@@ -119,9 +119,12 @@ def describe(path: str | os.PathLike[str]) -> CheckpointInfo:
 def native_size(family: Family, header: Header) -> tuple[int, int]:
     """Width and height in pixels that a checkpoint was trained for: as its metadata say, else as its family does."""
     found = re.fullmatch(r"\s*(\d+)\s*(?:x\s*(\d+)\s*)?", header.metadata.get(RESOLUTION_KEY, ""))
-    if found is None or not int(found[1]):
+    width, height = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    downscale = latent_facts(family, header.shapes).downscale
+    # metadata are written by hand at times: a size that no latent has is no size
+    if not width or not height or width % downscale or height % downscale:
         return family.native_pixels, family.native_pixels
-    return int(found[1]), int(found[2] or found[1])
+    return width, height
 
 
 def describe_lora(path: str | os.PathLike[str]) -> LoraInfo:

@@ -74,7 +74,7 @@ class MappedFile:
         if dtype is None:
             raise CorruptFile(f"{self.header.path}: tensor {name!r} has type {entry.dtype}, which cannot be read yet")
         if entry.begin % dtype.itemsize == 0:
-            view = torch.empty(0, dtype=dtype)
+            view = torch.empty(0, dtype=dtype, device="cpu")
             return view.set_(self._storage, entry.begin // dtype.itemsize, entry.shape)  # type: ignore[call-overload, no-any-return]
         return self._bytes(entry).clone().view(dtype).reshape(entry.shape)
 
@@ -83,7 +83,7 @@ class MappedFile:
         return _Views(self)
 
     def _bytes(self, entry: TensorEntry) -> Tensor:
-        view = torch.empty(0, dtype=torch.uint8)
+        view = torch.empty(0, dtype=torch.uint8, device="cpu")
         return view.set_(self._storage, entry.begin, (entry.storage_bytes,))  # type: ignore[call-overload, no-any-return]
 
 

@@ -111,6 +111,8 @@ class Traced(Tensor):
         rule = _RULES.get(func)
         if rule is None:
             raise UntraceableOperationError(f"{func} is no move of rows and no change of shape")
+        if not all(isinstance(leaf, Traced) for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)):
+            raise UntraceableOperationError(f"{func} with a tensor that the converter made up")
         metas, meta_kwargs = pytree.tree_map_only(Traced, _meta, (args, kwargs or {}))
         return rule(func(*metas, **meta_kwargs), *args, **(kwargs or {}))
 
@@ -142,16 +144,12 @@ def _split(result: Sequence[Tensor], x: Traced, sizes: Any, dim: int = 0) -> lis
     return parts
 
 
-def _cat(result: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> Traced:
-    segments: list[Segment] = []
+def _cat(result: Tensor, tensors: Sequence[Traced], dim: int = 0) -> Traced:
+    if len(tensors) == 1:
+        return _same(result, tensors[0])
     for x in tensors:
-        if not isinstance(x, Traced):
-            raise UntraceableOperationError("cat with a tensor that the converter made up")
-        if len(tensors) == 1:
-            return _same(result, x)
         _require_rows(x, dim % x.dim() == 0, "cat")
-        segments.extend(x.segments)
-    return Traced(result.shape, tuple(segments))
+    return Traced(result.shape, tuple(segment for x in tensors for segment in x.segments))
 
 
 def _select(result: Tensor, x: Traced, dim: int, index: int) -> Traced:
@@ -165,7 +163,10 @@ def _reshape(result: Tensor, x: Traced, *_: Any, **__: Any) -> Traced:
 
 
 def _permute(result: Tensor, x: Traced, order: Sequence[int]) -> Traced:
-    return Traced(result.shape, x.segments, (*x.operations, Permute(tuple(d % x.dim() for d in order))))
+    positive = tuple(d % x.dim() for d in order)
+    if positive[:1] != (0,) and len(_joined(x.segments)) > 1:
+        raise UntraceableOperationError("rows of several pieces turned into columns")
+    return Traced(result.shape, x.segments, (*x.operations, Permute(positive)))
 
 
 def _transpose(result: Tensor, x: Traced, first: int = 0, second: int = 1) -> Traced:

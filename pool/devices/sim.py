@@ -8,7 +8,7 @@ Data sits in CPU memory, so numbers equal the CPU's bit for bit. Bytes are accou
 device's budget and exceed it with `torch.OutOfMemoryError`; mixing devices raises RuntimeError as CUDA does; copies
 between host and device are counted. There are no streams: what is asynchronous on a GPU is not seen here. Random draws on
 the device come from the device's own stream, never from the CPU's; `torch.Generator` exists for the CPU only.
-It is for inference: operations that it takes whole record no gradient.
+It is for inference: a layer whose input or weights need a gradient raises RuntimeError unless gradients are off.
 
 torch has one registry of device types for the whole process, so what `install` makes is necessarily process-wide, and
 cannot be taken back; it is one object, a `SimBackend`, which torch holds as `torch.sim`.
@@ -48,7 +48,8 @@ class SimBackend:
 
     def __init__(self) -> None:
         self.devices = SimDevices()
-        self.libraries = [_fallback_library(), _kernel_library(self.devices)]  # registered for as long as they live
+        # registered for as long as these live
+        self.libraries = [_fallback_library(), _autocast_library(), _kernel_library(self.devices)]
 
     def is_initialized(self) -> bool:
         return True
@@ -193,6 +194,13 @@ def _fallback_library() -> torch.library.Library:
     return library
 
 
+def _autocast_library() -> torch.library.Library:
+    """Lets operations through under torch.autocast("sim") as they are."""
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    return library
+
+
 def _kernel_library(devices: SimDevices) -> torch.library.Library:
     """Kernels for what torch would otherwise break into parts (see `sim_ops`), and for the copy that ends torch.tensor."""
 
@@ -202,6 +210,7 @@ def _kernel_library(devices: SimDevices) -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     for op in WHOLE_OPS:
         library.impl(op, kernel_of(op), "PrivateUse1")
+        library.impl(op, torch.library.fallthrough_kernel, "AutogradPrivateUse1")
     for op in factory_ops():
         library.impl(op, functools.partial(_make, devices, op), "PrivateUse1")
 

@@ -54,28 +54,10 @@ class SimLedger:
         self._lock = threading.RLock()
         self.reset_counters()
 
-    def charge(self, size_bytes: int) -> SimAllocation:
-        """Take `size_bytes`; the returned value gives them back when it dies. Raises torch.OutOfMemoryError."""
-        with self._lock:
-            self.require(size_bytes)
-            self._used_bytes += size_bytes
-            self._allocation_count += 1
-            if self._used_bytes > self._peak_bytes:
-                self._peak_bytes = self._used_bytes
-        return SimAllocation(self, size_bytes)
-
     def require(self, size_bytes: int) -> None:
         """Raise torch.OutOfMemoryError unless `size_bytes` more would fit. Takes nothing."""
         if self._used_bytes + size_bytes > self._budget_bytes:
-            raise torch.OutOfMemoryError(
-                f"sim:{self.index} is out of memory: tried to allocate {size_bytes} bytes with {self._used_bytes} bytes "
-                f"in use of a budget of {self._budget_bytes} bytes"
-            )
-
-    def release(self, size_bytes: int) -> None:
-        """Give back `size_bytes` of a charge. Called once for each charge, by its `SimAllocation`."""
-        with self._lock:
-            self._used_bytes -= size_bytes
+            raise self._out_of_memory(size_bytes)
 
     def count_h2d(self, size_bytes: int) -> None:
         """Count one copy of `size_bytes` from the host."""
@@ -127,19 +109,36 @@ class SimLedger:
                 d2h_count=self._d2h_count,
             )
 
+    def _out_of_memory(self, size_bytes: int) -> torch.OutOfMemoryError:
+        return torch.OutOfMemoryError(
+            f"sim:{self.index} is out of memory: tried to allocate {size_bytes} bytes with {self._used_bytes} bytes "
+            f"in use of a budget of {self._budget_bytes} bytes"
+        )
+
 
 class SimAllocation:
-    """Bytes of a ledger that are in use for as long as this value lives.
+    """`size_bytes` of a ledger, in use for as long as this value lives. Raises torch.OutOfMemoryError, taking nothing.
 
-    The destructor is the simulated device's `free`: it stands where CUDA's allocator is called from a C++ destructor. The
-    pool's own decisions about memory never rest on it.
+    The destructor is the simulated device's `free`: it stands where a C++ destructor calls CUDA's allocator. The pool's
+    own decisions about memory never rest on it. One is made for every tensor that is computed, so the bookkeeping is
+    written out here instead of in methods of the ledger.
     """
 
     __slots__ = ("_ledger", "_size_bytes")
 
     def __init__(self, ledger: SimLedger, size_bytes: int) -> None:
         self._ledger = ledger
-        self._size_bytes = size_bytes
+        self._size_bytes = 0  # until it is taken: the destructor runs after a refusal, too
+        with ledger._lock:
+            if ledger._used_bytes + size_bytes > ledger._budget_bytes:
+                raise ledger._out_of_memory(size_bytes)
+            ledger._used_bytes += size_bytes
+            self._size_bytes = size_bytes
+            ledger._allocation_count += 1
+            if ledger._used_bytes > ledger._peak_bytes:
+                ledger._peak_bytes = ledger._used_bytes
 
     def __del__(self) -> None:
-        self._ledger.release(self._size_bytes)
+        ledger = self._ledger
+        with ledger._lock:
+            ledger._used_bytes -= self._size_bytes

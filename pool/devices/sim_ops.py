@@ -21,6 +21,7 @@ class OpKind(enum.Enum):
     """The ways of carrying out an operation."""
 
     PURE = enum.auto()  # results are fresh, or share storage with an argument
+    WHOLE = enum.auto()  # PURE, and one of WHOLE_OPS
     VIEW = enum.auto()  # results are views of the first argument
     IN_PLACE = enum.auto()  # writes into arguments and returns them
     OUT = enum.auto()  # writes into keyword arguments made for that, and returns them
@@ -28,7 +29,8 @@ class OpKind(enum.Enum):
     COPY = enum.auto()  # Tensor.copy_, which may cross devices
     CONVERT = enum.auto()  # Tensor.to, which may cross devices
     READ_SCALAR = enum.auto()  # Tensor.item, which goes to the host
-    REFUSED = enum.auto()  # would change a storage or a shape behind the books
+    RESTRIDE = enum.auto()  # changes shape and strides of its first argument in place, on the same storage
+    REFUSED = enum.auto()  # would change or replace a storage behind the books
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class OpPlan:
 
 # Operations that torch breaks into parts before a device sees them, and which the simulated device takes whole: it then
 # computes what the CPU computes by the CPU's own choice of parts, and crosses into Python once instead of several times.
+# The price is that they record no gradient.
 WHOLE_OPS = (
     aten.linear.default,
     aten.matmul.default,
@@ -108,9 +111,6 @@ _SPECIAL_KINDS = {
 
 # torch marks a conjugate or a negative with a bit that the wrapper does not carry: compute them instead.
 _SUBSTITUTES = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
-
-# Attention is marked as drawing random numbers for its dropout, which no sampling uses.
-_NOT_RANDOM = frozenset({aten.scaled_dot_product_attention.default, aten.scaled_dot_product_attention})
 
 # The same operations by the entrance that Python code uses: it parses its arguments several microseconds faster than
 # `torch.ops`. Only operations that a step of a diffusion model calls often, and whose arguments come in the same order.
@@ -186,9 +186,11 @@ def _kind_of(op: OpOverload) -> OpKind:
     special = _SPECIAL_KINDS.get(op)
     if special is not None:
         return special
+    if op in WHOLE_OPS:
+        return OpKind.WHOLE
     if torch.Tag.inplace_view in op.tags:
-        return OpKind.REFUSED
-    if torch.Tag.nondeterministic_seeded in op.tags and op not in _NOT_RANDOM:
+        return OpKind.REFUSED if op._schema.name.startswith(("aten::resize", "aten::set_")) else OpKind.RESTRIDE
+    if torch.Tag.nondeterministic_seeded in op.tags:
         return OpKind.RANDOM
     if any(argument.is_out for argument in op._schema.arguments):
         return OpKind.OUT

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from pool.devices.sim_ledger import SimLedger
+from pool.devices.sim_ledger import SimAllocation, SimLedger
 from pool.devices.sim_ops import OpKind, OpPlan, plan_of
 from pool.devices.torch_private import make_wrapper, no_torch_function
 
@@ -128,25 +128,48 @@ class SimTensor(torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         if not isinstance(value, SimTensor):
             raise RuntimeError(f"cannot put data of {value.device} into a tensor on {self.device}")
-        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
-        self._inner, self._sim = value._inner, value._sim
+        _become(self, value)
 
     def tolist(self) -> Any:
         """The values as nested lists, copied from the device."""
         return self.cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The values as an array, copied from the device when `force` allows it. Raises TypeError, as CUDA, otherwise."""
+        if not force:
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                "memory first."
+            )
+        return self.detach().cpu().numpy(force=True)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.numpy()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError(f"cannot hand out memory of {self.device}: copy the tensor to the host with .cpu() first")
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.cpu(), format_spec) if self.dim() == 0 else super().__format__(format_spec)
 
 
 def wrap(inner: torch.Tensor, sim: SimDevice) -> SimTensor:
     """`inner`, a CPU tensor that nothing else holds, as a tensor on `sim`. Raises torch.OutOfMemoryError."""
     storage: Any = inner.untyped_storage()
     if getattr(storage, "sim_allocation", None) is None:
-        storage.sim_allocation = sim.ledger.charge(storage.nbytes())
+        storage.sim_allocation = SimAllocation(sim.ledger, storage.nbytes())
     tensor = make_wrapper(
         SimTensor, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=sim.torch_device
     )
     tensor._inner = inner
     tensor._sim = sim
     return tensor
+
+
+def _become(tensor: SimTensor, other: SimTensor) -> None:
+    """Let `tensor` keep its identity and take everything else from `other`."""
+    torch.Tensor.data.__set__(tensor, other)  # type: ignore[attr-defined]
+    tensor._inner, tensor._sim = other._inner, other._sim
 
 
 def make_on_device(devices: SimDevices, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -186,6 +209,12 @@ def _run_pure(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     inner_args, inner_kwargs, sim = _unwrap(plan, args, kwargs)
     result = plan.compute(*inner_args, **inner_kwargs)
     return wrap(result, sim) if type(result) is torch.Tensor and sim is not None else _wrap_each(result, sim)
+
+
+def _run_whole(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors_in([*args, *kwargs.values()])):
+        raise RuntimeError(f"{plan.op} records no gradient on a simulated device: run under torch.no_grad()")
+    return _run_pure(plan, args, kwargs)
 
 
 def _run_view(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -253,12 +282,19 @@ def _run_read_scalar(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
     return plan.compute(source._inner)
 
 
+def _run_restride(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimTensor:
+    target: SimTensor = args[0]
+    _become(target, wrap(plan.compute(target._inner.detach(), *args[1:], **kwargs), target._sim))
+    return target
+
+
 def _run_refused(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise _refusal(plan, next(value._sim for value in args if isinstance(value, SimTensor)))
 
 
 _RUNNERS: Mapping[OpKind, Callable[[OpPlan, tuple[Any, ...], dict[str, Any]], Any]] = {
     OpKind.PURE: _run_pure,
+    OpKind.WHOLE: _run_whole,
     OpKind.VIEW: _run_view,
     OpKind.IN_PLACE: _run_in_place,
     OpKind.OUT: _run_out,
@@ -266,6 +302,7 @@ _RUNNERS: Mapping[OpKind, Callable[[OpPlan, tuple[Any, ...], dict[str, Any]], An
     OpKind.COPY: _run_copy,
     OpKind.CONVERT: _run_convert,
     OpKind.READ_SCALAR: _run_read_scalar,
+    OpKind.RESTRIDE: _run_restride,
     OpKind.REFUSED: _run_refused,
 }
 

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+from typing import TypeAlias
 
 from pool.errors import unusable_field
 
@@ -21,7 +24,8 @@ from pool.errors import unusable_field
 BRACKET_WEIGHT = 1.1
 
 _SIGNIFICANT = re.compile(r"\\[()]|[()]")
-_NUMBER_AT_END = re.compile(r":\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*$")
+# possessive, so that a long number that is none costs its length and not the square of it
+_NUMBER_AT_END = re.compile(r":\s*+([+-]?(?:\d++(?:\.\d*+)?|\.\d++))\s*+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,74 +36,76 @@ class Weighted:
     weight: float
 
 
-@dataclass(slots=True)
-class _Bracket:
-    """An open bracket (or the whole text): finished parts, and the text since the last of them."""
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A bracket that has its pair, and what it multiplies with."""
 
-    parts: list[Weighted] = field(default_factory=list)
-    text: str = ""
+    factor: float
 
-    def finish_text(self) -> None:
-        """Make the pending text a part."""
-        if self.text:
-            self.parts.append(Weighted(self.text, 1.0))
-            self.text = ""
 
-    def take_number(self) -> float:
-        """The weight that this bracket closes with, its notation taken out of the text."""
-        found = _NUMBER_AT_END.search(self.text)
-        if found is None or not (self.parts or found.start()):
-            return BRACKET_WEIGHT
-        self.text = self.text[: found.start()]
-        return float(found[1])
+class _Close(Enum):
+    """The pair of an `_Open`."""
+
+    BRACKET = ")"
+
+
+_Item: TypeAlias = str | _Open | _Close
 
 
 def parse_weights(text: str) -> tuple[Weighted, ...]:
     """The parts of `text` with their weights, in order. Neighbours differ in weight; no part is empty.
 
+    Takes time in proportion to the text, however its brackets nest.
     Raises UnusableField for a weight too large to be a number.
     """
-    stack = [_Bracket()]
+    pieces: list[tuple[str, float]] = []
+    weights = [1.0]
+    for item in _items(text):
+        match item:
+            case _Open(factor):
+                weights.append(weights[-1] * factor)
+            case _Close():
+                weights.pop()
+            case str():
+                pieces.append((item, weights[-1]))
+    parts = []
+    for weight, group in groupby(((t, w) for t, w in pieces if t), key=lambda piece: piece[1]):
+        part = Weighted("".join(piece for piece, _ in group), weight)
+        if not math.isfinite(weight):
+            raise unusable_field("prompt weight", weight, f"a finite number for {part.text!r}")
+        parts.append(part)
+    return tuple(parts)
+
+
+def _items(text: str) -> list[_Item]:
+    """`text` cut at its brackets: those that pair are items of their own, the others are text."""
+    items: list[_Item] = []
+    unpaired: list[int] = []
     place = 0
     for found in _SIGNIFICANT.finditer(text):
-        stack[-1].text += text[place : found.start()]
+        items.append(text[place : found.start()])
         place = found.end()
         if found[0] == "(":
-            stack[-1].finish_text()
-            stack.append(_Bracket())
-        elif found[0] == ")" and len(stack) > 1:
-            _close(stack)
+            unpaired.append(len(items))
+            items.append("(")  # text, until its pair is found
+        elif found[0] == ")" and unpaired:
+            begin = unpaired.pop()
+            items[begin] = _Open(_take_number(items, begin))
+            items.append(_Close.BRACKET)
         else:
-            stack[-1].text += found[0][-1]
-    stack[-1].text += text[place:]
-    while len(stack) > 1:
-        _leave_open(stack)
-    stack[0].finish_text()
-    return _merged(stack[0].parts)
+            items.append(found[0][-1])
+    items.append(text[place:])
+    return items
 
 
-def _close(stack: list[_Bracket]) -> None:
-    """The innermost bracket ends: its parts, weighted, become parts of the one around it."""
-    closed = stack.pop()
-    weight = closed.take_number()
-    closed.finish_text()
-    stack[-1].parts.extend(Weighted(part.text, part.weight * weight) for part in closed.parts)
-
-
-def _leave_open(stack: list[_Bracket]) -> None:
-    """The innermost bracket never ends: it was text."""
-    opened = stack.pop()
-    opened.finish_text()
-    stack[-1].parts.extend((Weighted("(", 1.0), *opened.parts))
-
-
-def _merged(parts: list[Weighted]) -> tuple[Weighted, ...]:
-    merged: list[Weighted] = []
-    for part in parts:
-        if not math.isfinite(part.weight):
-            raise unusable_field("prompt weight", part.weight, f"a finite number for {part.text!r}")
-        if merged and merged[-1].weight == part.weight:
-            merged[-1] = Weighted(merged[-1].text + part.text, part.weight)
-        else:
-            merged.append(part)
-    return tuple(merged)
+def _take_number(items: list[_Item], begin: int) -> float:
+    """What the bracket at `begin`, which ends with the last item, multiplies with; its number is taken out."""
+    tail: list[str] = []
+    while len(items) > begin + 1 and isinstance(last := items[-1], str):
+        tail.append(last)
+        items.pop()
+    text = "".join(reversed(tail))
+    found = _NUMBER_AT_END.search(text)
+    has_content = len(items) > begin + 1 or (found is not None and found.start() > 0)
+    items.append(text[: found.start()] if found and has_content else text)
+    return float(found[1]) if found and has_content else BRACKET_WEIGHT

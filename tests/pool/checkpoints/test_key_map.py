@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from diffusers.loaders import single_file_utils as diffusers_names
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +32,6 @@ class Case:
 
     layout: Layout
     convert: Convert
-    parameters: int
     unused: tuple[str, ...] = ()
 
 
@@ -44,13 +44,13 @@ def unet(sizes: layouts.LdmUnet) -> Case:
     config: dict[str, object] = {"layers_per_block": sizes.res_blocks}
     if sizes.label_width is not None:
         config["addition_embed_type"] = "text_time"
-    return Case(layout, lambda t: diffusers_names.convert_ldm_unet_checkpoint(t, config), len(layout))
+    return Case(layout, lambda t: diffusers_names.convert_ldm_unet_checkpoint(t, config))
 
 
 def vae(sizes: layouts.LdmVae) -> Case:
     layout = layouts.ldm_vae(sizes)
     config = vae_config(bare(layout, "first_stage_model."))
-    return Case(layout, lambda t: diffusers_names.convert_ldm_vae_checkpoint(t, config), len(layout))
+    return Case(layout, lambda t: diffusers_names.convert_ldm_vae_checkpoint(t, config))
 
 
 def open_clip() -> Case:
@@ -58,9 +58,22 @@ def open_clip() -> Case:
     return Case(
         layouts.open_clip(hidden=64, layers=2, mlp=128),
         lambda t: diffusers_names.convert_open_clip_checkpoint(None, t, prefix=prefix),
-        parameters=2 + 1 + 2 + 2 * 16,
         unused=(f"{prefix}logit_scale",),
     )
+
+
+def clip_l() -> Case:
+    return Case(layouts.hf_clip(layouts.CLIP_L), diffusers_names.convert_ldm_clip_checkpoint)
+
+
+def flux() -> Case:
+    # the converter only knows the published width; two blocks of it show every kind of tensor
+    return Case(layouts.flux(1, 1), diffusers_names.convert_flux_transformer_checkpoint_to_diffusers)
+
+
+def sd3(*, dual_blocks: int) -> Case:
+    layout = layouts.sd3(depth=3, positions=8, qk_norm=dual_blocks > 0, dual_blocks=dual_blocks)
+    return Case(layout, diffusers_names.convert_sd3_transformer_checkpoint_to_diffusers)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -72,26 +85,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "sd15 vae": lambda: vae(layouts.SD15_VAE),
     "sd3 vae": lambda: vae(layouts.LdmVae(latent_channels=16, quant_convs=False)),
     "tiny vae": lambda: vae(layouts.TINY_VAE),
-    "clip-l": lambda: Case(
-        layouts.hf_clip(layouts.CLIP_L),
-        diffusers_names.convert_ldm_clip_checkpoint,
-        len(layouts.hf_clip(layouts.CLIP_L)),
-    ),
+    "clip-l": clip_l,
     "clip-g": open_clip,
-    # the converter of diffusers only knows the published width of Flux; two blocks of it show every kind of tensor
-    "flux": lambda: Case(
-        layouts.flux(1, 1), diffusers_names.convert_flux_transformer_checkpoint_to_diffusers, parameters=62
-    ),
-    "sd3": lambda: Case(
-        layouts.sd3(depth=2, positions=8),
-        diffusers_names.convert_sd3_transformer_checkpoint_to_diffusers,
-        parameters=69,
-    ),
-    "sd3.5": lambda: Case(
-        layouts.sd3(depth=3, positions=8, qk_norm=True, dual_blocks=1),
-        diffusers_names.convert_sd3_transformer_checkpoint_to_diffusers,
-        parameters=121,
-    ),
+    "flux": flux,
+    "sd3": lambda: sd3(dual_blocks=0),
+    "sd3.5": lambda: sd3(dual_blocks=2),
 }
 
 
@@ -113,14 +111,21 @@ def marked(layout: Layout) -> dict[str, Tensor]:
     return tensors
 
 
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Equal, compared in full where that is quick, else by the first and the last number of each row."""
+    if a.shape != b.shape or a.numel() < 1 << 16:
+        return torch.equal(a, b)
+    ends = [(x.flatten(1)[:, :: x[0].numel() - 1 or 1] if x.dim() > 1 else x) for x in (a, b)]
+    return torch.equal(*ends)
+
+
 def test_loading_is_converting(case: Case) -> None:
     key_map = discover(case.layout, case.convert)
     expected = {k: v for k, v in case.convert(marked(case.layout)).items() if v is not None}
     loaded = key_map.load(marked(case.layout))
     assert loaded.keys() == expected.keys()
-    assert len(loaded) == case.parameters
     assert key_map.shapes == {key: tuple(value.shape) for key, value in expected.items()}
-    assert all(torch.equal(loaded[key], expected[key]) for key in expected)
+    assert all(alike(loaded[key], expected[key]) for key in expected)
 
 
 def test_saving_undoes_loading(case: Case) -> None:
@@ -129,7 +134,7 @@ def test_saving_undoes_loading(case: Case) -> None:
     saved = key_map.save(key_map.load(file))
     assert key_map.unused == case.unused
     assert saved.keys() == file.keys() - set(case.unused)
-    assert all(torch.equal(saved[key], file[key]) for key in saved)
+    assert all(alike(saved[key], file[key]) for key in saved)
 
 
 def test_targets_cover_each_row_of_each_source_once(case: Case) -> None:
@@ -156,7 +161,7 @@ def test_a_change_lands_where_converting_the_changed_file_puts_it(data: st.DataO
     key_map = discover(case.layout, case.convert)
     key = data.draw(st.sampled_from([k for k in case.layout if k not in case.unused]))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    file = {k: torch.zeros(1).expand(shape) for k, shape in case.layout.items()}
+    file = {k: torch.zeros(()).expand(shape) for k, shape in case.layout.items()}
     delta = torch.randn(case.layout[key], generator=generator)
     expected = case.convert({**file, key: file[key] + delta})
     patched = {k: v.clone() for k, v in key_map.load(file).items()}
@@ -164,6 +169,25 @@ def test_a_change_lands_where_converting_the_changed_file_puts_it(data: st.DataO
         piece = target.place(delta)
         patched[target.key].narrow(0, target.start, piece.shape[0]).add_(piece)
     assert all(torch.equal(patched[k], expected[k]) for k in patched)
+
+
+def test_flux_and_sd3_maps_have_the_keys_and_shapes_of_their_modules() -> None:
+    with torch.device("meta"):
+        modules = {
+            "flux": FluxTransformer2DModel(num_layers=1, num_single_layers=1, guidance_embeds=True),
+            "sd3.5": SD3Transformer2DModel(
+                num_layers=3,
+                num_attention_heads=24,
+                caption_projection_dim=1536,
+                pos_embed_max_size=8,
+                qk_norm="rms_norm",
+                dual_attention_layers=(0, 1),
+            ),
+        }
+    for name, module in modules.items():
+        case = CASES[name]()
+        actual = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+        assert discover(case.layout, case.convert).shapes == actual, name
 
 
 def test_a_fused_source_is_cut_into_its_parts_and_swapped_halves_are_swapped() -> None:
@@ -228,6 +252,7 @@ REFUSED: dict[str, Convert] = {
     "every second row": lambda t: {"y": t["x"][::2]},
     "made up": lambda t: {"y": torch.zeros(3)},
     "joined with made up": lambda t: {"y": torch.cat([t["x"], torch.zeros(2, 4)])},
+    "pieces turned": lambda t: {"y": torch.cat([t["x"][3:], t["x"][:3]]).t()},
     "rows of a turned tensor": lambda t: {"y": t["x"].t()[:2]},
 }
 
@@ -250,6 +275,23 @@ def test_two_parameters_may_share_a_source() -> None:
     x = torch.randn(6, 4)
     assert torch.equal(key_map.save(key_map.load({"x": x}))["x"], x)
     assert [t.key for t in key_map.targets("x")] == ["a", "b"]
+
+
+def test_pieces_of_a_reshaped_parameter_are_placed_in_its_form() -> None:
+    """Halves swapped and then reshaped: a delta for the file's tensor arrives as two pieces in the new shape."""
+
+    def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": torch.cat([tensors["x"][4:], tensors["x"][:4]]).reshape(6, 2, 2).transpose(1, 2)}
+
+    key_map = discover({"x": (6, 4)}, convert)
+    delta = torch.randn(6, 4)
+    patched = torch.zeros(6, 2, 2)
+    for target in key_map.targets("x"):
+        piece = target.place(delta)
+        assert piece.shape == (target.rows, 2, 2)
+        patched.narrow(0, target.start, target.rows).add_(piece)
+    assert torch.equal(patched, convert({"x": delta})["y"])
+    assert torch.equal(key_map.save(key_map.load({"x": delta}))["x"], delta)
 
 
 def test_a_range_that_is_a_whole_parameter_places_a_delta_as_it_is() -> None:

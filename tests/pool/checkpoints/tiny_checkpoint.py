@@ -6,6 +6,8 @@ kohya-named LoRA that fits it. A seed names the content: equal arguments give by
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,6 +46,20 @@ def write_tiny_checkpoint(
         key: random_tensor(key, shape, generator, dtype) for key, shape in (layout or layouts.tiny_sd1()).items()
     }
     save_file(tensors, path, metadata={"format": "pt", **(metadata or {})})
+    return path
+
+
+def write_hollow_checkpoint(path: Path, layout: Layout) -> Path:
+    """Write a whole float16 file of `layout` to `path` at once, however large: all zeros, and a hole on the disk."""
+    header, end = {}, 0
+    for key, shape in layout.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[key] = {"dtype": "F16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
     return path
 
 

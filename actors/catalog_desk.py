@@ -1,0 +1,215 @@
+"""Answers questions about models without holding up the event loop: one thread owns the catalog.
+
+The catalog imports torch and diffusers and reads files; all of that happens in the thread, the opening too. What was
+answered about a file's content is remembered; which names there are is looked up again for each question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from actors.cut import Catalog, CutJob, check_fits, cut_order, cut_request
+from actors.orders import Order
+from actors.recipe import Recipe
+from actors.requests import GenerateRequest
+from pool.errors import UserError
+from pool.spec import ComponentSpec, ComponentUse, JobId, Role, TaskId
+from pool.work import LoraRef, ModelRef, Work
+
+if TYPE_CHECKING:
+    from pool.catalog import LoraListing, ModelListing
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+#: distributions whose version can change a picture
+PICTURE_VERSIONS = ("modelpool", "torch", "diffusers", "transformers")
+
+
+class ListingCatalog(Catalog, Protocol):
+    """All that the pool asks its catalog."""
+
+    def models(self) -> tuple[ModelListing, ...]:
+        """Every checkpoint."""
+
+    def loras(self) -> tuple[LoraListing, ...]:
+        """Every LoRA."""
+
+
+def open_catalog(model_folders: Sequence[Path], lora_folders: Sequence[Path], device: str) -> ListingCatalog:
+    """The real catalog, for GPUs of one kind. Imports torch."""
+    from pool.catalog import Catalog as PoolCatalog
+
+    return PoolCatalog(model_folders, lora_folders, device)
+
+
+@dataclass(frozen=True, slots=True)
+class CutPicture:
+    """A request, cut."""
+
+    recipe: Recipe
+    cut: CutJob
+
+
+class CatalogDesk:
+    """Asks one catalog from one thread."""
+
+    def __init__(self, open_catalog: Callable[[], ListingCatalog], executor: Executor | None = None) -> None:
+        """`executor` must have one thread; tests bring one that runs at once."""
+        self._open_catalog = open_catalog
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="catalog")
+        self._catalog: _RememberingCatalog | None = None
+        self._versions: dict[str, str] = {}
+
+    async def cut_pictures(
+        self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
+    ) -> list[CutPicture]:
+        """Cut each request. Raises UserError, naming the request unless it is the only one."""
+
+        def cut_all(catalog: Catalog) -> list[CutPicture]:
+            pictures = []
+            for offset, (job_id, request) in enumerate(wanted):
+                try:
+                    pictures.append(self._cut_picture(catalog, job_id, request, capacity_bytes))
+                except UserError as problem:
+                    if first_index == 0 and len(wanted) == 1:
+                        raise
+                    raise type(problem)(f"request {first_index + offset}: {problem}") from None
+            return pictures
+
+        return await self._ask(cut_all)
+
+    async def recipes(
+        self, requests: Sequence[GenerateRequest], capacity_bytes: int | None
+    ) -> tuple[Recipe | UserError, ...]:
+        """The recipe of each request, or what is wrong with it."""
+
+        def cut_each(catalog: Catalog) -> tuple[Recipe | UserError, ...]:
+            return tuple(recipe_of(catalog, request) for request in requests)
+
+        def recipe_of(catalog: Catalog, request: GenerateRequest) -> Recipe | UserError:
+            try:
+                return self._cut_picture(catalog, JobId("asked"), request, capacity_bytes).recipe
+            except UserError as problem:
+                return problem
+
+        return await self._ask(cut_each)
+
+    async def cut_stage(
+        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+    ) -> CutJob:
+        """Cut one stage and what it needs beside the `given` results. Raises UserError."""
+
+        def cut(catalog: Catalog) -> CutJob:
+            job = cut_order(order, job_id, catalog, given)
+            if capacity_bytes is not None:
+                check_fits(job.job, capacity_bytes)
+            return job
+
+        return await self._ask(cut)
+
+    async def models(self) -> tuple[ModelListing, ...]:
+        """Every checkpoint."""
+        return await self._ask(lambda catalog: catalog.models())
+
+    async def loras(self) -> tuple[LoraListing, ...]:
+        """Every LoRA."""
+        return await self._ask(lambda catalog: catalog.loras())
+
+    async def open(self) -> None:
+        """Open the catalog now instead of at the first question."""
+        await self._ask(lambda catalog: None)
+
+    def close(self) -> None:
+        """Answer nothing any more."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _cut_picture(
+        self, catalog: Catalog, job_id: JobId, request: GenerateRequest, capacity_bytes: int | None
+    ) -> CutPicture:
+        recipe, job = cut_request(request, job_id, catalog)
+        if capacity_bytes is not None:
+            check_fits(job.job, capacity_bytes)
+        return CutPicture(replace(recipe, versions=self._versions), job)
+
+    async def _ask(self, question: Callable[[_RememberingCatalog], T]) -> T:
+        def answer() -> T:
+            if self._catalog is None:
+                self._catalog = _RememberingCatalog(self._open_catalog())
+                self._versions = _installed_versions()
+            self._catalog.forget_names()
+            return question(self._catalog)
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, answer)
+
+
+class _RememberingCatalog:
+    """A catalog that is asked the same thing once. Every answer but those to names is of a file's content."""
+
+    def __init__(self, catalog: ListingCatalog) -> None:
+        self._catalog = catalog
+        self._models: dict[str, ModelRef] = {}
+        self._loras: dict[tuple[str, float], LoraRef] = {}
+        self._components: dict[ModelRef, Mapping[Role, ComponentSpec]] = {}
+        self._sizes: dict[ModelRef, tuple[int, int]] = {}
+        self._uses: dict[tuple[ModelRef, Role, tuple[LoraRef, ...], int], ComponentUse] = {}
+        self._touches: dict[tuple[ModelRef, Role, LoraRef], bool] = {}
+
+    def forget_names(self) -> None:
+        """Files may have come or gone."""
+        self._models.clear()
+        self._loras.clear()
+
+    def models(self) -> tuple[ModelListing, ...]:
+        return self._catalog.models()
+
+    def loras(self) -> tuple[LoraListing, ...]:
+        return self._catalog.loras()
+
+    def find_model(self, name: str) -> ModelRef:
+        return _once(self._models, name, lambda: self._catalog.find_model(name))
+
+    def find_lora(self, name: str, strength: float) -> LoraRef:
+        return _once(self._loras, (name, strength), lambda: self._catalog.find_lora(name, strength))
+
+    def components(self, model: ModelRef) -> Mapping[Role, ComponentSpec]:
+        return _once(self._components, model, lambda: self._catalog.components(model))
+
+    def native_size(self, model: ModelRef) -> tuple[int, int]:
+        return _once(self._sizes, model, lambda: self._catalog.native_size(model))
+
+    def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
+        key = (model, role, loras, passes)
+        return _once(self._uses, key, lambda: self._catalog.use(model, role, loras, passes))
+
+    def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
+        return _once(self._touches, (model, role, lora), lambda: self._catalog.touches(model, role, lora))
+
+    def activation_bytes(self, model: ModelRef, work: Work) -> int:
+        return self._catalog.activation_bytes(model, work)
+
+    def run_seconds(self, model: ModelRef, work: Work) -> float:
+        return self._catalog.run_seconds(model, work)
+
+
+def _once(known: dict[K, T], key: K, find: Callable[[], T]) -> T:
+    if key not in known:
+        known[key] = find()
+    return known[key]
+
+
+def _installed_versions() -> dict[str, str]:
+    """The versions that a recipe tells. What is not installed as a distribution is left out."""
+    found = {}
+    for name in PICTURE_VERSIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

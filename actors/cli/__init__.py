@@ -1,0 +1,1 @@
+"""The `modelpool` command. Thin: parses arguments, calls the client, prints."""

@@ -1,0 +1,62 @@
+"""`modelpool batch`: a file of requests to pictures in a folder; the same command again goes on where it stopped."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from actors.cli import options
+from actors.cli.options import PoolOptions
+from actors.cli.session import session_of
+
+BATCH_HELP = (
+    "Make the pictures of a file, a request a line. Broken lines are told by number; the others are made."
+    "\n\n"
+    "A line is a JSON object with fields of a request (prompt, model, negative, loras, steps, cfg, sampler, schedule, "
+    "width, height, seed), or a row of a CSV file whose header names such fields. The same command again goes on where "
+    "it stopped: what is in --out already is left out."
+)
+
+
+def batch(
+    context: typer.Context,
+    job_file: Annotated[
+        Path, typer.Argument(metavar="JOBS", help="JOBS.jsonl or JOBS.csv: a request a line.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for pictures, manifest, contact sheet.", metavar="DIR")],
+    model: Annotated[
+        str | None, typer.Option("--model", help="For lines that name no model.", metavar="NAME", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without one.", metavar="N")] = 0,
+    again: Annotated[bool, typer.Option("--again", help="Make what is in --out already, too.", metavar=" ")] = False,
+    as_json: options.AsJson = False,
+    gpus: options.Gpus = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    config: options.Config = None,
+    pool: options.PoolName = None,
+) -> None:
+    """Read the file, start a pool, make what is missing. Exits with 2 when no line of the file can be used."""
+    from actors.cli.job_file import read_job_file
+    from actors.cli.running import Run, Wanted, make_all, started
+    from actors.cli.screen import counted, people_console, say
+
+    defaults: dict[str, Any] = {} if model is None else {"model": model}
+    jobs = read_job_file(job_file, defaults, seed)
+    console = people_console()
+    for line in jobs.broken:
+        say(console, f"{job_file}:{line.number}: {line.message}", "red")
+    if jobs.broken:
+        say(console, f"{counted(len(jobs.broken), 'line')} of {job_file} cannot be used, {len(jobs.lines)} can", "red")
+    session = session_of(context)
+    if not jobs.lines:
+        raise typer.Exit(2)
+    where = PoolOptions(config, gpus, device, vram, pool)
+    with started(session, where) as running:
+        wanted = (Wanted(place, line.request, f"{job_file}:{line.number}: ") for place, line in enumerate(jobs.lines))
+        go_on = shlex.join(["modelpool", *session.arguments])
+        run = Run(tuple(wanted), out, not again, as_json, go_on, refused=len(jobs.broken))
+        raise typer.Exit(make_all(run, running))

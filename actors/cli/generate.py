@@ -1,0 +1,79 @@
+"""`modelpool generate`: prompts on the command line to pictures in a folder."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from actors.cli import options
+from actors.cli.options import PoolOptions
+from actors.cli.session import session_of
+from pool.errors import unusable_field
+
+#: seeds that are drawn stay small enough to read out
+_DRAWN_SEEDS = 2**32
+_SEEDS = 2**64
+
+
+def generate(
+    context: typer.Context,
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What to show.", show_default=False)],
+    model: options.Model = None,
+    lora: options.Lora = None,
+    negative: options.Negative = None,
+    steps: options.Steps = None,
+    cfg: options.Cfg = None,
+    sampler: options.Sampler = None,
+    schedule: options.Schedule = None,
+    size: options.Size = None,
+    seed: options.Seed = None,
+    n: options.Number = 1,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    as_json: options.AsJson = False,
+    gpus: options.Gpus = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    config: options.Config = None,
+    pool: options.PoolName = None,
+) -> None:
+    """Make pictures: -n of each PROMPT, as PNG files that carry their recipe."""
+    from actors.cli.opening import output_for
+    from actors.cli.running import Run, Wanted, make_all, started
+    from actors.requests import GenerateRequest
+
+    if n < 1:
+        raise unusable_field("-n", n, "a whole number from 1")
+    for text in (*prompts, negative or ""):
+        options.require_text("PROMPT", text)
+    first_seed = secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
+    fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size)
+    GenerateRequest(model=model or "any", prompt="", seed=first_seed, **fields)  # complain before a pool is started
+    session = session_of(context)
+    where = PoolOptions(config, gpus, device, vram, pool)
+    with started(session, where) as running:
+        name = options.model_or_only_one(model, running)
+        wanted = [
+            Wanted(place, GenerateRequest(model=name, prompt=prompt, seed=a_seed, **fields))
+            for place, (prompt, a_seed) in enumerate(prompts_and_seeds(prompts, first_seed, n))
+        ]
+        go_on = how_to_go_on(session.arguments, first_seed)
+        run = Run(tuple(wanted), output_for(where, out), resume, as_json, go_on, all_or_nothing=True)
+        raise typer.Exit(make_all(run, running))
+
+
+def prompts_and_seeds(prompts: Sequence[str], first_seed: int, n: int) -> list[tuple[str, int]]:
+    """Every prompt with the same `n` seeds, so that pictures of one seed can be compared."""
+    return [(prompt, (first_seed + i) % _SEEDS) for prompt in prompts for i in range(n)]
+
+
+def how_to_go_on(arguments: Sequence[str], first_seed: int) -> str:
+    """The command line that makes what is missing of this one: same seed, what is there left out."""
+    says_seed = any(a == "--seed" or a.startswith("--seed=") for a in arguments)
+    seed = [] if says_seed else ["--seed", str(first_seed)]
+    resume = [] if "--resume" in arguments else ["--resume"]
+    return shlex.join(["modelpool", *arguments, *seed, *resume])

@@ -1,0 +1,203 @@
+"""`modelpool inspect`: what a checkpoint, a LoRA or a picture is, from the file itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actors.cli import options
+from actors.cli.options import PoolOptions
+from pool.errors import UnknownArchitecture, UserError, format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from actors.recipe import Recipe
+    from pool.checkpoints.describe import CheckpointInfo, LoraInfo
+
+#: metadata of training tools run to kilobytes a value
+_MOST_CHARACTERS = 200
+_MOST_NAMES = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found: for programs, and for people."""
+
+    plain: dict[str, Any]
+    shown: tuple[RenderableType, ...]
+
+
+def inspect_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors or .png file.", show_default=False)],
+    as_json: options.AsJson = False,
+    config: options.Config = None,
+) -> None:
+    """Show what a FILE is: a checkpoint, a LoRA (and which of the models it belongs to), or a picture's recipe."""
+    from actors.cli.screen import people_console, print_json, show
+
+    found = look_at(file, PoolOptions(config=config))
+    if as_json:
+        print_json(sys.stdout, found.plain)
+        return
+    console = people_console(sys.stdout)
+    for part in found.shown:
+        show(console, part)
+
+
+def look_at(file: Path, options: PoolOptions) -> Findings:
+    """What `file` is. Raises UserError when it is nothing of ours."""
+    if not file.is_file():
+        raise UserError(f"{file}: {'is a folder' if file.is_dir() else 'no such file'}")
+    with file.open("rb") as opened:
+        start = opened.read(8)
+    if start.startswith(b"\x89PNG"):
+        return _picture(file)
+    from pool.checkpoints.describe import describe, describe_lora
+
+    try:
+        return _checkpoint(describe(file))
+    except UnknownArchitecture as no_checkpoint:
+        try:
+            lora = describe_lora(file)
+        except UnknownArchitecture:
+            raise no_checkpoint from None
+    return _lora(lora, options)
+
+
+def _picture(file: Path) -> Findings:
+    from actors.cli.tables import facts_table
+    from actors.outputs.png_text import read_parameters, read_recipe
+
+    try:
+        recipe = read_recipe(file)
+    except UserError as no_recipe:
+        try:
+            parameters = read_parameters(file)
+        except UserError:
+            raise no_recipe from None
+        facts = [("prompt", parameters.prompt), ("negative", parameters.negative), *parameters.values.items()]
+        return Findings(
+            {"kind": "picture", "path": str(file), "parameters": dataclasses.asdict(parameters)},
+            (facts_table([("picture", f"{file} (A1111 parameters; no recipe of modelpool)"), *facts]),),
+        )
+    plain = {"kind": "picture", "path": str(file), "digest": recipe.digest, "recipe": recipe.as_json()}
+    return Findings(plain, (facts_table([("picture", str(file)), *recipe_facts(recipe)]),))
+
+
+def recipe_facts(recipe: Recipe) -> list[tuple[str, str]]:
+    """A recipe, line by line."""
+    loras = [(f"LoRA {lora.name}", f"strength {lora.strength:g}  (sha256 {lora.sha256})") for lora in recipe.loras]
+    return [
+        ("prompt", recipe.prompt),
+        ("negative", recipe.negative),
+        ("model", f"{recipe.model}  (sha256 {recipe.model_sha256})"),
+        *loras,
+        ("sampler", f"{recipe.sampler}, {recipe.schedule} schedule, {recipe.steps} steps"),
+        ("guidance", f"{recipe.cfg:g}"),
+        ("size", f"{recipe.width}x{recipe.height}"),
+        ("seed", str(recipe.seed)),
+        ("recipe", recipe.digest),
+        ("made with", ", ".join(f"{name} {version}" for name, version in sorted(recipe.versions.items()))),
+    ]
+
+
+def _checkpoint(info: CheckpointInfo) -> Findings:
+    from actors.cli.tables import facts_table, rows_table
+
+    facts = [
+        ("checkpoint", info.path),
+        ("family", info.title),
+        ("size", f"{format_bytes(info.file_bytes)}, of which {format_bytes(info.other_bytes)} belong to no component"),
+        ("native size", f"{info.width}x{info.height} pixels"),
+        ("sha256", _sha256(info.path)),
+    ]
+    rows = [
+        (
+            component.role.value.replace("_", " "),
+            str(component.tensors),
+            f"{component.parameters:,}",
+            format_bytes(component.storage_bytes),
+            ", ".join(f"{dtype} {format_bytes(count)}" for dtype, count in component.dtypes.items()),
+        )
+        for component in info.components
+    ]
+    headings = ("component", "tensors", "parameters", "in the file", "of it")
+    plain = {"kind": "checkpoint", "sha256": _sha256(info.path), **_plain(info)}
+    table = rows_table(headings, rows, right=headings[1:4])
+    return Findings(plain, (facts_table(facts), table, facts_table(_metadata(info.metadata))))
+
+
+def _lora(info: LoraInfo, options: PoolOptions) -> Findings:
+    from actors.cli.tables import facts_table, rows_table
+
+    matches = lora_matches(info, options)
+    facts = [
+        ("LoRA", info.path),
+        ("kind", f"{', '.join(info.algorithms)}, keys named as {', '.join(info.styles)} does"),
+        ("size", f"{format_bytes(info.file_bytes)} in {info.tensors} tensors"),
+        *((role.value.replace("_", " "), f"{count} modules") for role, count in info.modules.items()),
+        ("ranks", ", ".join(f"{rank} ({count})" for rank, count in info.ranks.items()) or "none"),
+        ("alphas", ", ".join(f"{alpha:g} ({count})" for alpha, count in info.alphas.items()) or "none"),
+        ("sha256", _sha256(info.path)),
+    ]
+    if info.unknown:
+        more = f" and {len(info.unknown) - _MOST_NAMES} more" if len(info.unknown) > _MOST_NAMES else ""
+        facts.append(("not understood", ", ".join(info.unknown[:_MOST_NAMES]) + more))
+    plain = {"kind": "lora", "sha256": _sha256(info.path), "models": matches, **_plain(info)}
+    table = rows_table(("model", "belongs to it"), [(m["model"], m["verdict"]) for m in matches])
+    shown = (facts_table(facts), *((table,) if matches else ()), facts_table(_metadata(info.metadata)))
+    return Findings(plain, shown)
+
+
+def lora_matches(info: LoraInfo, options: PoolOptions) -> list[dict[str, Any]]:
+    """How the LoRA meets each model that is known: the counts of its keys, in words where it does not belong."""
+    from actors.cli.opening import settings_for
+    from pool.catalog import Catalog
+    from pool.open_model import OpenModel
+    from pool.work import LoraRef
+
+    folders = settings_for(options).models
+    catalog = Catalog(folders.folders, folders.loras, "cpu")
+    lora = LoraRef(Path(info.path).stem, info.path, _sha256(info.path), 1.0)
+    found: list[dict[str, Any]] = []
+    for listing in catalog.models():
+        if listing.problem:
+            continue
+        try:
+            match = OpenModel(catalog.find_model(listing.name), "cpu").match(lora)
+        except UserError as refusal:
+            found.append({"model": listing.name, "belongs": False, "verdict": f"no: {refusal}"})
+            continue
+        verdict = f"yes: {match.matched} of its {match.total} keys matched"
+        found.append({"model": listing.name, "belongs": True, "verdict": verdict})
+    return found
+
+
+def _metadata(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [
+        (key, value if len(value) <= _MOST_CHARACTERS else f"{value[:_MOST_CHARACTERS]}... ({len(value)} characters)")
+        for key, value in sorted(metadata.items())
+    ]
+
+
+def _sha256(path: str) -> str:
+    from pool.checkpoints.file_hash import file_sha256
+
+    return file_sha256(path)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it: dataclasses and mappings as objects, enum members as their values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return getattr(value, "value", value)

@@ -1,0 +1,174 @@
+"""Job files: one `GenerateRequest` a line, as JSON lines or as CSV with a header of field names.
+
+Knows text and field names; not which models exist. Rules
+1. A line that cannot be used is reported by number; it does not touch the others.
+2. A line without a seed gets one made of what it says and of how often the file has said it before, so that the same
+   file asks for the same pictures each time, and a batch that was stopped can go on.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.requests import GenerateRequest
+from pool.errors import UserError, unknown_name, unusable_field
+
+#: between the LoRAs of a CSV cell: "light:0.8; outline:1"
+LORA_SEPARATOR = ";"
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine:
+    """A usable line. `request.seed` is set."""
+
+    number: int
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenLine:
+    """A line that cannot be used, and why."""
+
+    number: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """What a file asks for, line by line in its order."""
+
+    path: Path
+    lines: tuple[JobLine, ...]
+    broken: tuple[BrokenLine, ...]
+
+
+def read_job_file(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> JobFile:
+    """The requests of a .jsonl or .csv file. `defaults` fill in fields that a line does not have; `seed` varies the
+    seeds of lines that have none.
+
+    Raises UserError when the file as a whole cannot be used: missing, empty, another kind, a header with a wrong name.
+    """
+    lines: list[JobLine] = []
+    broken: list[BrokenLine] = []
+    seen: Counter[str] = Counter()
+    for number, found in _rows(path):
+        if isinstance(found, str):
+            broken.append(BrokenLine(number, found))
+            continue
+        try:
+            request = GenerateRequest(**{**defaults, **found})
+        except UserError as error:
+            broken.append(BrokenLine(number, str(error)))
+            continue
+        lines.append(JobLine(number, _seeded(request, seed, seen)))
+    if not lines and not broken:
+        raise UserError(f"{path}: found no lines, expected one request a line")
+    return JobFile(path, tuple(lines), tuple(broken))
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Each line's number with its fields, or with what is wrong with it."""
+    readers = {".jsonl": _json_rows, ".ndjson": _json_rows, ".csv": _csv_rows}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise unusable_field("job file", str(path), f"a name that ends in {', '.join(readers)}")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return reader(path, content.removeprefix(b"\xef\xbb\xbf"))
+
+
+def _json_rows(_path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip():
+            yield number, _json_row(line)
+
+
+def _json_row(line: bytes) -> dict[str, Any] | str:
+    try:
+        fields = json.loads(line.decode("utf-8"), object_pairs_hook=_without_repeats)
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 text (byte {error.start} of the line)"
+    except json.JSONDecodeError as error:
+        return f"not JSON: {error.msg} at column {error.colno}"
+    except UserError as error:
+        return str(error)
+    if _holds_half_characters(fields):
+        return "found half of a character (a lone surrogate such as \\ud800), expected whole ones"
+    if not isinstance(fields, dict):
+        return f"found {type(fields).__name__}, expected an object such as " + '{"model": "shapes", "prompt": "..."}'
+    return fields
+
+
+def _holds_half_characters(fields: object) -> bool:
+    """JSON can spell what no text can hold."""
+    try:
+        json.dumps(fields, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise UserError(f"field {repeated!r} is given twice")
+    return fields
+
+
+def _csv_rows(path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    names: list[str] = []
+    try:
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not names:
+                names = _header(path, cells)
+            elif len(cells) > len(names):
+                yield reader.line_num, f"found {len(cells)} cells, expected the {len(names)} of the header"
+            else:
+                yield reader.line_num, _csv_row(names, cells)
+    except csv.Error as error:
+        yield reader.line_num, f"not CSV: {error}; the lines after it are not read"
+
+
+def _header(path: Path, cells: list[str]) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    for name in names:
+        if name not in GenerateRequest.model_fields:
+            raise UserError(f"{path}: header: {unknown_name('column', name, GenerateRequest.model_fields)}")
+        if names.count(name) > 1:
+            raise UserError(f"{path}: header: column {name!r} is there twice")
+    return names
+
+
+def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
+    """The fields of one row; an empty cell is a field that is not given."""
+    fields: dict[str, Any] = {name: cell for name, cell in zip(names, cells, strict=False) if cell.strip()}
+    if "loras" in fields:
+        fields["loras"] = [part.strip() for part in fields["loras"].split(LORA_SEPARATOR) if part.strip()]
+    return fields
+
+
+def _seeded(request: GenerateRequest, seed: int, seen: Counter[str]) -> GenerateRequest:
+    if request.seed is not None:
+        return request
+    said = json.dumps(request.model_dump(exclude={"seed"}))
+    digest = hashlib.sha256(f"{seed} {seen[said]} {said}".encode()).digest()
+    seen[said] += 1
+    return request.model_copy(update={"seed": int.from_bytes(digest[:4])})

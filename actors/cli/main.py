@@ -1,0 +1,104 @@
+"""The `modelpool` command: its subcommands, its exit codes.
+
+Exit codes: 0 all is made; 1 something failed; 2 the command or a file is wrong, and nothing was started; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from actors.cli.batch import BATCH_HELP, batch
+from actors.cli.generate import generate
+from actors.cli.inspecting import inspect_file
+from actors.cli.listing import models
+from actors.cli.serving import down, status, up
+from actors.cli.session import Session, new_session
+from pool.errors import UserError
+
+EXIT_FAILED = 1
+EXIT_WRONG = 2
+
+HELP = (
+    "Pictures from a pool of GPUs."
+    "\n\n"
+    "Without --config, the first of these that is there is used: the file that MODELPOOL_CONFIG names; modelpool.toml "
+    "here; the folders ./models and ./loras here; the small example model of a checkout. What --gpus, --device and "
+    "--vram say goes before what a configuration says."
+    "\n\n"
+    'Try:  modelpool generate "a red circle" "a blue square" -n 4 --out pictures'
+)
+
+
+def build_app() -> typer.Typer:
+    """The command with all its subcommands."""
+    app = typer.Typer(
+        name="modelpool",
+        help=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_version)
+    app.command(no_args_is_help=True)(generate)
+    app.command(help=BATCH_HELP, no_args_is_help=True)(batch)
+    app.command()(up)
+    app.command()(status)
+    app.command()(down)
+    app.command()(models)
+    app.command("inspect", no_args_is_help=True)(inspect_file)
+    return app
+
+
+def run(arguments: Sequence[str], session: Session | None = None) -> int:
+    """Run the command; its exit code. What a person got wrong is one line on stderr."""
+    from actors.cli.screen import people_console, say
+
+    try:
+        build_app()(list(arguments), prog_name="modelpool", obj=session or new_session(arguments))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except UserError as error:
+        say(people_console(), f"modelpool: {error}", "red")
+        return EXIT_WRONG
+    except RuntimeError as error:
+        if not _is_told(error):
+            raise
+        say(people_console(), f"modelpool: {error}", "red")
+        return EXIT_FAILED
+    return 0
+
+
+def _is_told(error: RuntimeError) -> bool:
+    """An error of ours that says all there is to say: the pool went away."""
+    from actors.outcomes import PoolLost
+
+    return isinstance(error, PoolLost)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _version_asked(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"modelpool {version('modelpool')}")
+        except PackageNotFoundError:
+            typer.echo("modelpool, not installed: run from its folder")
+        raise typer.Exit
+
+
+_VERSION = typer.Option(
+    False, "--version", help="Show the version.", metavar=" ", callback=_version_asked, is_eager=True
+)
+
+
+def _version(version: bool = _VERSION) -> None:
+    """`version` is handled by its callback."""

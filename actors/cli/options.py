@@ -1,0 +1,135 @@
+"""The options that several commands share, and what their text means.
+
+Knows words on a command line; not what they are for. Defaults of a request stand in `GenerateRequest`; options that are
+not given are left out, so that there is one place for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pool.errors import UserError, unusable_field
+
+if TYPE_CHECKING:
+    from actors.cli.ports import Pool
+
+_POOL = "The pool"
+_PICTURE = "The picture"
+_OUTPUT = "What comes out"
+#: in the place of a flag's value, where typer would write <bool>
+_NO_VALUE = " "
+
+
+class DeviceKind(StrEnum):
+    """What workers run on."""
+
+    AUTO = "auto"
+    CUDA = "cuda"
+    SIM = "sim"
+    CPU = "cpu"
+
+
+def _option(flag: str, text: str, panel: str, metavar: str | None = None) -> Any:
+    return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False, metavar=metavar)
+
+
+# Defaults are told here and set in `GenerateRequest` and `PoolConfig`; a test compares.
+_SAMPLERS = "euler, euler_ancestral, dpmpp_2m, ddim, uni_pc (default: euler)."
+_SCHEDULES = "normal, karras, simple, ... (default: the sampler's own)."
+_FOLDER = "Folder for pictures, manifest, contact sheet (default: outputs)."
+_DEVICES = "What to run on (default: cuda where there is a GPU, else sim)."
+
+Model = Annotated[str | None, _option("--model", "Model by name (default: the only one there is).", _PICTURE, "NAME")]
+Lora = Annotated[list[str] | None, _option("--lora", "LoRA and strength; may be given again.", _PICTURE, "NAME:X")]
+Negative = Annotated[str | None, _option("--negative", "What the picture should not show.", _PICTURE, "TEXT")]
+Steps = Annotated[int | None, _option("--steps", "Sampling steps (default: 20).", _PICTURE, "N")]
+Cfg = Annotated[float | None, _option("--cfg", "Guidance scale, 1 is none (default: 5).", _PICTURE, "X")]
+Sampler = Annotated[str | None, _option("--sampler", _SAMPLERS, _PICTURE, "NAME")]
+Schedule = Annotated[str | None, _option("--schedule", _SCHEDULES, _PICTURE, "NAME")]
+Size = Annotated[str | None, _option("--size", "Pixels, such as 512x768 (default: the model's own).", _PICTURE, "WxH")]
+Seed = Annotated[int | None, _option("--seed", "Of the first picture, then counting (default: drawn).", _PICTURE, "N")]
+Number = Annotated[int, _option("-n", "Pictures of each prompt (default: 1).", _PICTURE, "N")]
+
+Out = Annotated[Path | None, _option("--out", _FOLDER, _OUTPUT, "DIR")]
+Resume = Annotated[bool, _option("--resume", "Leave out pictures that are there already.", _OUTPUT, _NO_VALUE)]
+AsJson = Annotated[bool, _option("--json", "JSON on stdout, an object a line.", _OUTPUT, _NO_VALUE)]
+
+Gpus = Annotated[int | None, _option("--gpus", "Workers, one for each GPU (default: all, or 2 simulated).", _POOL, "N")]
+Device = Annotated[DeviceKind | None, _option("--device", _DEVICES, _POOL)]
+Vram = Annotated[str | None, _option("--vram", "Use no more of each GPU than this: 24GiB, 64MiB.", _POOL, "SIZE")]
+Config = Annotated[Path | None, _option("--config", "Configuration (default: see modelpool --help).", _POOL, "FILE")]
+PoolName = Annotated[str | None, _option("--pool", "Use a running pool, by name or host:port.", _POOL, "NAME")]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """Which pool to use, or how to start one. None is "not said"."""
+
+    config: Path | None = None
+    gpus: int | None = None
+    device: DeviceKind | None = None
+    vram: str | None = None
+    pool: str | None = None
+
+    def __post_init__(self) -> None:
+        starting = {"--config": self.config, "--gpus": self.gpus, "--device": self.device, "--vram": self.vram}
+        given = [flag for flag, value in starting.items() if value is not None]
+        if self.pool is not None and given:
+            raise UserError(f"{given[0]}: belongs to starting a pool, and --pool {self.pool} uses a running one")
+        if self.gpus is not None and self.gpus < 1:
+            raise unusable_field("--gpus", self.gpus, "a whole number from 1")
+
+
+def request_fields(
+    negative: str | None = None,
+    lora: list[str] | None = None,
+    steps: int | None = None,
+    cfg: float | None = None,
+    sampler: str | None = None,
+    schedule: str | None = None,
+    size: str | None = None,
+) -> dict[str, Any]:
+    """The fields of a request that were given."""
+    fields: dict[str, Any] = {
+        "negative": negative,
+        "loras": tuple(lora) if lora else None,
+        "steps": steps,
+        "cfg": cfg,
+        "sampler": sampler,
+        "schedule": schedule,
+    }
+    if size is not None:
+        fields["width"], fields["height"] = parse_size(size)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """(64, 96) of '64x96'. Raises UnusableField."""
+    width, cross, height = text.lower().partition("x")
+    if not (cross and width.strip().isdecimal() and height.strip().isdecimal()):
+        raise unusable_field("--size", text, "WIDTHxHEIGHT in pixels, such as 512x768")
+    return int(width), int(height)
+
+
+def require_text(name: str, text: str) -> None:
+    """Raise UnusableField for bytes that are no text in the terminal's encoding."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise unusable_field(name, ascii(text), "text in the encoding of the terminal") from None
+
+
+def model_or_only_one(given: str | None, pool: Pool) -> str:
+    """The model that was named, or the only one. Raises UserError when that leaves a choice."""
+    if given is not None:
+        return given
+    names = sorted(listing.name for listing in pool.models())
+    if len(names) != 1:
+        known = ", ".join(names) or "none"
+        raise UserError(f"--model: nothing was given, expected one of the models that the pool has: {known}")
+    return names[0]

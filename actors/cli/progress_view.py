@@ -1,0 +1,161 @@
+"""A submission on its way, shown to people: bars on a terminal, a line a picture elsewhere.
+
+Knows how to draw a `Progress`; not how to get one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol, Self
+
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from actors.cli.screen import duration, say
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.console import Console, RenderableType
+
+    from actors.progress import Progress
+
+_BAR_CELLS = 22
+_MOST_RUNNING = 16
+
+
+class View(Protocol):
+    """Shows one submission while it is entered. `update` may come from another thread than the rest."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def update(self, progress: Progress) -> None: ...
+    def picture(self, text: str) -> None: ...
+    def failure(self, text: str) -> None: ...
+    def notice(self, text: str) -> None: ...
+
+
+def view_for(console: Console) -> View:
+    """Bars where they can be drawn."""
+    return BarsView(console) if console.is_terminal and not console.is_dumb_terminal else LinesView(console)
+
+
+class BarsView:
+    """One bar for the submission and one for each running job. Finished pictures show in the bar only."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started = time.monotonic()
+        # drawn by `update` alone: two threads that draw make a terminal flicker
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def update(self, progress: Progress) -> None:
+        """Draw `progress` now."""
+        rows = min(_MOST_RUNNING, max(1, self._console.height - 4))
+        self._live.update(bars(progress, time.monotonic() - self._started, rows), refresh=True)
+
+    def picture(self, text: str) -> None:
+        """Nothing: the bar has moved."""
+
+    def failure(self, text: str) -> None:
+        """A line that stays, above the bars."""
+        say(self._console, text, "red")
+
+    def notice(self, text: str) -> None:
+        """A line that stays, above the bars."""
+        say(self._console, text, "yellow")
+
+
+class LinesView:
+    """A line for each picture and each failure. Nothing moves."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._ended = 0
+        self._total = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def update(self, progress: Progress) -> None:
+        """Keep the number of jobs for the lines to come."""
+        self._total = progress.total
+
+    def picture(self, text: str) -> None:
+        """One line."""
+        self._count(text)
+
+    def failure(self, text: str) -> None:
+        """One line."""
+        self._count(text)
+
+    def notice(self, text: str) -> None:
+        """One line."""
+        say(self._console, text)
+
+    def _count(self, text: str) -> None:
+        self._ended += 1
+        total = max(self._total, self._ended)
+        say(self._console, f"[{self._ended:>{len(str(total))}}/{total}] {text}")
+
+
+def bars(progress: Progress, elapsed_seconds: float, most_running: int = _MOST_RUNNING) -> RenderableType:
+    """The picture of `progress`: the submission first, then what runs, by worker."""
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(width=_BAR_CELLS)
+    grid.add_column(no_wrap=True, justify="right")
+    grid.add_column(no_wrap=True, ratio=1)  # what is left of the line: prompts give way first
+    grid.add_row(
+        Text("pictures", style="bold"),
+        "",
+        _bar(progress.ended, progress.total),
+        f"{progress.ended}/{progress.total}",
+        Text(", ".join(_remarks(progress, elapsed_seconds)), overflow="ellipsis"),
+    )
+    shown = sorted(progress.running, key=lambda job: (job.worker, job.index))[:most_running]
+    for job in shown:
+        grid.add_row(
+            Text(str(job.worker), style="cyan"),
+            job.stage.value,
+            _bar(job.step, job.steps),
+            f"{job.step}/{job.steps}" if job.steps else "",
+            Text(job.prompt.replace("\n", " "), overflow="ellipsis", style="dim"),
+        )
+    if len(shown) < len(progress.running):
+        grid.add_row("", "", f"and {len(progress.running) - len(shown)} more running")
+    return grid
+
+
+def _remarks(progress: Progress, elapsed_seconds: float) -> list[str]:
+    remarks = [duration(elapsed_seconds)]
+    if 0 < progress.done < progress.total:
+        remarks.append(f"{duration(elapsed_seconds / progress.ended * (progress.total - progress.ended))} to go")
+    if progress.failed:
+        remarks.append(f"{progress.failed} failed")
+    if progress.cancelled:
+        remarks.append(f"{progress.cancelled} cancelled")
+    return remarks
+
+
+def _bar(done: int, total: int) -> ProgressBar:
+    return ProgressBar(total=max(total, 1), completed=done, width=_BAR_CELLS)

@@ -1,0 +1,267 @@
+"""Makes what was asked for and tells how it went: shared by `generate` and `batch`.
+
+Knows the pool through its port, and what people and programs want to read; not where requests come from. Rules
+1. A picture is safe as soon as it is finished: stopping loses only what is under way.
+2. `--json` prints one object a picture, in the order in which they finish, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from actors.cli.interrupts import EXIT_INTERRUPTED, StopRequest
+from actors.cli.progress_view import View, view_for
+from actors.cli.screen import counted, duration, json_on_stdout, people_console, print_json, say, show
+from actors.cli.tables import summary_table
+from pool.errors import UserError
+from pool.spec import RunErrorKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from actors.cli.options import PoolOptions
+    from actors.cli.ports import Jobs, Pool
+    from actors.cli.session import Session
+    from actors.outcomes import ImageResult, JobFailure, Summary
+    from actors.outputs.folder import KeptPicture
+    from actors.requests import GenerateRequest
+
+EXIT_FAILED = 1
+#: how often a display is drawn and a request to stop is noticed
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One picture to have at the end. `place` is its number among all, from 0; `origin` is where it was asked for."""
+
+    place: int
+    request: GenerateRequest
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """What is wanted, by what there is to do about it."""
+
+    to_make: tuple[Wanted, ...]
+    kept: tuple[tuple[Wanted, KeptPicture], ...]
+    #: with what is wrong
+    refused: tuple[tuple[Wanted, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All that a command decided before anything is made.
+
+    resume          leave out pictures that are in `output` already
+    refused         how many could not even be asked for (that was told already)
+    how_to_go_on    the command line that makes the rest after Ctrl-C
+    all_or_nothing  one request that cannot be asked for is an error; otherwise the others are made
+    """
+
+    wanted: tuple[Wanted, ...]
+    output: Path
+    resume: bool
+    as_json: bool
+    how_to_go_on: str
+    refused: int = 0
+    all_or_nothing: bool = False
+
+
+@contextlib.contextmanager
+def started(session: Session, options: PoolOptions) -> Iterator[Pool]:
+    """A pool for the time of a command. Says that it is being started, which takes a few seconds."""
+    console = people_console()
+    text = f"joining pool {options.pool}" if options.pool else "starting the pool"
+    if not console.is_terminal:
+        say(console, text)
+    with console.status(text) if console.is_terminal else contextlib.nullcontext():
+        pool = session.open_pool(options)
+    with pool:
+        yield pool
+
+
+def sort_wanted(wanted: Sequence[Wanted], pool: Pool, finished: Mapping[str, KeptPicture]) -> Sorted:
+    """Ask the pool what each request means, and look whether its picture is there."""
+    to_make: list[Wanted] = []
+    kept: list[tuple[Wanted, KeptPicture]] = []
+    refused: list[tuple[Wanted, str]] = []
+    for one, recipe in zip(wanted, pool.recipes([one.request for one in wanted]), strict=True):
+        if isinstance(recipe, UserError):
+            refused.append((one, str(recipe)))
+        elif recipe.digest in finished:
+            kept.append((one, finished[recipe.digest]))
+        else:
+            to_make.append(one)
+    return Sorted(tuple(to_make), tuple(kept), tuple(refused))
+
+
+def make_all(run: Run, pool: Pool) -> int:
+    """Make what `run` wants and is not there; the exit code. Raises UserError."""
+    from actors.outputs.folder import OutputFolder
+
+    console = people_console()
+    folder = OutputFolder(run.output)
+    plan = sort_wanted(run.wanted, pool, folder.kept() if run.resume else {})
+    for one, message in plan.refused:
+        if run.all_or_nothing:
+            raise UserError(message)
+        say(console, f"{one.origin}{message}", "red")
+    if plan.kept:
+        already = "is" if len(plan.kept) == 1 else "are"
+        say(console, f"{counted(len(plan.kept), 'picture')} {already} in {run.output} already, and left as found")
+    with json_on_stdout() if run.as_json else contextlib.nullcontext(None) as stream:
+        if stream is not None:
+            for one, picture in plan.kept:
+                print_json(stream, kept_json(one, picture))
+        failures: list[JobFailure] = []
+        summary = None
+        if plan.to_make:
+            jobs = pool.submit([one.request for one in plan.to_make], output=run.output)
+            with StopRequest() as stop:
+                failures = _follow(jobs, plan.to_make, view_for(console), stop, stream)
+            summary = jobs.summary()
+    _tell(console, run, folder.contact_sheet() if folder.finished() else None, failures, summary)
+    if summary is not None and summary.cancelled:
+        say(console, f"Stopped. To go on: {run.how_to_go_on}", "yellow")
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if failures or plan.refused or run.refused else 0
+
+
+def picture_json(one: Wanted, image: ImageResult) -> dict[str, Any]:
+    """What a program learns of a finished picture."""
+    from actors.outputs.folder import pixels_sha256, plain
+
+    return {
+        "index": one.place,
+        "prompt": image.recipe.prompt,
+        "seed": image.seed,
+        "path": str(image.path) if image.path else None,
+        "sha256": pixels_sha256(image.pixels),
+        "worker": image.worker,
+        "seconds": round(image.seconds, 4),
+        "skipped": False,
+        "recipe": image.recipe.as_json(),
+        "tasks": [plain(task) for task in image.tasks],
+    }
+
+
+def kept_json(one: Wanted, kept: KeptPicture) -> dict[str, Any]:
+    """The same of a picture that was there already."""
+    return {
+        "index": one.place,
+        "prompt": kept.recipe.prompt,
+        "seed": kept.recipe.seed,
+        "path": str(kept.path),
+        "sha256": kept.pixels_sha256,
+        "worker": kept.entry["worker"],
+        "seconds": kept.entry["seconds"],
+        "skipped": True,
+        "recipe": kept.recipe.as_json(),
+        "tasks": kept.entry["tasks"],
+    }
+
+
+def _follow(
+    jobs: Jobs, wanted: Sequence[Wanted], view: View, stop: StopRequest, stream: TextIO | None
+) -> list[JobFailure]:
+    """Show and print what ends until all has ended. The failures, those that were asked to stop left out."""
+    from actors.outcomes import ImageResult
+
+    failures: list[JobFailure] = []
+    with view, _watched(jobs, view, stop):
+        for result in jobs.results():
+            one = wanted[result.index]
+            if isinstance(result, ImageResult):
+                view.picture(_picture_line(result))
+                if stream is not None:
+                    print_json(stream, picture_json(one, result))
+            elif not result.cancelled:
+                failures.append(result)
+                view.failure(f"failed: {_failure_line(one, result)}")
+    return failures
+
+
+@contextlib.contextmanager
+def _watched(jobs: Jobs, view: View, stop: StopRequest) -> Iterator[None]:
+    """Draw the progress and pass on a request to stop, from a thread: the caller waits for results meanwhile.
+
+    What goes wrong in the thread is raised at the end.
+    """
+    ended = threading.Event()
+    errors: list[Exception] = []
+
+    def watch() -> None:
+        passed_on = False
+        try:
+            while not ended.wait(_LOOK_SECONDS):
+                view.update(jobs.progress())
+                if stop.asked and not passed_on:
+                    passed_on = True
+                    view.notice("stopping at the next step; what is finished stays (Ctrl-C again ends at once)")
+                    jobs.cancel()
+        except Exception as error:
+            errors.append(error)
+
+    view.update(jobs.progress())
+    thread = threading.Thread(target=watch, name="watch jobs", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _tell(
+    console: Console,
+    run: Run,
+    sheet: Path | None,
+    failures: Sequence[JobFailure],
+    summary: Summary | None,
+) -> None:
+    """The end of the story, for people."""
+    if summary is not None:
+        if summary.tasks:
+            show(console, summary_table(summary))
+            console.print()
+        say(console, _headline(summary), "bold")
+    _tell_internal_error(console, failures)
+    if sheet is not None:
+        say(console, f"pictures: {run.output}   contact sheet: {sheet}")
+
+
+def _headline(summary: Summary) -> str:
+    parts = [f"{counted(summary.succeeded, 'picture')} in {duration(summary.seconds)}"]
+    if summary.succeeded and summary.seconds > 0:
+        rate = summary.succeeded / summary.seconds
+        parts[0] += f" ({rate:.2g} a second)" if rate >= 0.1 else f" ({duration(1 / rate)} each)"
+    parts += [f"{summary.failed} failed"] if summary.failed else []
+    parts += [f"{summary.cancelled} not made"] if summary.cancelled else []
+    return ", ".join(parts)
+
+
+def _tell_internal_error(console: Console, failures: Sequence[JobFailure]) -> None:
+    """A mistake of ours is shown once with all that is known; other failures have said what they are."""
+    ours = [failure for failure in failures if failure.kind is RunErrorKind.INTERNAL and failure.traceback_text]
+    if ours:
+        say(console, f"The first internal error in full (please report it):\n{ours[0].traceback_text}", "dim")
+
+
+def _picture_line(image: ImageResult) -> str:
+    name = image.path.name if image.path else image.recipe.prompt
+    return f"{name}  {image.worker}  {duration(image.seconds)}"
+
+
+def _failure_line(one: Wanted, failure: JobFailure) -> str:
+    origin = one.origin or f"picture {one.place + 1}: "
+    return f"{origin}{one.request.prompt!r} (seed {one.request.seed}): {failure.kind.value}: {failure.message}"

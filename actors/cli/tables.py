@@ -1,0 +1,108 @@
+"""The tables that the command line shows. Values in, something printable out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from actors.cli.screen import duration
+from pool.errors import format_bytes
+
+if TYPE_CHECKING:
+    from actors.outcomes import Summary, WorkerTotals
+    from actors.status import PoolStatus
+    from pool.catalog import LoraListing, ModelListing
+
+
+def summary_table(summary: Summary) -> Table:
+    """What each worker did for a submission, and all of them together."""
+    rows = summary.per_worker()
+    headings = ["worker", "tasks", "resident", "loaded", "busy", "uploaded", "streamed", "LoRA switches"]
+    table = _table(headings, right=headings[1:], has_footer=len(rows) > 1)
+    for worker in rows:
+        table.add_row(str(worker.worker), *_figures([worker]))
+    if len(rows) > 1:
+        for column, figure in zip(table.columns, ["together", *_figures(rows)], strict=True):
+            column.footer = figure
+    return table
+
+
+def models_table(models: Iterable[ModelListing]) -> Table:
+    """The checkpoints of a pool; what is wrong with one stands in the place of what it is."""
+    table = _table(["model", "what it is", "made for", "file size", "file"], right=["made for", "file size"])
+    for model in models:
+        made_for = f"{model.width}x{model.height}" if model.width else "-"
+        what = Text(model.problem, style="red") if model.problem else Text(model.family)
+        table.add_row(model.name, what, made_for, format_bytes(model.file_bytes), model.path)
+    return table
+
+
+def loras_table(loras: Iterable[LoraListing]) -> Table:
+    """The LoRAs of a pool, in the same way."""
+    table = _table(["LoRA", "what it is", "file size", "file"], right=["file size"])
+    for lora in loras:
+        ranks = ", ".join(map(str, lora.ranks)) or "none"
+        what = Text(lora.problem, style="red") if lora.problem else Text(f"{lora.modules} modules, rank {ranks}")
+        table.add_row(lora.name, what, format_bytes(lora.file_bytes), lora.path)
+    return table
+
+
+def status_table(status: PoolStatus) -> Table:
+    """What each worker is and has."""
+    table = _table(["worker", "state", "device", "task", "weights", "of", "resident"], right=["weights", "of"])
+    for worker in status.workers:
+        starts = f" (start {worker.incarnation})" if worker.incarnation > 1 else ""
+        table.add_row(
+            str(worker.id),
+            worker.state + starts,
+            worker.device or "-",
+            worker.task or "-",
+            format_bytes(worker.used_bytes),
+            format_bytes(worker.capacity_bytes),
+            ", ".join(name.split("@")[0] for name in worker.resident) or "-",
+        )
+    return table
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Names and values, two columns without a heading."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, value)
+    return table
+
+
+def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> Table:
+    """A table of text; the columns named in `right` are set to the right."""
+    table = _table(headings, right)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _figures(workers: Sequence[WorkerTotals]) -> list[str]:
+    tasks = sum(w.tasks for w in workers)
+    resident = sum(w.tasks_resident for w in workers)
+    share = f"{resident} ({resident / tasks:.0%})" if tasks else "0"
+    return [
+        str(tasks),
+        share,
+        str(tasks - resident),
+        duration(sum(w.seconds for w in workers)),
+        format_bytes(sum(w.uploaded_bytes for w in workers)),
+        format_bytes(sum(w.streamed_bytes for w in workers)),
+        str(sum(w.patch_switches for w in workers)),
+    ]
+
+
+def _table(headings: Sequence[str], right: Sequence[str] = (), has_footer: bool = False) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_footer=has_footer, show_edge=False, pad_edge=False, footer_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return table

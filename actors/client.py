@@ -1,0 +1,319 @@
+"""`ModelPool`: what a driver script holds. Starts a pool or joins one, submits, and looks at it.
+
+Ray is imported when a pool is started or joined, not with this module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
+
+from actors.config import PoolConfig
+from actors.controller import Controller
+from actors.jobs import Jobs
+from actors.line import Line
+from actors.news_reader import Listener, NewsReader
+from actors.orders import DecodeOrder, EncodeOrder, GivenLatent, Order, SampleOrder
+from actors.outcomes import PoolLost
+from actors.picture_writer import PictureWriter
+from actors.recipe import Recipe
+from actors.requests import SIZE_STEP, GenerateRequest, LoraChoice
+from actors.stage_result import StageResult
+from actors.status import PoolStatus, WorkerStatus
+from actors.wire import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
+from pool.errors import UserError, unusable_field
+from pool.spec import TaskId
+from pool.work import Latent
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pool.catalog import LoraListing, ModelListing
+
+LoraLike: TypeAlias = LoraChoice | str | tuple[str, float]
+
+#: requests that travel together
+CHUNK = 256
+#: longest wait of one question about readiness
+_READY_SECONDS = 5.0
+
+
+class WorkersFailed(RuntimeError):
+    """Workers that do not come up. The message says which and why."""
+
+
+class ModelPool:
+    """A pool of models, open. Use it as a context manager, or `close` it. Any thread may call."""
+
+    def __init__(self, line: Line, close: Callable[[], None], output: Path | None, address: str = "") -> None:
+        """For `start` and `connect`. `close` lets go of what was started for this driver."""
+        self._line = line
+        self._close = close
+        self._output = output
+        self._closed = False
+        self._client_id = ClientId(uuid.uuid4().hex)
+        self._writers: dict[Path, PictureWriter] = {}
+        self._reader = NewsReader(line, self._client_id)
+        #: where another driver on this machine, or one of the cluster, can connect to
+        self.address = address
+        line.ask(Controller.enter, self._client_id)
+        self._reader.start()
+
+    @classmethod
+    def start(
+        cls, config: str | Path | PoolConfig | None = None, *, address: str | None = None, **overrides: Any
+    ) -> ModelPool:
+        """Start a pool: Ray where none is named, a controller, a worker for each GPU. It ends with `close`.
+
+        Returns when the controller answers; workers come up meanwhile, and jobs wait for them. `config` is a TOML file
+        or a PoolConfig (without one see `PoolConfig.find`), `address` and `overrides` change settings of it: workers,
+        device, vram, threads, models, loras, namespace, name, output.
+        Raises UserError for what is wrong with any of them.
+        """
+        from actors.opening import start_pool
+
+        settings = PoolConfig.find(config).override(address=address, **overrides)
+        opened = start_pool(settings)
+        return cls._open(opened.line, opened.close, settings.output.folder, opened.address)
+
+    @classmethod
+    def connect(cls, name_or_address: str | None = None, *, output: str | Path | None = None) -> ModelPool:
+        """Join a pool that runs: by its name or, as host:port, its Ray's address; without either, the one that
+        `modelpool up` started. Closing leaves that pool running. Raises UserError when there is none.
+        """
+        from actors.opening import join_pool
+
+        opened = join_pool(name_or_address)
+        return cls._open(opened.line, opened.close, Path(output) if output else None, opened.address)
+
+    def submit(
+        self,
+        requests: GenerateRequest | Iterable[GenerateRequest],
+        *,
+        output: str | Path | Literal[False] | None = None,
+    ) -> Jobs:
+        """Queue pictures. Seeds that are left out are drawn now. `output` is where they are written as they arrive:
+        left out, the folder of the configuration; False, nowhere.
+
+        A list or tuple is checked whole before anything is queued. From another iterable, chunks of some hundred are
+        queued while the next is drawn; when one is refused, what was queued is cancelled. Either way, whoever gets an
+        exception has submitted nothing.
+        Raises UserError naming what is wrong, or whatever `requests` raises.
+        """
+        if isinstance(requests, GenerateRequest):
+            requests = (requests,)
+        submission_id = _new_submission()
+        writer = self._writer(output)
+        jobs = Jobs(
+            self._line, self._client_id, submission_id, writer, on_over=lambda: self._reader.forget(submission_id)
+        )
+        self._reader.listen(submission_id, jobs)
+        count = len(requests) if isinstance(requests, Sequence) else 0
+        ended_at = 0
+        try:
+            for chunk in _chunks(requests):
+                jobs.add(chunk)
+                first_index, ended_at = ended_at, ended_at + len(chunk)
+                hold = ended_at < count
+                self._line.ask(Controller.submit, Submission(self._client_id, submission_id, first_index, chunk, hold))
+        except BaseException:
+            self._reader.forget(submission_id)
+            self._line.ask(Controller.cancel, self._client_id, submission_id)
+            raise
+        jobs.seal()
+        return jobs
+
+    def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
+        """What each request would be made by, or what is wrong with it. Queues nothing."""
+        found: list[Recipe | UserError] = []
+        for chunk in _chunks(requests):
+            found += self._line.ask(Controller.recipes, chunk)
+        return tuple(found)
+
+    def recipe(self, request: GenerateRequest) -> Recipe:
+        """What `request` would be made by. Queues nothing. Raises UserError."""
+        found = self.recipes((request,))[0]
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    def encode(self, prompt: str, *, model: str, loras: Iterable[LoraLike] = ()) -> StageResult:
+        """A text as `model` reads it: an `Encoded`. Raises UserError."""
+        checked = GenerateRequest(model=model, prompt=prompt, loras=_choices(loras))
+        return self._stage(EncodeOrder(model, checked.loras, prompt))
+
+    def sample(
+        self,
+        positive: StageResult,
+        negative: StageResult | None = None,
+        *,
+        model: str,
+        loras: Iterable[LoraLike] = (),
+        steps: int = 20,
+        cfg: float = 5.0,
+        sampler: str = "euler",
+        schedule: str | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        seed: int | None = None,
+    ) -> StageResult:
+        """A denoised `Latent`. Without `negative`, guidance is against the empty text. Raises UserError."""
+        checked = _with_seed(
+            GenerateRequest(
+                model=model,
+                prompt="",
+                loras=_choices(loras),
+                steps=steps,
+                cfg=cfg,
+                sampler=sampler,
+                schedule=schedule,
+                width=width,
+                height=height,
+                seed=seed,
+            )
+        )
+        assert checked.seed is not None, "a seed was drawn"
+        against = _encoded_by(negative, "negative") if negative else EncodeOrder(model, checked.loras, "")
+        order = SampleOrder(
+            positive=_encoded_by(positive, "positive"),
+            negative=None if cfg == 1 else against,
+            model=model,
+            loras=checked.loras,
+            steps=steps,
+            cfg=checked.cfg,
+            sampler=sampler,
+            schedule=schedule,
+            width=width,
+            height=height,
+            seed=checked.seed,
+        )
+        return self._stage(order, {**positive.held, **(negative.held if negative else {})})
+
+    def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
+        """The `Picture` of a latent, which may be the driver's own. Raises UserError."""
+        if isinstance(latent, Latent):
+            shape_CHW = latent.samples_CHW.shape
+            digest = hashlib.sha256(latent.samples_CHW.tobytes()).hexdigest()[:20]
+            task_id = TaskId(f"given-{'x'.join(map(str, shape_CHW))}-{digest}")
+            own = GivenLatent(task_id, shape_CHW[2] * SIZE_STEP, shape_CHW[1] * SIZE_STEP)
+            return self._stage(DecodeOrder(own, model), {own.task_id: self._line.give(latent)})
+        if not isinstance(latent.order, SampleOrder):
+            raise unusable_field("latent", type(latent.order).__name__, "a result of sample(), or a Latent")
+        return self._stage(DecodeOrder(latent.order, model), latent.held)
+
+    def models(self) -> tuple[ModelListing, ...]:
+        """The checkpoints in the pool's folders."""
+        return self._line.ask(Controller.listings)[0]
+
+    def loras(self) -> tuple[LoraListing, ...]:
+        """The LoRAs in the pool's folders."""
+        return self._line.ask(Controller.listings)[1]
+
+    def status(self) -> PoolStatus:
+        """The pool at this moment."""
+        return self._line.ask(Controller.status)
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until every worker is up. Raises WorkersFailed when one was given up, and TimeoutError."""
+        left = float("inf") if timeout is None else timeout
+        while True:
+            status = self._line.ask(Controller.wait_ready, min(left, _READY_SECONDS))
+            failed = [worker for worker in status.workers if worker.state == "given_up"]
+            if failed:
+                raise WorkersFailed("; ".join(f"{worker.id}: {worker.trouble}" for worker in failed))
+            starting = [worker for worker in status.workers if worker.state == "starting"]
+            if not starting and status.workers:
+                return
+            left -= _READY_SECONDS
+            if left <= 0:
+                raise TimeoutError(f"not up after {timeout} s: {', '.join(map(_told, starting))}")
+
+    def close(self) -> None:
+        """Write what is on the way, cancel what has not ended, and let go of the pool. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reader.stop(wake=self._leave)
+        for writer in self._writers.values():
+            writer.close()
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @classmethod
+    def _open(cls, line: Line, close: Callable[[], None], output: Path | None, address: str) -> ModelPool:
+        try:
+            return cls(line, close, output, address)
+        except BaseException:
+            close()
+            raise
+
+    def _leave(self) -> None:
+        try:
+            self._line.ask(Controller.leave, self._client_id)
+        except PoolLost:
+            return  # it left first
+
+    def _writer(self, output: str | Path | Literal[False] | None) -> PictureWriter | None:
+        folder = self._output if output is None else None if output is False else Path(output)
+        if folder is None:
+            return None
+        folder = folder.absolute()
+        if folder not in self._writers:
+            self._writers[folder] = PictureWriter(folder, self._line)
+        return self._writers[folder]
+
+    def _stage(self, order: Order, given: dict[TaskId, ResultRef] | None = None) -> StageResult:
+        submission_id = _new_submission()
+        result = StageResult(order, self._line, submission_id)
+        listener: Listener = result
+        self._reader.listen(submission_id, listener)
+        try:
+            self._line.ask(Controller.submit_stage, StageSubmission(self._client_id, submission_id, order, given or {}))
+        except BaseException:
+            self._reader.forget(submission_id)
+            raise
+        return result
+
+
+def _new_submission() -> SubmissionId:
+    return SubmissionId(uuid.uuid4().hex[:10])
+
+
+def _with_seed(request: GenerateRequest) -> GenerateRequest:
+    if not isinstance(request, GenerateRequest):
+        raise unusable_field("requests", type(request).__name__, "GenerateRequest")
+    return request if request.seed is not None else request.model_copy(update={"seed": secrets.randbits(32)})
+
+
+def _chunks(requests: Iterable[GenerateRequest]) -> Iterator[tuple[GenerateRequest, ...]]:
+    """`requests`, with seeds, some at a time; no more is drawn than is handed out."""
+    drawn = (_with_seed(request) for request in requests)
+    while chunk := tuple(islice(drawn, CHUNK)):
+        yield chunk
+
+
+def _choices(loras: Iterable[LoraLike]) -> tuple[LoraChoice, ...]:
+    """For a request, which understands the short forms."""
+    return cast("tuple[LoraChoice, ...]", tuple(loras))
+
+
+def _encoded_by(stage: StageResult, name: str) -> EncodeOrder:
+    if not isinstance(stage.order, EncodeOrder):
+        raise unusable_field(name, type(stage.order).__name__, "a result of encode()")
+    return stage.order
+
+
+def _told(worker: WorkerStatus) -> str:
+    return f"{worker.id} ({worker.trouble})" if worker.trouble else worker.id

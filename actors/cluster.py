@@ -1,0 +1,117 @@
+"""The one place where plain classes become Ray actors, and where it is said what those may take.
+
+Imports Ray at once: import this module after a session is open. Rules
+1. Ray restarts nothing and repeats nothing (`max_restarts=0`, `max_task_retries=0`): the scheduler core decides that.
+2. Workers belong to the controller and end with it; the controller belongs to the driver that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from actors.catalog_desk import CatalogDesk
+from actors.controller import Controller
+from actors.gpu_worker import GpuWorker
+from actors.pool_plan import PoolPlan
+from actors.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
+from actors.wire import StepDone
+from pool.errors import UserError
+from pool.spec import WorkerId
+from scheduler.state import SchedulerState
+
+_PR_SET_PDEATHSIG = 1
+
+
+class SystemClock:
+    """Real time."""
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+
+class ControllerActor(Controller):
+    """A controller whose fleet is Ray's. All methods are coroutines: a plain one would hold up the whole actor."""
+
+    def __init__(self, plan: PoolPlan) -> None:
+        me = ray.get_runtime_context().current_actor
+        super().__init__(
+            state=SchedulerState(plan.scheduler),
+            fleet=RayFleet(lambda worker_id, incarnation: _create_worker(plan, worker_id, incarnation, me)),
+            clock=SystemClock(),
+            desk=CatalogDesk(plan.open_catalog),
+            worker_ids=plan.worker_ids,
+            budget_bytes=plan.budget_bytes,
+        )
+
+
+class GpuWorkerActor(GpuWorker):
+    """A worker that tells a controller of its steps, and that does not outlive the node's raylet."""
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, plan: PoolPlan, controller: ActorHandle[Any]) -> None:
+        _die_with_raylet()
+
+        def on_step(step: StepDone) -> None:
+            controller.step_done.remote(step)
+
+        super().__init__(worker_id, incarnation, plan.open_engine, on_step)
+
+
+def start_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:
+    """A new controller, answering, with its workers on the way. Raises UserError when the name is taken."""
+    options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "namespace": namespace, "name": name}
+    try:
+        controller: ActorHandle[Any] = ray.remote(ControllerActor).options(**options).remote(plan)
+    except ValueError as taken:
+        raise UserError(f"this Ray cluster has a pool called {name!r} already; give this one another name") from taken
+    ray.get(controller.open.remote())
+    return controller
+
+
+def find_controller(namespace: str, name: str) -> ActorHandle[Any]:
+    """The controller that another driver started. Raises UserError when there is none."""
+    try:
+        return ray.get_actor(name, namespace)
+    except ValueError as missing:
+        raise UserError(f"no pool called {name!r} runs in namespace {namespace!r} of this Ray cluster") from missing
+
+
+def _create_worker(
+    plan: PoolPlan, worker_id: WorkerId, incarnation: int, controller: ActorHandle[Any]
+) -> ActorHandle[Any]:
+    actor_class = ray.remote(
+        num_gpus=plan.gpus_per_worker,
+        num_cpus=_cpu_slots(plan),
+        max_restarts=0,
+        max_task_retries=0,
+        concurrency_groups={COMPUTE: 1, CONTROL: 2, WATCH: 1},
+    )(GpuWorkerActor)
+    worker: ActorHandle[Any] = actor_class.remote(worker_id, incarnation, plan, controller)
+    return worker
+
+
+def _cpu_slots(plan: PoolPlan) -> int:
+    """Ray's CPU slots for one worker. Without a GPU: one on a cluster, so that Ray spreads them; none on a single
+    node, where a second pool would otherwise wait for slots for ever."""
+    several_nodes = sum(bool(node["Alive"]) for node in ray.nodes()) > 1
+    return 1 if several_nodes and not plan.gpus_per_worker else 0
+
+
+def _die_with_raylet() -> None:
+    """Have the kernel end this process with its raylet, which does not always manage to do it itself."""
+    parent = Path(f"/proc/{os.getppid()}/comm")
+    if parent.exists() and parent.read_text().strip() == "raylet":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

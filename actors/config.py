@@ -1,0 +1,245 @@
+"""`PoolConfig`: what a pool is started with. Read from TOML; unknown keys are refused with the file and the key.
+
+Knows names, paths and numbers. What depends on the machine (how many GPUs, of what kind) is decided when a pool starts
+and never written back here. Torch-free, ray-free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError, field_validator
+
+from actors.strict import Strict
+from pool.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
+from scheduler.config import SchedulerConfig
+
+#: the one environment variable of modelpool: a configuration file to use when none is named
+CONFIG_VARIABLE = "MODELPOOL_CONFIG"
+#: the file to use when there is one in the working folder
+CONFIG_NAME = "modelpool.toml"
+
+
+class PoolSection(Strict):
+    """The workers.
+
+    device   "auto" is cuda where there are GPUs and sim elsewhere
+    workers  how many; "all" is one for each GPU, and SIMULATED_WORKERS of the other kinds
+    vram     most memory that a worker uses on its GPU, such as "64MiB" or "20GiB"; left out, all there is
+    threads  CPU threads of torch in each worker; pictures depend on it in their last bits on sim and cpu
+    """
+
+    device: Literal["auto", "cuda", "sim", "cpu"] = "auto"
+    workers: int | str = "all"
+    vram: str | int | None = None
+    threads: Annotated[int, Field(ge=1)] = 1
+
+    @field_validator("workers")
+    @classmethod
+    def _workers(cls, value: int | str) -> int | str:
+        count = int(value) if isinstance(value, int) or value.isdecimal() else value
+        if count != "all" and (isinstance(count, str) or count < 1):
+            raise unusable_field("workers", value, 'a whole number from 1, or "all"')
+        return count
+
+    @field_validator("vram")
+    @classmethod
+    def _vram(cls, value: str | int | None) -> str | int | None:
+        try:
+            parse_bytes("1" if value is None else str(value))
+        except UserError:
+            raise unusable_field("vram", value, "a size such as 64MiB or 24GiB") from None
+        return value
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """`vram` in bytes."""
+        return None if self.vram is None else parse_bytes(str(self.vram))
+
+
+class ModelsSection(Strict):
+    """Where weights are: folders of .safetensors files, looked through in this order."""
+
+    folders: tuple[Path, ...] = ()
+    loras: tuple[Path, ...] = ()
+
+
+class ClusterSection(Strict):
+    """Ray. `address` left out starts a local one that ends with the pool; "auto" or host:port joins one that runs.
+
+    namespace, name  what the controller is called there, so that other drivers find it
+    """
+
+    address: str | None = None
+    namespace: str = "modelpool"
+    name: str = "modelpool"
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+            raise unusable_field("name", value, "letters, digits, '.', '_' and '-'; it names a file too")
+        return value
+
+
+class OutputSection(Strict):
+    """Where finished pictures are written; left out, they are not."""
+
+    folder: Path | None = None
+
+
+class PoolConfig(Strict):
+    """All settings of a pool, by section. Every value has a default."""
+
+    pool: PoolSection = PoolSection()
+    models: ModelsSection = ModelsSection()
+    cluster: ClusterSection = ClusterSection()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    output: OutputSection = OutputSection()
+
+    @classmethod
+    def load(cls, path: str | Path) -> PoolConfig:
+        """Read a TOML file; paths in it are relative to its folder.
+
+        Raises UserError naming the file and the key.
+        """
+        path = Path(path)
+        try:
+            tables = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: is not TOML ({error})") from None
+        try:
+            return _from_tables(tables, path.resolve().parent)
+        except UserError as problem:
+            raise type(problem)(f"{path}: {problem}") from None
+
+    @classmethod
+    def find(cls, config: str | Path | PoolConfig | None = None) -> PoolConfig:
+        """`config` itself, or read from it; without one, the first of these that is there: the file that
+        MODELPOOL_CONFIG names, modelpool.toml in the working folder, the laptop preset of this checkout, all defaults.
+        """
+        if isinstance(config, PoolConfig):
+            return config
+        if config is not None:
+            return cls.load(config)
+        if named := os.environ.get(CONFIG_VARIABLE):
+            return cls.load(named)
+        preset = Path(__file__).resolve().parent.parent / "configs" / "laptop.toml"
+        there = next((path for path in (Path(CONFIG_NAME), preset) if path.is_file()), None)
+        return cls.load(there) if there else cls()
+
+    def override(self, **values: Any) -> PoolConfig:
+        """This configuration with single settings changed, by flat names; None leaves a setting as it is.
+
+        device, workers, vram, threads, models, loras (folders), address, namespace, name, output. Relative paths are
+        relative to the working folder. Raises UserError for other names and for unusable values.
+        """
+        changed: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            if name not in _FLAT:
+                raise unknown_name("setting", name, _FLAT)
+            section, key = _FLAT[name]
+            if value is not None:
+                changed.setdefault(section, {})[key] = value
+        sections: dict[str, Any] = {}
+        for section, keys in changed.items():
+            now: Strict = getattr(self, section)
+            sections[section] = type(now)(**{**now.model_dump(), **_absolute(keys, Path.cwd())})
+        return self.model_copy(update=sections)
+
+    def describe(self) -> str:
+        """The whole configuration, for people, in the shape of its file."""
+        lines: list[str] = []
+        for section in type(self).model_fields:
+            value = getattr(self, section)
+            keys = dataclasses.asdict(value) if section == "scheduler" else value.model_dump()
+            lines += [f"[{section}]", *(f"{key} = {_shown(item)}" for key, item in keys.items()), ""]
+        return "\n".join(lines)
+
+
+_FLAT: Mapping[str, tuple[str, str]] = {
+    "device": ("pool", "device"),
+    "workers": ("pool", "workers"),
+    "vram": ("pool", "vram"),
+    "threads": ("pool", "threads"),
+    "models": ("models", "folders"),
+    "loras": ("models", "loras"),
+    "address": ("cluster", "address"),
+    "namespace": ("cluster", "namespace"),
+    "name": ("cluster", "name"),
+    "output": ("output", "folder"),
+}
+
+
+def _from_tables(tables: Mapping[str, Any], folder: Path) -> PoolConfig:
+    sections: dict[str, Any] = {}
+    for section, table in tables.items():
+        if section not in PoolConfig.model_fields:
+            raise unknown_name("section", section, PoolConfig.model_fields)
+        if not isinstance(table, dict):
+            raise unusable_field(section, table, f"a table, [{section}]")
+        try:
+            sections[section] = _section(section, _absolute(table, folder))
+        except UserError as problem:
+            raise type(problem)(f"[{section}] {problem}") from None
+    return PoolConfig(**sections)
+
+
+def _section(name: str, keys: Mapping[str, Any]) -> Strict | SchedulerConfig:
+    model = PoolConfig.model_fields[name].annotation
+    assert isinstance(model, type), f"section {name} has no class"
+    strict = issubclass(model, Strict)
+    known = list(model.model_fields) if strict else [field.name for field in dataclasses.fields(SchedulerConfig)]
+    for key in keys:
+        if key not in known:
+            raise unknown_name("key", key, known)
+    return model(**keys) if strict else _scheduler_config(keys)
+
+
+def _scheduler_config(keys: Mapping[str, Any]) -> SchedulerConfig:
+    try:
+        return TypeAdapter(SchedulerConfig).validate_python(dict(keys))
+    except ValidationError as complaint:
+        detail = complaint.errors()[0]
+        own = detail.get("ctx", {}).get("error")
+        if isinstance(own, UnusableField):
+            raise own from None
+        key = ".".join(str(part) for part in detail["loc"])
+        raise unusable_field(key, detail["input"], detail["msg"].removeprefix("Input should be ")) from None
+
+
+def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """`keys` with the paths among them made absolute; what is no path is left for the section to refuse."""
+
+    def absolute(item: Any) -> Any:
+        return Path(os.path.normpath(folder / Path(item).expanduser())) if isinstance(item, (str, Path)) else item
+
+    found = dict(keys)
+    for key in ("folders", "loras"):
+        if isinstance(found.get(key), (str, Path)):
+            found[key] = (found[key],)
+        if isinstance(found.get(key), (list, tuple)):
+            found[key] = tuple(absolute(item) for item in found[key])
+    if "folder" in found:
+        found["folder"] = absolute(found["folder"])
+    return found
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return '""  # left out'
+        case str() | Path():
+            return f'"{value}"'
+        case list() | tuple():
+            return "[" + ", ".join(_shown(item) for item in value) + "]"
+        case _:
+            return str(value)

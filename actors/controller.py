@@ -1,0 +1,357 @@
+"""`Controller`: the service that drivers talk to. Cuts submissions, feeds the core, and keeps each driver's news.
+
+Plain and free of Ray: `actors.cluster` makes an actor of it and brings the fleet. Rules
+1. Every public method is a coroutine and waits only for the catalog's thread or for news, never for a worker.
+2. A submission is checked before any of it is queued; a UserError leaves the pool as it was.
+3. Results are references here. Nothing in this module looks into one.
+4. A driver that is not heard of for `SILENCE_SECONDS` is gone: its jobs are cancelled. A living one always waits for
+   news, whatever its program does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from actors.catalog_desk import CatalogDesk
+from actors.cut import CutJob
+from actors.dispatcher import Dispatcher
+from actors.feed import ClientFeed
+from actors.fleet import Clock, Fleet
+from actors.host_memory import HostMemory
+from actors.outcomes import TaskSummary
+from actors.recipe import Recipe
+from actors.requests import GenerateRequest
+from actors.status import PoolStatus, pool_status
+from actors.task_book import TaskBook
+from actors.wire import (
+    ClientId,
+    JobEnded,
+    News,
+    ResultRef,
+    RunningTask,
+    StageSubmission,
+    StepDone,
+    Submission,
+    SubmissionId,
+    job_id_for,
+)
+from pool.errors import UserError
+from pool.spec import ComponentSpec, JobId, RunError, RunErrorKind, TaskId, WorkerId
+from scheduler.messages import CancelAsked, ComponentsKnown, Outcome, ResolveJob, Submitted, WorkersWanted
+from scheduler.state import SchedulerState
+from scheduler.story import StoryLine
+
+if TYPE_CHECKING:
+    from pool.catalog import LoraListing, ModelListing
+
+SILENCE_SECONDS = 60.0
+SWEEP_SECONDS = 10.0
+#: jobs that are queued before drivers and workers get a word in
+QUEUED_AT_ONCE = 16
+
+
+class UnknownDriver(RuntimeError):
+    """A driver that the pool does not know: it was silent for too long, or the pool is another one by now."""
+
+
+class PoolBroken(RuntimeError):
+    """The scheduler failed. That is a mistake of modelpool's; the message holds what it knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job that is not resolved, and whom it is for."""
+
+    client_id: ClientId
+    submission_id: SubmissionId
+    index: int
+    cut: CutJob
+    recipe: Recipe | None
+
+
+@dataclass(slots=True)
+class _Submission:
+    """Kept while there is anything in it."""
+
+    #: calls that wait for the catalog
+    checking: int = 0
+    #: cut and checked, not queued yet
+    held: list[_Job] = field(default_factory=list)
+    #: queued and not resolved, in order
+    live: dict[JobId, None] = field(default_factory=dict)
+    cancelled: bool = False
+
+    @property
+    def over(self) -> bool:
+        return not (self.checking or self.held or self.live)
+
+
+@dataclass(slots=True)
+class _Client:
+    feed: ClientFeed
+    submissions: dict[SubmissionId, _Submission] = field(default_factory=dict)
+
+
+class Controller:
+    """The pool, as drivers see it."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        fleet: Fleet,
+        clock: Clock,
+        desk: CatalogDesk,
+        worker_ids: Sequence[WorkerId],
+        budget_bytes: int | None = None,
+    ) -> None:
+        """`budget_bytes` is the workers' memory budget where it is known before they are up."""
+        self._state = state
+        self._fleet = fleet
+        self._clock = clock
+        self._desk = desk
+        self._worker_ids = tuple(worker_ids)
+        self._budget_bytes = budget_bytes
+        self._book = TaskBook()
+        self._clients: dict[ClientId, _Client] = {}
+        self._jobs: dict[JobId, _Job] = {}
+        #: what the core was told of
+        self._components: set[ComponentSpec] = set()
+        self._broken = ""
+        self._changed = asyncio.Event()
+        self._dispatcher = Dispatcher(state, fleet, clock, self._book, self._resolved, self._note_change, self._break)
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Ask for the workers; they come up while drivers already submit. Once."""
+        self._dispatcher.tell(WorkersWanted(self._dispatcher.now, self._worker_ids))
+        self._sweeper = asyncio.ensure_future(self._sweep())
+
+    async def enter(self, client_id: ClientId) -> None:
+        """A driver introduces itself. From now on it asks for news, or counts as gone."""
+        self._clients.setdefault(client_id, _Client(ClientFeed(self._clock.now())))
+
+    async def leave(self, client_id: ClientId) -> None:
+        """A driver goes; what it did not wait for is cancelled. Idempotent."""
+        client = self._clients.pop(client_id, None)
+        if client is not None:
+            client.feed.close()
+            for submission in tuple(client.submissions.values()):
+                self._cancel(submission)
+
+    async def submit(self, submission: Submission) -> tuple[Recipe, ...]:
+        """Check and queue pictures; their recipes. Raises UserError when one of them cannot be made."""
+        first = submission.first_index
+        job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
+        wanted = tuple(zip(job_ids, submission.requests, strict=True))
+        with self._checking(submission.client_id, submission.submission_id) as mine:
+            pictures = await self._desk.cut_pictures(wanted, first, self._capacity_bytes())
+            for i, picture in enumerate(pictures, start=first):
+                job = _Job(submission.client_id, submission.submission_id, i, picture.cut, picture.recipe)
+                mine.held.append(job)
+            if not submission.hold:
+                await self._queue_held(mine, {})
+        return tuple(picture.recipe for picture in pictures)
+
+    async def submit_stage(self, wanted: StageSubmission) -> None:
+        """Check and queue one stage. Raises UserError."""
+        job_id = job_id_for(wanted.submission_id, 0)
+        with self._checking(wanted.client_id, wanted.submission_id) as mine:
+            given = frozenset(wanted.given)
+            cut = await self._desk.cut_stage(wanted.order, job_id, given, self._capacity_bytes())
+            mine.held.append(_Job(wanted.client_id, wanted.submission_id, 0, cut, None))
+            await self._queue_held(mine, wanted.given)
+
+    async def recipes(self, requests: tuple[GenerateRequest, ...]) -> tuple[Recipe | UserError, ...]:
+        """What each of `requests`, whose seeds must be set, would be made by, or why it cannot be. Queues nothing."""
+        return await self._desk.recipes(requests, self._capacity_bytes())
+
+    async def cancel(self, client_id: ClientId, submission_id: SubmissionId) -> None:
+        """End what is left of a submission; what runs stops at its next step. Idempotent."""
+        client = self._clients.get(client_id)
+        if client is not None and submission_id in client.submissions:
+            self._cancel(client.submissions[submission_id])
+
+    async def news(self, client_id: ClientId, cursor: int, timeout_seconds: float) -> News:
+        """What the driver has not heard yet; waits for that up to `timeout_seconds`. Raises UnknownDriver."""
+        feed = self._client(client_id).feed
+        return await feed.news(cursor, timeout_seconds, lambda: self._running_for(client_id), self._clock.now)
+
+    async def step_done(self, step: StepDone) -> None:
+        """A worker says how far it is."""
+        if self._dispatcher.step_done(step):
+            job_id = self._book.first_job(step.task_id)
+            job = self._jobs.get(job_id) if job_id is not None else None
+            if job is not None and job.client_id in self._clients:
+                self._clients[job.client_id].feed.progressed()
+
+    async def status(self) -> PoolStatus:
+        """The pool, now."""
+        return pool_status(self._state.snapshot(), self._dispatcher.troubles)
+
+    async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
+        """The status once every worker is up or given up, or when `timeout_seconds` are over."""
+        status = await self.status()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                while not status.workers or any(worker.state == "starting" for worker in status.workers):
+                    self._changed.clear()
+                    await self._changed.wait()
+                    status = await self.status()
+        return status
+
+    async def listings(self) -> tuple[tuple[ModelListing, ...], tuple[LoraListing, ...]]:
+        """The checkpoints and the LoRAs in the folders."""
+        return await self._desk.models(), await self._desk.loras()
+
+    async def story(self, job_id: JobId) -> tuple[StoryLine, ...]:
+        """What is remembered of a job."""
+        return self._state.story(job_id)
+
+    async def memory_reports(self) -> dict[WorkerId, HostMemory]:
+        """The host memory of every worker that answers."""
+        return await self._fleet.memory_reports()
+
+    async def close(self) -> None:
+        """End the workers. Jobs that are left are not resolved. Idempotent."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for client in self._clients.values():
+            client.feed.close()
+        self._dispatcher.close()
+        self._desk.close()
+
+    def _client(self, client_id: ClientId) -> _Client:
+        if client_id not in self._clients:
+            raise UnknownDriver(
+                f"this pool knows no driver {client_id}; silent ones are dropped after {SILENCE_SECONDS:.0f} s"
+            )
+        return self._clients[client_id]
+
+    @contextlib.contextmanager
+    def _checking(self, client_id: ClientId, submission_id: SubmissionId) -> Iterator[_Submission]:
+        """The submission, new or known, kept at least until this is over."""
+        if self._broken:
+            raise PoolBroken(self._broken)
+        client = self._client(client_id)
+        submission = client.submissions.setdefault(submission_id, _Submission())
+        submission.checking += 1
+        try:
+            yield submission
+        finally:
+            submission.checking -= 1
+            self._drop_over(client, submission_id)
+
+    def _capacity_bytes(self) -> int | None:
+        """The most memory that any worker has; None while that is not known."""
+        capacities = [worker.capacity_bytes for worker in self._dispatcher.live_workers]
+        return max(capacities, default=self._budget_bytes)
+
+    async def _queue_held(self, submission: _Submission, given: Mapping[TaskId, ResultRef]) -> None:
+        while submission.held and not submission.cancelled and not self._broken:
+            jobs, submission.held = submission.held[:QUEUED_AT_ONCE], submission.held[QUEUED_AT_ONCE:]
+            for job in jobs:
+                self._queue(submission, job, given)
+            await asyncio.sleep(0)
+        held, submission.held = submission.held, []
+        self._end_unqueued(held)
+
+    def _queue(self, submission: _Submission, job: _Job, given: Mapping[TaskId, ResultRef]) -> None:
+        spec = job.cut.job
+        self._jobs[spec.job_id] = job
+        submission.live[spec.job_id] = None
+        self._book.add(spec, job.cut.works, {task_id: given[task_id] for task_id in spec.given})
+        new = tuple(component for component in job.cut.components if component not in self._components)
+        if new:
+            self._components.update(new)
+            self._dispatcher.tell(ComponentsKnown(self._dispatcher.now, new))
+        self._dispatcher.tell(Submitted(self._dispatcher.now, spec))
+
+    def _end_unqueued(self, jobs: Iterable[_Job]) -> None:
+        """Jobs that the core never saw: the submission was cancelled in between, or the core is broken."""
+        for job in jobs:
+            error = RunError(RunErrorKind.INTERNAL, self._broken) if self._broken else None
+            self._tell_end(job, Outcome.FAILED if error else Outcome.CANCELLED, None, error, ())
+
+    def _cancel(self, submission: _Submission) -> None:
+        submission.cancelled = True
+        held, submission.held = submission.held, []
+        self._end_unqueued(held)
+        for job_id in reversed(tuple(submission.live)):  # the waiting ones first: they must not start in between
+            self._dispatcher.tell(CancelAsked(self._dispatcher.now, job_id))
+
+    def _resolved(self, command: ResolveJob) -> None:
+        job = self._jobs.pop(command.job_id)
+        result = None if command.result is None else self._book.result(command.result)
+        tasks = self._book.resolve(command.job_id)
+        self._tell_end(job, command.outcome, result, command.error, tasks)
+
+    def _tell_end(
+        self,
+        job: _Job,
+        outcome: Outcome,
+        result: ResultRef | None,
+        error: RunError | None,
+        tasks: tuple[TaskSummary, ...],
+    ) -> None:
+        client = self._clients.get(job.client_id)
+        if client is None:
+            return
+        job_id = job.cut.job.job_id
+        client.feed.ended(
+            JobEnded(
+                submission_id=job.submission_id,
+                index=job.index,
+                job_id=job_id,
+                wanted=job.cut.job.wanted,
+                outcome=outcome,
+                recipe=job.recipe,
+                result=result,
+                error=error,
+                tasks=tasks,
+            )
+        )
+        if job.submission_id in client.submissions:
+            client.submissions[job.submission_id].live.pop(job_id, None)
+            self._drop_over(client, job.submission_id)
+
+    def _drop_over(self, client: _Client, submission_id: SubmissionId) -> None:
+        if submission_id in client.submissions and client.submissions[submission_id].over:
+            del client.submissions[submission_id]
+
+    def _running_for(self, client_id: ClientId) -> tuple[RunningTask, ...]:
+        running = []
+        for step in self._dispatcher.running():
+            job_id = self._book.first_job(step.task_id)
+            job = self._jobs.get(job_id) if job_id is not None else None
+            if job is not None and job.client_id == client_id:
+                stage = self._book.spec(step.task_id).stage
+                running.append(
+                    RunningTask(
+                        job.submission_id, job.index, job.cut.job.job_id, stage, step.worker_id, step.step, step.steps
+                    )
+                )
+        return tuple(running)
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        for client in self._clients.values():
+            client.feed.progressed()
+
+    def _break(self, traceback_text: str) -> None:
+        """The core failed: everything that waits is told so."""
+        self._broken = f"the scheduler failed, and the pool must be started again:\n{traceback_text}"
+        jobs, self._jobs = tuple(self._jobs.values()), {}
+        self._end_unqueued(jobs)
+
+    async def _sweep(self) -> None:
+        """Let go of drivers that are gone."""
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            now = self._clock.now()
+            for client_id, client in tuple(self._clients.items()):
+                if client.feed.quiet_seconds(now) > SILENCE_SECONDS:
+                    await self.leave(client_id)

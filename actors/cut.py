@@ -1,0 +1,195 @@
+"""Cuts what a driver wants into tasks: pure functions of an order and a catalog.
+
+Equal work gets equal ids, whoever asks, so that it is run once. A LoRA is named in the work of those stages only whose
+weights it changes, so that the other stages are shared with jobs that do not use it. Knows no worker and no queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from actors.orders import DecodeOrder, EncodeOrder, GivenLatent, Order, SampleOrder, order_for
+from actors.recipe import Recipe, RecipeLora
+from actors.requests import GenerateRequest, LoraChoice, resolve_sampling
+from pool.errors import does_not_fit, format_bytes
+from pool.residency import needed_bytes
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
+from pool.work import DecodeWork, EncodeWork, LoraRef, ModelRef, SampleWork, Work, stage_of, task_id
+
+
+class Catalog(Protocol):
+    """What cutting asks about models; `pool.catalog.Catalog` answers from files. All may raise UserError."""
+
+    def find_model(self, name: str) -> ModelRef:
+        """The checkpoint called `name`."""
+
+    def find_lora(self, name: str, strength: float) -> LoraRef:
+        """The LoRA called `name`."""
+
+    def components(self, model: ModelRef) -> Mapping[Role, ComponentSpec]:
+        """The sizes of the model's components."""
+
+    def native_size(self, model: ModelRef) -> tuple[int, int]:
+        """Width and height that the model was trained for."""
+
+    def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
+        """What a run of one component needs."""
+
+    def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
+        """Whether the LoRA changes this component."""
+
+    def activation_bytes(self, model: ModelRef, work: Work) -> int:
+        """Device memory beside weights and scratch."""
+
+    def run_seconds(self, model: ModelRef, work: Work) -> float:
+        """A first guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutJob:
+    """A job for the core, the work behind each of its tasks, and the sizes of the components that they name."""
+
+    job: JobSpec
+    works: Mapping[TaskId, Work]
+    components: tuple[ComponentSpec, ...]
+
+
+def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tuple[Recipe, CutJob]:
+    """`request`, whose seed must be set, as a recipe (without versions) and a job. Raises UserError."""
+    order = order_for(request)
+    cutter = _Cutter(catalog)
+    wanted = cutter.task_for(order)
+    sample = next(work for work in cutter.works.values() if isinstance(work, SampleWork))
+    loras = tuple(catalog.find_lora(lora.name, lora.strength) for lora in request.loras if lora.strength != 0)
+    recipe = Recipe(
+        model=sample.model.name,
+        model_sha256=sample.model.sha256,
+        prompt=request.prompt,
+        negative=request.negative,
+        loras=tuple(RecipeLora(lora.name, lora.sha256, lora.strength) for lora in loras),
+        steps=sample.steps,
+        cfg=sample.cfg,
+        sampler=sample.sampler,
+        schedule=sample.schedule,
+        width=sample.width,
+        height=sample.height,
+        seed=sample.seed,
+    )
+    return recipe, cutter.cut_job(job_id, wanted)
+
+
+def cut_order(order: Order, job_id: JobId, catalog: Catalog, given: frozenset[TaskId] = frozenset()) -> CutJob:
+    """`order` as a job whose result is the root's; tasks whose results are `given` are left out. Raises UserError."""
+    cutter = _Cutter(catalog)
+    return cutter.cut_job(job_id, cutter.task_for(order), given)
+
+
+def check_fits(job: JobSpec, capacity_bytes: int) -> None:
+    """Raise DoesNotFit when a task of `job` cannot run with `capacity_bytes` of device memory, all streamed."""
+    for task in job.tasks:
+        least_bytes = needed_bytes(task.uses, task.activation_bytes)
+        if least_bytes > capacity_bytes:
+            names = " with ".join(use.component for use in task.uses)
+            detail = f"of these {format_bytes(task.activation_bytes)} activations, the rest for the largest layer"
+            raise does_not_fit(f"to {task.stage.value} with {names}", least_bytes, capacity_bytes, detail)
+
+
+class _Cutter:
+    """Collects the tasks of one job; every task after the ones it needs."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._tasks: dict[TaskId, TaskSpec] = {}
+        self._components: dict[ComponentKey, ComponentSpec] = {}
+        self.works: dict[TaskId, Work] = {}
+
+    def cut_job(self, job_id: JobId, wanted: TaskId, given: frozenset[TaskId] = frozenset()) -> CutJob:
+        """What `wanted` depends on, up to what is given: by the driver, or because no task here makes it."""
+        needed: set[TaskId] = set()
+        read: dict[TaskId, None] = {}
+        reached = [wanted]
+        while reached:
+            task_id = reached.pop()
+            needed.add(task_id)
+            for need in self._tasks[task_id].needs:
+                if need in given or need not in self._tasks:
+                    read[need] = None
+                else:
+                    reached.append(need)
+        tasks = tuple(task for task in self._tasks.values() if task.task_id in needed)
+        components = {use.component: self._components[use.component] for task in tasks for use in task.uses}
+        works = {task.task_id: self.works[task.task_id] for task in tasks}
+        job = JobSpec(job_id, tasks, wanted, tuple(read))
+        return CutJob(job, MappingProxyType(works), tuple(components.values()))
+
+    def task_for(self, order: Order) -> TaskId:
+        match order:
+            case EncodeOrder():
+                return self._encode(order)
+            case SampleOrder():
+                return self._sample(order)[0]
+            case DecodeOrder():
+                return self._decode(order)
+
+    def _encode(self, order: EncodeOrder) -> TaskId:
+        model = self._catalog.find_model(order.model)
+        loras = self._loras(model, Role.TEXT_ENCODER, order.loras)
+        return self._add(EncodeWork(model, loras, order.text), Role.TEXT_ENCODER, loras)
+
+    def _sample(self, order: SampleOrder) -> tuple[TaskId, SampleWork]:
+        model = self._catalog.find_model(order.model)
+        loras = self._loras(model, Role.DIFFUSION_MODEL, order.loras)
+        width, height = self._catalog.native_size(model)
+        sampler, schedule = resolve_sampling(order.sampler, order.schedule)
+        work = SampleWork(
+            model=model,
+            loras=loras,
+            width=order.width or width,
+            height=order.height or height,
+            steps=order.steps,
+            cfg=order.cfg,
+            sampler=sampler,
+            schedule=schedule,
+            seed=order.seed,
+        )
+        texts = (order.positive,) if order.negative is None else (order.positive, order.negative)
+        needs = tuple(self._encode(text) for text in texts)
+        return self._add(work, Role.DIFFUSION_MODEL, loras, needs, passes=work.steps), work
+
+    def _decode(self, order: DecodeOrder) -> TaskId:
+        model = self._catalog.find_model(order.model)
+        latent = order.latent
+        if isinstance(latent, GivenLatent):
+            need, width, height = latent.task_id, latent.width, latent.height
+        else:
+            need, sample = self._sample(latent)
+            width, height = sample.width, sample.height
+        return self._add(DecodeWork(model, width, height), Role.VAE, (), (need,))
+
+    def _loras(self, model: ModelRef, role: Role, choices: Iterable[LoraChoice]) -> tuple[LoraRef, ...]:
+        """Those of `choices` that change this component."""
+        found = (self._catalog.find_lora(lora.name, lora.strength) for lora in choices if lora.strength != 0)
+        return tuple(lora for lora in found if self._catalog.touches(model, role, lora))
+
+    def _add(
+        self, work: Work, role: Role, loras: tuple[LoraRef, ...], needs: tuple[TaskId, ...] = (), passes: int = 1
+    ) -> TaskId:
+        """The id of the task that does `work`; the task is new unless equal work is there already."""
+        new = task_id(work, needs)
+        if new not in self._tasks:
+            use = self._catalog.use(work.model, role, loras, passes)
+            spec = self._catalog.components(work.model)[role]
+            self._components[spec.key] = spec
+            self.works[new] = work
+            self._tasks[new] = TaskSpec(
+                task_id=new,
+                stage=stage_of(work),
+                uses=(use,),
+                activation_bytes=self._catalog.activation_bytes(work.model, work),
+                run_seconds=self._catalog.run_seconds(work.model, work),
+                needs=needs,
+            )
+        return new

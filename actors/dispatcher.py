@@ -1,0 +1,255 @@
+"""`Dispatcher`: the shell around one `SchedulerState`. Carries out its commands, and tells it what comes of them.
+
+Rules
+1. `tell` is the only door to the core; events that arise while it is at work wait their turn.
+2. A worker's loss is told once, whoever notices first: the run that failed or the watch that ended. A run that was
+   answered by its worker's loss is not answered again.
+3. Everything runs on one event loop. Nothing here waits for a worker but in a task of its own.
+Knows no Ray (a `Fleet` does the work) and no driver (a callback resolves jobs).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from actors.fleet import Clock, Fleet, InputsLost, Run, WorkerLost
+from actors.task_book import TaskBook
+from actors.wire import StepDone
+from pool.residency import Residency
+from pool.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
+from scheduler.messages import (
+    Command,
+    EndWorker,
+    Event,
+    ReleaseResult,
+    ResolveJob,
+    ResultLost,
+    RunEnded,
+    RunTask,
+    StartFailed,
+    StartWorker,
+    StopTask,
+    WorkerDown,
+    WorkerUp,
+)
+from scheduler.state import SchedulerState
+
+
+class _LiveWorker:
+    """A worker that is up: what it runs, how far that is, and what was on its GPU when it last said so."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.residency = Residency(spec.capacity_bytes)
+        self.runs: dict[TaskId, StepDone] = {}
+
+
+class Dispatcher:
+    """Runs the core. `on_resolved` is told of every job's end, while its result is still held.
+
+    `on_broken` is told once, with a text, when the core itself failed: a mistake of ours, after which nothing is
+    dispatched any more.
+    """
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        fleet: Fleet,
+        clock: Clock,
+        book: TaskBook,
+        on_resolved: Callable[[ResolveJob], None],
+        on_changed: Callable[[], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self._state = state
+        self._fleet = fleet
+        self._clock = clock
+        self._book = book
+        self._on_resolved = on_resolved
+        self._on_changed = on_changed
+        self._on_broken = on_broken
+        self._inbox: deque[Event] = deque()
+        self._handling = False
+        self._broken = False
+        self._live: dict[WorkerId, _LiveWorker] = {}
+        self._starts: dict[tuple[WorkerId, int], asyncio.Task[None]] = {}
+        self._watches: dict[tuple[WorkerId, int], asyncio.Task[None]] = {}
+        #: waits for runs; kept here because the event loop holds them only weakly
+        self._waits: set[asyncio.Task[None]] = set()
+        self._troubles: dict[WorkerId, str] = {}
+
+    @property
+    def now(self) -> float:
+        """The time for the next event."""
+        return self._clock.now()
+
+    @property
+    def live_workers(self) -> tuple[WorkerSpec, ...]:
+        """The workers that are up."""
+        return tuple(worker.spec for worker in self._live.values())
+
+    @property
+    def troubles(self) -> Mapping[WorkerId, str]:
+        """Why a worker was lost or did not start, the last time that happened to it."""
+        return self._troubles
+
+    def running(self) -> tuple[StepDone, ...]:
+        """The runs that go on, and how far they are."""
+        return tuple(step for worker in self._live.values() for step in worker.runs.values())
+
+    def tell(self, event: Event) -> None:
+        """Let the core handle `event`, and carry out what it says."""
+        self._inbox.append(event)
+        if self._handling or self._broken:
+            return
+        self._handling = True
+        try:
+            while self._inbox:
+                for command in self._state.handle(self._inbox.popleft()):
+                    self._carry_out(command)
+        except Exception:
+            self._broken = True
+            self._on_broken(traceback.format_exc())
+        finally:
+            self._handling = False
+        self._on_changed()
+
+    def step_done(self, step: StepDone) -> bool:
+        """A worker says how far it is. False when that is stale news."""
+        worker = self._live.get(step.worker_id)
+        if worker is None or worker.spec.incarnation != step.incarnation:
+            return False
+        known = worker.runs.get(step.task_id)
+        if known is None or known.attempt != step.attempt:
+            return False
+        worker.runs[step.task_id] = step
+        return True
+
+    def close(self) -> None:
+        """End all workers and wait for nothing any more. No event comes of it."""
+        self._broken = True
+        for task in (*self._waits, *self._starts.values(), *self._watches.values()):
+            task.cancel()
+        for worker_id, incarnation in (*self._starts, *self._watches):
+            self._fleet.end(worker_id, incarnation)
+        self._live.clear()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case StartWorker():
+                key = (command.worker_id, command.incarnation)
+                self._starts[key] = asyncio.ensure_future(self._start(command))
+            case EndWorker():
+                self._end(command.worker_id, command.incarnation)
+            case RunTask():
+                self._run(command)
+            case StopTask():
+                self._fleet.stop(command.worker_id, command.incarnation, command.task_id, command.attempt)
+            case ReleaseResult():
+                self._book.release(command.task_id)
+            case ResolveJob():
+                self._on_resolved(command)
+
+    async def _start(self, command: StartWorker) -> None:
+        worker_id, incarnation = command.worker_id, command.incarnation
+        try:
+            if command.delay_seconds:
+                await self._clock.sleep(command.delay_seconds)
+            spec = await self._fleet.start(worker_id, incarnation)
+        except Exception as raised:
+            self._fleet.end(worker_id, incarnation)
+            self._starts.pop((worker_id, incarnation), None)
+            self._troubles[worker_id] = f"{type(raised).__name__}: {raised}"
+            self.tell(StartFailed(self.now, worker_id, incarnation, self._troubles[worker_id]))
+            return
+        self._starts.pop((worker_id, incarnation), None)
+        self._live[worker_id] = _LiveWorker(spec)
+        self._watches[worker_id, incarnation] = asyncio.ensure_future(self._watch(worker_id, incarnation))
+        self.tell(WorkerUp(self.now, spec))
+
+    async def _watch(self, worker_id: WorkerId, incarnation: int) -> None:
+        try:
+            reason = await self._fleet.gone(worker_id, incarnation)
+        except Exception as raised:
+            reason = f"{type(raised).__name__}: {raised}"
+        self._lose(worker_id, incarnation, reason)
+
+    def _end(self, worker_id: WorkerId, incarnation: int) -> None:
+        """As the core wants it: no event answers."""
+        start = self._starts.pop((worker_id, incarnation), None)
+        if start is not None:
+            start.cancel()
+        self._forget(worker_id, incarnation)
+        self._fleet.end(worker_id, incarnation)
+
+    def _lose(self, worker_id: WorkerId, incarnation: int, reason: str) -> None:
+        """A live worker is gone, or as good as gone: end what may be left of it, and say so once."""
+        lost = self._forget(worker_id, incarnation)
+        if lost is None:
+            return
+        self._fleet.end(worker_id, incarnation)
+        for task_id in lost.runs:
+            self._book.abandon(task_id)
+        self._troubles[worker_id] = reason
+        self.tell(WorkerDown(self.now, worker_id, incarnation, reason))
+
+    def _forget(self, worker_id: WorkerId, incarnation: int) -> _LiveWorker | None:
+        watch = self._watches.pop((worker_id, incarnation), None)
+        if watch is not None and watch is not asyncio.current_task():
+            watch.cancel()
+        worker = self._live.get(worker_id)
+        if worker is None or worker.spec.incarnation != incarnation:
+            return None
+        return self._live.pop(worker_id)
+
+    def _run(self, command: RunTask) -> None:
+        worker = self._live[command.worker_id]
+        request, inputs = self._book.begin(command.task_id, command.attempt)
+        worker.runs[command.task_id] = StepDone(
+            command.worker_id, command.incarnation, command.task_id, command.attempt, 0, 0
+        )
+        run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
+        wait = asyncio.ensure_future(self._wait_for(command, worker, run))
+        self._waits.add(wait)
+        wait.add_done_callback(self._waits.discard)
+
+    async def _wait_for(self, command: RunTask, worker: _LiveWorker, run: Run) -> None:
+        lost: tuple[TaskId, ...] = ()
+        try:
+            report = await run.report
+        except WorkerLost as raised:
+            self._lose(command.worker_id, command.incarnation, str(raised))
+            return
+        except InputsLost as raised:
+            lost = self._book.tasks_with(raised.refs)
+            report = _failed(command, worker, RunErrorKind.INPUT_LOST, str(raised))
+        except Exception as raised:
+            message = f"{type(raised).__name__}: {raised}"
+            report = _failed(command, worker, RunErrorKind.INTERNAL, message, traceback.format_exc())
+        if self._live.get(command.worker_id) is not worker:
+            return  # answered by the worker's loss
+        worker.residency = report.residency
+        del worker.runs[command.task_id]
+        self._book.end(report, run.result)
+        for task_id in lost:
+            self._book.release(task_id)
+            self.tell(ResultLost(self.now, task_id))
+        self.tell(RunEnded(self.now, report))
+        self._book.settle(command.task_id)
+
+
+def _failed(
+    command: RunTask, worker: _LiveWorker, kind: RunErrorKind, message: str, traceback_text: str = ""
+) -> TaskReport:
+    """The report of a run that could not make its own."""
+    return TaskReport(
+        task_id=command.task_id,
+        attempt=command.attempt,
+        worker_id=command.worker_id,
+        incarnation=command.incarnation,
+        residency=worker.residency,
+        error=RunError(kind, message, traceback_text),
+    )

@@ -1,0 +1,72 @@
+"""What the dispatcher needs of the machinery that runs workers, as a protocol. `actors.ray_fleet` is the real one.
+
+Rules for whoever implements it
+1. Every wait ends: with a value, or with an exception of this module, or with another exception that says why.
+2. A worker is one incarnation of one id. `end` may come at any time and ends it for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.host_memory import HostMemory
+from actors.wire import ResultRef, RunRequest
+from pool.spec import TaskId, TaskReport, WorkerId, WorkerSpec
+
+
+class WorkerLost(Exception):
+    """The worker is gone. The message says why."""
+
+
+class InputsLost(Exception):
+    """A run could not begin because inputs cannot be read any more."""
+
+    def __init__(self, refs: Sequence[ResultRef]) -> None:
+        super().__init__("the machine that held an input of this task is gone")
+        self.refs = tuple(refs)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An attempt that was sent.
+
+    report  waits for its end. Raises WorkerLost or InputsLost
+    result  what it made; to be looked into only when the report has no error
+    """
+
+    report: Awaitable[TaskReport]
+    result: ResultRef
+
+
+class Fleet(Protocol):
+    """Starts, uses and ends workers."""
+
+    async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
+        """Start a worker and wait until it answers. Raises whatever keeps it from that."""
+
+    async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
+        """Wait until a started worker is gone, and say why."""
+
+    def end(self, worker_id: WorkerId, incarnation: int) -> None:
+        """End the worker, started or starting, busy or not. Idempotent."""
+
+    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> Run:
+        """Send an attempt to a started worker."""
+
+    def stop(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
+        """Ask an attempt to end at its next step."""
+
+    async def memory_reports(self) -> dict[WorkerId, HostMemory]:
+        """The host memory of every worker that answers."""
+
+
+class Clock(Protocol):
+    """Time for the dispatcher; tests bring their own."""
+
+    def now(self) -> float:
+        """Seconds that never fall."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""

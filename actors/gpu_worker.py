@@ -1,0 +1,181 @@
+"""`GpuWorker`: the actor that owns one GPU. A thin shell around one engine; plain, so that tests build it directly.
+
+Rules
+1. `run` never raises: whatever happens becomes a `RunError` value in the one report of that attempt.
+2. One thread touches the engine (Ray's `compute` group has one thread). Stopping and asking come in on other threads
+   and touch nothing but the values named in `__init__`.
+Knows neither Ray nor the scheduler, and imports torch only by way of its engine.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from actors.host_memory import HostMemory, host_memory
+from actors.wire import RunRequest, StepDone
+from pool.errors import UserError
+from pool.residency import Residency
+from pool.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec, WorkerId, WorkerSpec
+from pool.work import Encoded, Latent, Picture, Result, RunHooks, Stopped, Work
+
+if TYPE_CHECKING:
+    from pool.engine import EngineFacts
+
+#: progress of fast steps is told this often; the last step always is
+PROGRESS_SECONDS = 0.05
+#: stops that are remembered for runs that have not begun; the scheduler sends at most one run ahead
+STOPS_REMEMBERED = 16
+
+
+class Engine(Protocol):
+    """What a worker needs of `pool.engine.Engine`."""
+
+    def introduce(self) -> EngineFacts:
+        """What it can hold."""
+
+    def run(
+        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], hooks: RunHooks, fresh: bool = False
+    ) -> tuple[Result, RunCost]:
+        """Do `work`; may raise anything."""
+
+    def residency(self) -> Residency:
+        """Which weights are on the device."""
+
+    def close(self) -> None:
+        """Take every byte off the device."""
+
+
+def open_engine(device: str, budget_bytes: int | None, threads: int) -> Engine:
+    """The real engine, on the one device that this process sees. Imports torch. Raises UserError."""
+    from pool.engine import Engine as PoolEngine
+    from pool.engine import EngineSettings
+
+    return PoolEngine.open(EngineSettings(device, budget_bytes=budget_bytes, threads=threads))
+
+
+class GpuWorker:
+    """One GPU's worth of work, one task at a time."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        open_engine: Callable[[], Engine],
+        on_step: Callable[[StepDone], None],
+        progress_seconds: float = PROGRESS_SECONDS,
+    ) -> None:
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._open_engine = open_engine
+        self._on_step = on_step
+        self._progress_seconds = progress_seconds
+        self._engine: Engine | None = None
+        #: attempts that should stop, oldest first; touched by several threads, one atomic operation at a time
+        self._stops: dict[tuple[TaskId, int], None] = {}
+        self._ended = threading.Event()
+
+    def start(self) -> WorkerSpec:
+        """Open the engine. Raises what the engine raises: UserError when there is no such device."""
+        self._engine = self._open_engine()
+        facts = self._engine.introduce()
+        return WorkerSpec(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            capacity_bytes=facts.capacity_bytes,
+            link_bytes_per_second=facts.link_bytes_per_second,
+            device_name=facts.device_name,
+        )
+
+    def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
+        """Make one attempt. The result is None exactly when the report has an error."""
+        assert self._engine is not None, "start comes before run"
+        hooks = RunHooks(self._step_teller(request), lambda: self._should_stop(request))
+        result: Result | None = None
+        cost, error = RunCost(), None
+        try:
+            result, cost = self._engine.run(request.task, request.work, inputs, hooks, request.fresh)
+        except Exception as raised:
+            error = run_error(raised)
+        finally:
+            self._stops.pop((request.task.task_id, request.attempt), None)
+        report = TaskReport(
+            task_id=request.task.task_id,
+            attempt=request.attempt,
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            residency=self._engine.residency(),
+            cost=cost,
+            error=error,
+            result_bytes=0 if result is None else result_bytes(result),
+        )
+        return report, result
+
+    def stop(self, task_id: TaskId, attempt: int) -> None:
+        """Let that attempt end at its next step. Does nothing when it is over."""
+        self._stops[task_id, attempt] = None
+        for old in tuple(self._stops)[:-STOPS_REMEMBERED]:
+            self._stops.pop(old, None)
+
+    def ping(self) -> tuple[WorkerId, int]:
+        """Worker and incarnation: it is alive."""
+        return self._worker_id, self._incarnation
+
+    def memory_report(self) -> HostMemory:
+        """What this process takes of the host's memory."""
+        return host_memory()
+
+    def watch(self) -> None:
+        """Return when the worker was closed. A caller that waits for this learns at once when the process dies."""
+        self._ended.wait()
+
+    def close(self) -> None:
+        """Take every byte off the GPU. Idempotent."""
+        if self._engine is not None:
+            self._engine.close()
+        self._ended.set()
+
+    def _should_stop(self, request: RunRequest) -> bool:
+        return (request.task.task_id, request.attempt) in self._stops
+
+    def _step_teller(self, request: RunRequest) -> Callable[[int, int], None]:
+        """A function that passes steps on, the last one always and the others not too often."""
+        told_at = float("-inf")
+
+        def tell(step: int, steps: int) -> None:
+            nonlocal told_at
+            now = time.monotonic()
+            if step == steps or now - told_at >= self._progress_seconds:
+                told_at = now
+                task_id, attempt = request.task.task_id, request.attempt
+                self._on_step(StepDone(self._worker_id, self._incarnation, task_id, attempt, step, steps))
+
+        return tell
+
+
+def run_error(raised: Exception) -> RunError:
+    """`raised` by a run, as the value that decides whether it is tried again."""
+    text = "".join(traceback.format_exception(raised))
+    torch = sys.modules.get("torch")  # whoever raised its error has imported it
+    if torch is not None and isinstance(raised, torch.OutOfMemoryError):
+        return RunError(RunErrorKind.OUT_OF_VRAM, str(raised), text)
+    if isinstance(raised, Stopped):
+        return RunError(RunErrorKind.CANCELLED, "stopped at a step, as it was asked to")
+    if isinstance(raised, UserError):
+        return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
+    return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)
+
+
+def result_bytes(result: Result) -> int:
+    """Bytes of the arrays in `result`."""
+    match result:
+        case Encoded():
+            return result.context_LD.nbytes
+        case Latent():
+            return result.samples_CHW.nbytes
+        case Picture():
+            return result.pixels_HWC.nbytes

@@ -1,0 +1,168 @@
+"""How jobs and tasks ended, as a driver sees it. Values only: no ray, no torch, nothing that waits.
+
+Shape legend: H W pixel height and width, C colour channels (3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.recipe import Recipe
+from actors.requests import GenerateRequest
+from pool.spec import JobId, RunErrorKind, Stage, WorkerId
+from pool.work import PixelArray
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """One task of one job.
+
+    seconds          moving weights and running together
+    load_seconds     moving weights before the run
+    resident         every component was there, whole and with the right patches
+    uploaded_bytes   weights moved to the GPU before the run
+    streamed_bytes   weights moved to the GPU while it ran
+    patch_switches   components that were there with other patches
+    shared           another job made it; these figures are counted there
+    """
+
+    stage: Stage
+    worker: WorkerId
+    seconds: float
+    load_seconds: float
+    resident: bool
+    uploaded_bytes: int
+    streamed_bytes: int
+    patch_switches: int
+    shared: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ImageResult:
+    """One finished picture.
+
+    index    place in its submission, from 0
+    request  as submitted, with the seed that was used
+    path     where it was written; None when nothing is written
+    worker   who sampled it
+    seconds  of the tasks that were run for it, those it shared with an earlier job left out
+    """
+
+    index: int
+    job_id: JobId
+    request: GenerateRequest
+    recipe: Recipe
+    pixels: PixelArray
+    path: Path | None
+    worker: WorkerId
+    seconds: float
+    tasks: tuple[TaskSummary, ...]
+
+    @property
+    def seed(self) -> int:
+        """The seed of its noise."""
+        return self.recipe.seed
+
+    @cached_property
+    def pil(self) -> Image:
+        """The picture for Pillow, made when first asked for."""
+        from PIL import Image
+
+        return Image.fromarray(self.pixels)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    """A job that has no picture: it failed, or it was cancelled (`kind` is CANCELLED)."""
+
+    index: int
+    job_id: JobId
+    #: None for a single stage
+    request: GenerateRequest | None
+    kind: RunErrorKind
+    message: str
+    traceback_text: str = ""
+
+    @property
+    def cancelled(self) -> bool:
+        """It ended because someone asked for that."""
+        return self.kind is RunErrorKind.CANCELLED
+
+
+class JobFailed(RuntimeError):
+    """Raised where a result was asked for and there is none. `failure` says why."""
+
+    def __init__(self, failure: JobFailure) -> None:
+        super().__init__(f"job {failure.job_id}: {failure.kind.value}: {failure.message}")
+        self.failure = failure
+
+    def __reduce__(self) -> tuple[type[JobFailed], tuple[JobFailure]]:
+        return type(self), (self.failure,)
+
+
+class PoolLost(RuntimeError):
+    """The pool went away while something waited for it. What was written stays; the rest must be submitted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTotals:
+    """What one worker did for a submission."""
+
+    worker: WorkerId
+    tasks: int
+    tasks_resident: int
+    seconds: float
+    uploaded_bytes: int
+    streamed_bytes: int
+    patch_switches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A submission, in numbers.
+
+    seconds  on the wall, from the submission to the last end (or to now)
+    tasks    each task that was run for it, once
+    """
+
+    jobs: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    seconds: float
+    tasks: tuple[TaskSummary, ...]
+
+    def per_worker(self) -> tuple[WorkerTotals, ...]:
+        """The totals of each worker that ran anything, by name."""
+        names = sorted({task.worker for task in self.tasks})
+        return tuple(_totals(name, [t for t in self.tasks if t.worker == name]) for name in names)
+
+
+def _totals(worker: WorkerId, tasks: Iterable[TaskSummary]) -> WorkerTotals:
+    tasks = tuple(tasks)
+    return WorkerTotals(
+        worker=worker,
+        tasks=len(tasks),
+        tasks_resident=sum(t.resident for t in tasks),
+        seconds=sum(t.seconds for t in tasks),
+        uploaded_bytes=sum(t.uploaded_bytes for t in tasks),
+        streamed_bytes=sum(t.streamed_bytes for t in tasks),
+        patch_switches=sum(t.patch_switches for t in tasks),
+    )
+
+
+def sampled_by(tasks: Sequence[TaskSummary]) -> WorkerId:
+    """The worker of the sample task, or of the last one there is."""
+    return next((task.worker for task in tasks if task.stage is Stage.SAMPLE), tasks[-1].worker)
+
+
+def own_seconds(tasks: Sequence[TaskSummary]) -> float:
+    """Seconds of the tasks that are counted for this job."""
+    return sum(task.seconds for task in tasks if not task.shared)

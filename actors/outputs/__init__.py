@@ -1,0 +1,1 @@
+"""What is left on disk: pictures with their recipes, the manifest and the contact sheet."""

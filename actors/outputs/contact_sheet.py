@@ -1,0 +1,126 @@
+"""Many pictures on one sheet, each with its prompt, seed and LoRAs under it.
+
+Knows drawing; not where pictures come from or where the sheet goes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from actors.recipe import Recipe
+
+#: more than this many would make a sheet that nobody can open; the sheet says how many it leaves out
+MOST_PICTURES = 400
+_CELL_PIXELS = 192
+_GAP_PIXELS = 20
+_MARGIN_PIXELS = 28
+_PROMPT_LINES = 2
+_LINE_PIXELS = 18
+_TEXT_PIXELS = 14
+_BACKGROUND = (247, 247, 245)
+_INK = (32, 33, 36)
+_FAINT_INK = (112, 116, 122)
+_FRAME = (210, 211, 209)
+_LABEL_PIXELS = 8 + _LINE_PIXELS * (_PROMPT_LINES + 1)
+
+_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledPicture:
+    """A picture file and the recipe that its label tells."""
+
+    path: Path
+    recipe: Recipe
+
+
+def make_contact_sheet(pictures: Sequence[LabelledPicture]) -> bytes:
+    """The sheet as the bytes of a PNG. Raises OSError for a file that cannot be read as a picture."""
+    shown = pictures[:MOST_PICTURES]
+    columns = columns_for(len(shown))
+    rows = math.ceil(len(shown) / columns)
+    pitch_x, pitch_y = _CELL_PIXELS + _GAP_PIXELS, _CELL_PIXELS + _LABEL_PIXELS + _GAP_PIXELS
+    note_pixels = _LINE_PIXELS + 10 if len(shown) < len(pictures) or not shown else 0
+    width = 2 * _MARGIN_PIXELS + columns * pitch_x - _GAP_PIXELS
+    height = 2 * _MARGIN_PIXELS + max(0, rows * pitch_y - _GAP_PIXELS) + note_pixels
+    sheet = Image.new("RGB", (width, height), _BACKGROUND)
+    pen = ImageDraw.Draw(sheet)
+    for place, picture in enumerate(shown):
+        row, column = divmod(place, columns)
+        x, y = _MARGIN_PIXELS + column * pitch_x, _MARGIN_PIXELS + row * pitch_y
+        _draw_picture(sheet, pen, picture.path, x, y)
+        _draw_label(pen, picture.recipe, x, y + _CELL_PIXELS + 8)
+    if note_pixels:
+        note = f"the first {len(shown)} of {len(pictures)} pictures" if shown else "no pictures"
+        pen.text((_MARGIN_PIXELS, height - _MARGIN_PIXELS - _LINE_PIXELS), note, _FAINT_INK, _font())
+    buffer = io.BytesIO()
+    sheet.save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def columns_for(count: int) -> int:
+    """How many columns make a sheet of `count` pictures somewhat wider than high, with a last row as full as can be."""
+    if count <= 4:
+        return max(1, count)
+    widest = min(12, max(4, math.ceil(math.sqrt(count * 1.6))))
+    narrowest = min(widest, max(3, math.floor(math.sqrt(count))))
+    return min(range(widest, narrowest - 1, -1), key=lambda columns: -count % columns)
+
+
+def fitted_size(width: int, height: int, cell_pixels: int) -> tuple[int, int]:
+    """The size of a picture that just fits a square cell with its sides in proportion, at least a pixel each."""
+    factor = cell_pixels / max(width, height)
+    return max(1, round(width * factor)), max(1, round(height * factor))
+
+
+def wrapped(text: str, width_pixels: int, most_lines: int, font: _Font) -> list[str]:
+    """`text` broken at spaces into lines that fit; what is too long ends in '...'."""
+    lines: list[str] = []
+    words = text.split()
+    while words:
+        taken = 1
+        while taken < len(words) and font.getlength(" ".join(words[: taken + 1])) <= width_pixels:
+            taken += 1
+        if len(lines) == most_lines - 1:
+            taken = len(words)
+        line, words = " ".join(words[:taken]), words[taken:]
+        lines.append(line if font.getlength(line) <= width_pixels else _shortened(line, width_pixels, font))
+    return lines
+
+
+def _shortened(line: str, width_pixels: int, font: _Font) -> str:
+    while line and font.getlength(line + "...") > width_pixels:
+        line = line[:-1]
+    return line.rstrip() + "..."
+
+
+def _draw_picture(sheet: Image.Image, pen: ImageDraw.ImageDraw, path: Path, x: int, y: int) -> None:
+    with Image.open(path) as opened:
+        picture = opened.convert("RGB")
+    size = fitted_size(*picture.size, _CELL_PIXELS)
+    # Lanczos keeps drawn edges smooth; very small pictures would only blur, so their pixels are shown as they are
+    tiny = max(picture.size) * 6 <= _CELL_PIXELS
+    scaled = picture.resize(size, Image.Resampling.NEAREST if tiny else Image.Resampling.LANCZOS)
+    left, top = x + (_CELL_PIXELS - size[0]) // 2, y + (_CELL_PIXELS - size[1]) // 2
+    pen.rectangle((left - 1, top - 1, left + size[0], top + size[1]), outline=_FRAME)
+    sheet.paste(scaled, (left, top))
+
+
+def _draw_label(pen: ImageDraw.ImageDraw, recipe: Recipe, x: int, y: int) -> None:
+    font = _font()
+    for line in wrapped(recipe.prompt or "(empty prompt)", _CELL_PIXELS, _PROMPT_LINES, font):
+        pen.text((x, y), line, _INK, font)
+        y += _LINE_PIXELS
+    how = [f"seed {recipe.seed}", *(f"{lora.name} {lora.strength:g}" for lora in recipe.loras)]
+    line = wrapped(", ".join(how), _CELL_PIXELS, 1, font)[0]
+    pen.text((x, y), line, _FAINT_INK, font)
+
+
+def _font() -> _Font:
+    return ImageFont.load_default(_TEXT_PIXELS)

@@ -1,0 +1,234 @@
+"""A folder of finished pictures: one PNG a recipe, the manifest, the contact sheet.
+
+Knows files and names; not jobs, workers or Ray. Rules
+1. A PNG under its own name is whole: it is written under a temporary name, synced and renamed.
+2. A picture counts as finished when its manifest line is there, and the line is written after the picture.
+3. Same recipe, same file name; it is neither written nor listed twice.
+4. Every change happens under one lock (`LOCK_NAME`), so several runs may share the folder, and whoever holds the lock
+   knows that any temporary file is left over from a run that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actors.outputs.contact_sheet import LabelledPicture, make_contact_sheet
+from actors.outputs.manifest import Manifest
+from actors.outputs.png_text import encode_png, recipe_from_json
+from actors.recipe import Recipe
+from pool.errors import OutputFailed
+from pool.work import PixelArray
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+MANIFEST_NAME = "manifest.jsonl"
+CONTACT_SHEET_NAME = "contact_sheet.png"
+LOCK_NAME = ".lock"
+TEMPORARY_SUFFIX = ".partial"
+_SLUG_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedPicture:
+    """A picture as it came from the pool, with what is worth telling about its making.
+
+    index    place in its submission
+    worker   who sampled it
+    seconds  of its own tasks together
+    tasks    any dataclass a task; written to the manifest as they are
+    """
+
+    recipe: Recipe
+    pixels_HWC: PixelArray
+    index: int
+    job_id: str
+    worker: str
+    seconds: float
+    tasks: tuple[DataclassInstance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPicture:
+    """A picture that the manifest lists and that is there."""
+
+    path: Path
+    recipe: Recipe
+    pixels_sha256: str
+    #: the manifest's whole line
+    entry: dict[str, Any]
+
+
+class OutputFolder:
+    """Writes and finds pictures in one folder.
+
+    Creating it makes the folder, proves that it can be written and clears what a killed run left half-written.
+    Raises OutputFailed naming the folder or file, from every method.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._manifest = Manifest(self.path / MANIFEST_NAME)
+        self._entries: dict[str, dict[str, Any]] = {}
+        #: the number of this run among those that wrote here; 0 until it has written
+        self._run = 0
+        with self._failures_named(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self._clear_leftovers()
+                self._prove_writable()
+                self._read_new_entries()
+
+    def write(self, picture: FinishedPicture) -> Path:
+        """Keep `picture` and list it. Returns its path, also when this recipe was kept before."""
+        digest = picture.recipe.digest
+        path = self.path / file_name(picture.recipe)
+        with self._failures_named(path):
+            content = encode_png(picture.pixels_HWC, picture.recipe)
+            with self._locked():
+                self._read_new_entries()
+                listed = digest in self._entries
+                if not listed or not path.exists():  # an unlisted file is of a run that was killed in between
+                    write_whole(path, content)
+                if not listed:
+                    self._append(digest, path, picture)
+        return path
+
+    def finished(self) -> dict[str, Path]:
+        """The files that are listed and there, by the digest of their recipe, in the order they were made."""
+        return {digest: kept.path for digest, kept in self.kept().items()}
+
+    def kept(self) -> dict[str, KeptPicture]:
+        """`finished`, with all that the manifest says."""
+        with self._failures_named(self.path):
+            self._read_new_entries()
+        kept: dict[str, KeptPicture] = {}
+        for digest, entry in self._entries.items():
+            path = self.path / str(entry["file"])
+            if path.exists():
+                recipe = recipe_from_json(entry["recipe"])
+                kept[digest] = KeptPicture(path, recipe, str(entry["pixels_sha256"]), entry)
+        return kept
+
+    def contact_sheet(self) -> Path:
+        """Draw the pictures of this folder on one sheet, run by run in the order of their submission; its path."""
+        pictures = sorted(self.kept().values(), key=lambda kept: (kept.entry["run"], kept.entry["index"]))
+        path = self.path / CONTACT_SHEET_NAME
+        with self._failures_named(path):
+            content = make_contact_sheet([LabelledPicture(kept.path, kept.recipe) for kept in pictures])
+            with self._locked():
+                write_whole(path, content)
+        return path
+
+    def _append(self, digest: str, path: Path, picture: FinishedPicture) -> None:
+        if self._run == 0:
+            self._run = 1 + max((int(entry["run"]) for entry in self._entries.values()), default=0)
+        self._manifest.repair()
+        self._manifest.append(
+            {
+                "digest": digest,
+                "file": path.name,
+                "run": self._run,
+                "index": picture.index,
+                "job_id": picture.job_id,
+                "worker": picture.worker,
+                "seconds": round(picture.seconds, 4),
+                "pixels_sha256": pixels_sha256(picture.pixels_HWC),
+                "recipe": picture.recipe.as_json(),
+                "tasks": [plain(task) for task in picture.tasks],
+            }
+        )
+        self._read_new_entries()
+
+    def _read_new_entries(self) -> None:
+        for entry in self._manifest.read_new():
+            missing = [key for key in ("digest", "file", "run", "index", "recipe", "pixels_sha256") if key not in entry]
+            if missing:
+                raise OutputFailed(f"{self._manifest.path}: a line without {missing[0]!r}; is it a modelpool manifest?")
+            self._entries.setdefault(str(entry["digest"]), entry)
+
+    def _clear_leftovers(self) -> None:
+        for leftover in self.path.glob(f".*{TEMPORARY_SUFFIX}"):
+            leftover.unlink(missing_ok=True)
+        self._manifest.repair()
+
+    def _prove_writable(self) -> None:
+        """Write and remove a small file: permissions, read-only mounts and full disks show only this way."""
+        probe = self.path / f".probe{TEMPORARY_SUFFIX}"
+        probe.write_bytes(b"modelpool")
+        probe.unlink()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the folder's lock, waiting for it. It ends with the process that holds it."""
+        with (self.path / LOCK_NAME).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextlib.contextmanager
+    def _failures_named(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputFailed(f"{path}: cannot be written ({_reason(error)})") from error
+
+
+def file_name(recipe: Recipe) -> str:
+    """'a-red-circle-7-1f2e3d4c.png': readable, and different for different recipes."""
+    slug = re.sub(r"[^a-z0-9]+", "-", recipe.prompt.lower()).strip("-")[:_SLUG_CHARACTERS].strip("-")
+    return f"{slug or 'picture'}-{recipe.seed}-{recipe.digest[:8]}.png"
+
+
+def pixels_sha256(pixels_HWC: PixelArray) -> str:
+    """What names these pixels, whatever file they are in: SHA-256 of the bytes, row by row, red green blue."""
+    return hashlib.sha256(pixels_HWC.tobytes()).hexdigest()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put `content` at `path` so that the name never stands for a part of it, and wait until it is on disk.
+
+    A failure leaves what was there before. Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def plain(value: DataclassInstance) -> dict[str, Any]:
+    """A dataclass instance as JSON can hold it; enum members become their values."""
+    return {key: item.value if isinstance(item, Enum) else item for key, item in dataclasses.asdict(value).items()}
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename durable. File systems that cannot sync a folder do not need it."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(folder)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

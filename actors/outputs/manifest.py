@@ -1,0 +1,91 @@
+"""The list of what an output folder holds: `manifest.jsonl`, one JSON object a line, only ever appended to.
+
+Knows lines and bytes; not what a picture is. Rules
+1. A line counts when it ends in a newline and is a JSON object. Everything is written in one piece and synced.
+2. A run that is killed while it writes leaves at most one torn line, the last. `repair` takes it away; readers skip it.
+3. Who appends holds the folder's lock (`OutputFolder` takes it), so two runs may share a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from pool.errors import OutputFailed
+
+Entry = Mapping[str, Any]
+
+
+class Manifest:
+    """An append-only file of JSON objects, read as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        #: bytes at the start of the file that were handed out by `read_new`
+        self._read_bytes = 0
+
+    def read_new(self) -> Iterator[dict[str, Any]]:
+        """The entries that were appended since the last call, by anyone; at first, all of them.
+
+        A torn last line is left for the next call, which finds it whole or gone.
+        Raises OutputFailed for a whole line that is not a JSON object: the file was edited, or is something else.
+        """
+        with self._opened("rb") as file:
+            file.seek(self._read_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                yield self._parsed(line)
+                self._read_bytes += len(line)
+
+    def repair(self) -> bool:
+        """Cut off a torn last line. True when there was one. Only for the holder of the lock."""
+        with self._opened("rb+") as file:
+            content_bytes = file.seek(0, os.SEEK_END)
+            whole_bytes = _end_of_last_line(file, content_bytes)
+            if whole_bytes == content_bytes:
+                return False
+            file.truncate(whole_bytes)
+            os.fsync(file.fileno())
+            return True
+
+    def append(self, entry: Entry) -> None:
+        """Add one line and wait until it is on disk. Only for the holder of the lock, after `repair`."""
+        line = json.dumps(entry, ensure_ascii=True, allow_nan=False) + "\n"
+        with self._opened("ab") as file:
+            file.write(line.encode("ascii"))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _opened(self, mode: str) -> IO[bytes]:
+        try:
+            if "r" in mode and not self.path.exists():
+                self.path.touch()
+            return self.path.open(mode)
+        except OSError as error:
+            raise OutputFailed(f"{self.path}: cannot be opened ({error.strerror or error})") from error
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise OutputFailed(f"{self.path}: byte {self._read_bytes}: not a line of JSON ({error})") from error
+        if not isinstance(entry, dict):
+            raise OutputFailed(f"{self.path}: byte {self._read_bytes}: found {line[:40]!r}, expected a JSON object")
+        return entry
+
+
+def _end_of_last_line(file: IO[bytes], content_bytes: int) -> int:
+    """Where the last newline ends, looking backwards in blocks; 0 when there is none."""
+    block_bytes, end = 4096, content_bytes
+    while end > 0:
+        start = max(0, end - block_bytes)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

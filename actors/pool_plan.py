@@ -1,0 +1,61 @@
+"""What a pool will be, decided from its configuration and the GPUs there are. A pure function; the value pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from actors.catalog_desk import ListingCatalog, open_catalog
+from actors.config import PoolConfig
+from actors.gpu_worker import Engine, open_engine
+from pool.errors import unusable_field
+from pool.spec import WorkerId
+from scheduler.config import SchedulerConfig
+
+#: what workers = "all" means without GPUs
+SIMULATED_WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """All that a controller is made with.
+
+    gpus_per_worker  of Ray's GPU resource; 0 for workers that take a CPU instead
+    open_engine      called in each worker's process
+    open_catalog     called in the controller's process
+    """
+
+    worker_ids: tuple[WorkerId, ...]
+    gpus_per_worker: int
+    budget_bytes: int | None
+    open_engine: Callable[[], Engine]
+    open_catalog: Callable[[], ListingCatalog]
+    scheduler: SchedulerConfig
+
+
+def most_workers(config: PoolConfig) -> int:
+    """How many workers without GPUs a Ray that is started for `config` must have room for."""
+    return SIMULATED_WORKERS if config.pool.workers == "all" else int(config.pool.workers)
+
+
+def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
+    """The pool for a cluster with `gpu_count` GPUs now. One that `can_grow` may be asked for more than it has.
+
+    Raises UserError when there are not enough GPUs.
+    """
+    wanted = config.pool
+    device = wanted.device if wanted.device != "auto" else ("cuda" if gpu_count else "sim")
+    count = wanted.workers if isinstance(wanted.workers, int) else gpu_count if device == "cuda" else SIMULATED_WORKERS
+    if device == "cuda" and count == 0:
+        raise unusable_field("device", "cuda", "sim or cpu on a machine where Ray finds no GPU")
+    if device == "cuda" and count > gpu_count and not can_grow:
+        raise unusable_field("workers", count, f"at most {gpu_count}, one for each GPU that Ray finds")
+    return PoolPlan(
+        worker_ids=tuple(WorkerId(f"gpu-{i}") for i in range(count)),
+        gpus_per_worker=1 if device == "cuda" else 0,
+        budget_bytes=wanted.budget_bytes,
+        open_engine=partial(open_engine, device, wanted.budget_bytes, wanted.threads),
+        open_catalog=partial(open_catalog, config.models.folders, config.models.loras, device),
+        scheduler=config.scheduler,
+    )

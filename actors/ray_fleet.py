@@ -1,0 +1,105 @@
+"""`RayFleet`: workers as Ray actors. Turns Ray's ways of failing into the words of `actors.fleet`.
+
+Imports Ray at once: import this module after a session is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+
+from actors.fleet import InputsLost, Run, WorkerLost
+from actors.host_memory import HostMemory
+from actors.wire import ResultRef, RunRequest
+from pool.spec import TaskId, TaskReport, WorkerId, WorkerSpec
+
+#: concurrency groups of a worker: one thread runs, others answer and stop, one waits for as long as the worker lives
+COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
+
+_REASON_CHARACTERS = 400
+
+
+class RayFleet:
+    """The workers that one controller has."""
+
+    def __init__(self, create: Callable[[WorkerId, int], ActorHandle[Any]]) -> None:
+        self._create = create
+        self._handles: dict[tuple[WorkerId, int], ActorHandle[Any]] = {}
+
+    async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
+        """See `Fleet`. Waits for as long as the cluster has no room."""
+        handle = self._handles[worker_id, incarnation] = self._create(worker_id, incarnation)
+        try:
+            spec: WorkerSpec = await handle.start.options(concurrency_group=COMPUTE).remote()
+        except RayActorError as lost:
+            raise WorkerLost(_reason(lost)) from lost
+        except RayTaskError as raised:
+            raise raised.cause from raised
+        return spec
+
+    async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
+        """See `Fleet`."""
+        handle = self._handles[worker_id, incarnation]
+        try:
+            await handle.watch.options(concurrency_group=WATCH).remote()
+        except RayActorError as lost:
+            return _reason(lost)
+        return "it was closed"
+
+    def end(self, worker_id: WorkerId, incarnation: int) -> None:
+        """See `Fleet`."""
+        handle = self._handles.pop((worker_id, incarnation), None)
+        if handle is not None:
+            ray.kill(handle)
+
+    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> Run:
+        """See `Fleet`. The inputs are arguments of the call: Ray brings their bytes to the worker, not here."""
+        handle = self._handles[worker_id, incarnation]
+        report, result = handle.run.options(concurrency_group=COMPUTE, num_returns=2).remote(request, *inputs)
+        return Run(_report(report, inputs), result)
+
+    def stop(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
+        """See `Fleet`."""
+        handle = self._handles.get((worker_id, incarnation))
+        if handle is not None:
+            handle.stop.options(concurrency_group=CONTROL).remote(task_id, attempt)
+
+    async def memory_reports(self) -> dict[WorkerId, HostMemory]:
+        """See `Fleet`."""
+        handles = {worker_id: handle for (worker_id, _), handle in self._handles.items()}
+        calls = [handle.memory_report.options(concurrency_group=CONTROL).remote() for handle in handles.values()]
+        reports = await asyncio.gather(*calls, return_exceptions=True)
+        return {w: report for w, report in zip(handles, reports, strict=True) if isinstance(report, HostMemory)}
+
+
+async def _report(report: Any, inputs: Sequence[ResultRef]) -> TaskReport:
+    try:
+        ended: TaskReport = await report
+    except RayActorError as lost:
+        raise WorkerLost(_reason(lost)) from lost
+    except ObjectLostError as lost:
+        raise InputsLost(_lost_inputs(lost, inputs)) from lost
+    except RayTaskError as raised:
+        if isinstance(raised.cause, ObjectLostError):
+            raise InputsLost(_lost_inputs(raised.cause, inputs)) from raised
+        raise raised.cause from raised
+    return ended
+
+
+def _lost_inputs(lost: ObjectLostError, inputs: Sequence[Any]) -> tuple[ResultRef, ...]:
+    """Those of `inputs` that the error names; all of them when it names another, so that all are made again."""
+    named = tuple(ref for ref in inputs if ref.hex() == lost.object_ref_hex)
+    return named or tuple(inputs)
+
+
+def _reason(lost: RayActorError) -> str:
+    """Ray's many lines as one, without the ids."""
+    lines = (line.strip() for line in str(lost).splitlines())
+    ids = ("class_name:", "actor_id:", "pid:", "namespace:", "ip:", "name:")
+    told = " ".join(line for line in lines if line and not line.startswith(ids))
+    return told if len(told) <= _REASON_CHARACTERS else f"{told[:_REASON_CHARACTERS]} ..."

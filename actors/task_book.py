@@ -1,0 +1,140 @@
+"""What the controller knows of tasks beside what the core knows: the work, the result's reference, the last report.
+
+An entry lives as long as someone may ask for it: while a job that is not resolved names it, while it runs, or while its
+result is held. Decides nothing; the core says when a result goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from actors.outcomes import TaskSummary
+from actors.wire import ResultRef, RunRequest
+from pool.spec import JobId, JobSpec, RunErrorKind, TaskId, TaskReport, TaskSpec
+from pool.work import Work
+
+
+@dataclass(slots=True)
+class _Entry:
+    spec: TaskSpec
+    work: Work
+    #: jobs that are not resolved and name it, in the order they came; the values are nothing
+    jobs: dict[JobId, None] = field(default_factory=dict)
+    running: bool = False
+    #: set when a result was made, until the core releases it
+    result: ResultRef | None = None
+    #: of the run that made the result, and who the run is counted for
+    report: TaskReport | None = None
+    counted_for: JobId | None = None
+    ran_out_of_vram: bool = False
+
+
+class TaskBook:
+    """The tasks of a controller, by id."""
+
+    def __init__(self) -> None:
+        self._entries: dict[TaskId, _Entry] = {}
+        self._given: dict[TaskId, ResultRef] = {}
+        self._tasks_of: dict[JobId, tuple[TaskId, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries) + len(self._given)
+
+    def add(self, job: JobSpec, works: Mapping[TaskId, Work], given: Mapping[TaskId, ResultRef]) -> None:
+        """A job comes in. Equal tasks of several jobs are one entry."""
+        self._given.update(given)
+        self._tasks_of[job.job_id] = tuple(task.task_id for task in job.tasks)
+        for task in job.tasks:
+            entry = self._entries.setdefault(task.task_id, _Entry(task, works[task.task_id]))
+            entry.jobs[job.job_id] = None
+
+    def resolve(self, job_id: JobId) -> tuple[TaskSummary, ...]:
+        """A job is resolved: what its tasks that have a result cost. Nothing needs them on its account any more."""
+        summaries = []
+        for task_id in self._tasks_of.pop(job_id, ()):
+            entry = self._entries[task_id]
+            if entry.report is not None:
+                if entry.counted_for is None:
+                    entry.counted_for = job_id
+                summaries.append(_summary(entry, entry.report, shared=entry.counted_for != job_id))
+            del entry.jobs[job_id]
+            self._drop_unneeded(task_id)
+        return tuple(summaries)
+
+    def begin(self, task_id: TaskId, attempt: int) -> tuple[RunRequest, tuple[ResultRef, ...]]:
+        """A task is sent to a worker: what to send. All its inputs are held; the core waits for that."""
+        entry = self._entries[task_id]
+        entry.running = True
+        request = RunRequest(entry.spec, entry.work, attempt, fresh=entry.ran_out_of_vram)
+        return request, tuple(self._held(need) for need in entry.spec.needs)
+
+    def end(self, report: TaskReport, result: ResultRef) -> None:
+        """A run ended with `report`; `result` is held when that has no error."""
+        entry = self._entries[report.task_id]
+        entry.running = False
+        entry.ran_out_of_vram = report.error is not None and report.error.kind is RunErrorKind.OUT_OF_VRAM
+        if report.error is None:
+            entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
+
+    def abandon(self, task_id: TaskId) -> None:
+        """A run was lost with its worker."""
+        self._entries[task_id].running = False
+        self._drop_unneeded(task_id)
+
+    def settle(self, task_id: TaskId) -> None:
+        """The core has dealt with the end of a run: drop the entry if that was the last anyone wanted of it."""
+        self._drop_unneeded(task_id)
+
+    def result(self, task_id: TaskId) -> ResultRef:
+        """The reference to a result that is held."""
+        return self._held(task_id)
+
+    def release(self, task_id: TaskId) -> None:
+        """The result is not needed any more. Ignores what is not held."""
+        self._given.pop(task_id, None)
+        if task_id in self._entries:
+            self._entries[task_id].result = None
+            self._drop_unneeded(task_id)
+
+    def tasks_with(self, refs: Iterable[ResultRef]) -> tuple[TaskId, ...]:
+        """The tasks whose held results these references are."""
+        wanted = tuple(refs)
+        held = {**{task_id: entry.result for task_id, entry in self._entries.items()}, **self._given}
+        return tuple(task_id for task_id, ref in held.items() if ref is not None and ref in wanted)
+
+    def spec(self, task_id: TaskId) -> TaskSpec:
+        """The task."""
+        return self._entries[task_id].spec
+
+    def first_job(self, task_id: TaskId) -> JobId | None:
+        """The first of the unresolved jobs that name the task; None when only cancelled ones did."""
+        entry = self._entries.get(task_id)
+        return next(iter(entry.jobs), None) if entry else None
+
+    def _held(self, task_id: TaskId) -> ResultRef:
+        if task_id in self._given:
+            return self._given[task_id]
+        result = self._entries[task_id].result
+        assert result is not None, f"the result of {task_id} is needed and not held"
+        return result
+
+    def _drop_unneeded(self, task_id: TaskId) -> None:
+        entry = self._entries.get(task_id)
+        if entry is not None and not entry.jobs and not entry.running and entry.result is None:
+            del self._entries[task_id]
+
+
+def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
+    cost = report.cost
+    return TaskSummary(
+        stage=entry.spec.stage,
+        worker=report.worker_id,
+        seconds=cost.load_seconds + cost.run_seconds,
+        load_seconds=cost.load_seconds,
+        resident=cost.resident,
+        uploaded_bytes=cost.uploaded_bytes,
+        streamed_bytes=cost.streamed_bytes,
+        patch_switches=cost.patch_switches,
+        shared=shared,
+    )

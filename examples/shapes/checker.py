@@ -1,0 +1,98 @@
+"""Reads a picture back: which colour and shape, on which background, filled or outlined; and whether a prompt says so.
+
+Pure numpy over pixels: no model, no torch, deterministic. Thresholds are relative to the picture's own size, and are
+calibrated on drawn pictures (tests/examples/test_shapes_data.py). Of several shapes the largest is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from examples.shapes.drawing import BACKGROUNDS, PALETTE, SHAPES, Background, Colour
+
+# Where the shares of the bounding box that a shape covers part: triangle 0.50, circle 0.79, square 1.00.
+TRIANGLE_BELOW = 0.65
+CIRCLE_BELOW = 0.885
+# An outline covers at most 0.6 of its own silhouette at the drawn sizes; a filled shape covers all of it.
+FILLED_FROM = 0.8
+SHAPE_CONTRAST = 0.22
+SMALLEST_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a picture shows. colour and shape are "none" where nothing stands out from the background."""
+
+    colour: str
+    shape: str
+    background: Background
+    filled: bool
+
+
+def read_picture(pixels_hwc: NDArray[np.uint8]) -> Reading:
+    """Read a picture, uint8 [H, W, 3]. Raises ValueError: another dtype or number of dimensions."""
+    if pixels_hwc.dtype != np.uint8 or pixels_hwc.ndim != 3 or pixels_hwc.shape[2] != 3:
+        raise ValueError(f"pixels: found {pixels_hwc.dtype} {pixels_hwc.shape}, expected uint8 [height, width, 3]")
+    picture = pixels_hwc.astype(np.float32) / 255
+    border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
+    ground = np.median(border, axis=0)
+    background: Background = "light" if _nearest(ground, BACKGROUNDS) == "light" else "dark"
+    difference = np.abs(picture - ground).max(axis=-1)
+    shape_mask = largest_region(difference > SHAPE_CONTRAST)
+    if shape_mask.sum() < SMALLEST_SHARE * shape_mask.size:
+        return Reading("none", "none", background, True)
+    silhouette = _between_ends(shape_mask)
+    rows, columns = np.nonzero(silhouette)
+    box = (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+    cover = silhouette.sum() / box
+    shape = "triangle" if cover < TRIANGLE_BELOW else "circle" if cover < CIRCLE_BELOW else "square"
+    # The half that differs most, so that antialiased edges do not blend the background into the colour.
+    strong = shape_mask & (difference >= np.median(difference[shape_mask]))
+    colour = _nearest(np.median(picture[strong], axis=0), PALETTE)
+    return Reading(colour, shape, background, bool(shape_mask.sum() >= FILLED_FROM * silhouette.sum()))
+
+
+def matches(reading: Reading, prompt: str) -> bool:
+    """Whether colour and shape are the ones the prompt names. Raises ValueError: it does not name one of each."""
+    words = prompt.lower().replace(",", " ").split()
+    colours = {word for word in words if word in PALETTE}
+    shapes = {word for word in words if word in SHAPES}
+    if len(colours) != 1 or len(shapes) != 1:
+        raise ValueError(
+            f"prompt: {prompt!r} names {len(colours)} colours and {len(shapes)} shapes, expected one of each"
+        )
+    return {reading.colour} == colours and {reading.shape} == shapes
+
+
+def largest_region(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The largest 4-connected region of a mask [H, W]; all False when the mask is empty."""
+    numbers = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
+    while True:
+        padded = np.pad(numbers, 1)
+        spread = np.maximum.reduce([numbers, padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]])
+        spread = np.where(mask, spread, 0)
+        if np.array_equal(spread, numbers):
+            break
+        numbers = spread
+    found, sizes = np.unique(numbers[mask], return_counts=True)
+    if not len(found):
+        return np.zeros_like(mask)
+    return np.asarray(numbers == found[sizes.argmax()])
+
+
+def _between_ends(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Every row filled from its first to its last marked pixel: the silhouette of an outline."""
+    from_left = np.logical_or.accumulate(mask, axis=1)
+    from_right = np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
+    return np.asarray(from_left & from_right)
+
+
+def _nearest(colour: NDArray[Any], named: Mapping[Any, Colour]) -> str:
+    """The name whose colour is nearest, by summed absolute difference."""
+    distances = {name: float(np.abs(colour - np.array(value)).sum()) for name, value in named.items()}
+    return str(min(distances, key=distances.__getitem__))

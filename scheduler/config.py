@@ -1,0 +1,49 @@
+"""The numbers that steer the scheduler core, with their reasons. Reads no file: that is the business of actors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from pool.errors import GIB, unusable_field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How the core places, repeats and remembers.
+
+    Raises UnusableField for a number outside what is allowed.
+    """
+
+    #: which of `scheduler.placement.PLACEMENTS` decides where tasks run
+    placement: str = "soonest"
+    #: runs of one task that may end badly before its jobs fail
+    max_attempts: int = 3
+    #: starts of later tasks that one waiting task lets pass; after that it goes first
+    overtaking_limit: int = 64
+    #: waiting tasks, in order, that one placement looks at
+    window: int = 96
+    #: results kept for later jobs when no live job reads them: at most so many ...
+    kept_results: int = 512
+    #: ... with at most so many bytes together
+    kept_result_bytes: int = 1 * GIB
+    #: failed starts and losses of one worker, with no completed run in between, after which it is given up
+    start_retry_limit: int = 5
+    #: delay before the second restart in a row (the first is at once); doubles from there
+    start_backoff_seconds: float = 1.0
+    start_backoff_limit_seconds: float = 60.0
+    #: time beside the upload that it takes to give a resident component other patches. An assumption: it need only be
+    #: positive, so that equal bytes prefer equal patches
+    patch_switch_seconds: float = 0.05
+    #: lines of the story that are kept; None keeps all
+    story_length: int | None = 20_000
+    #: ids of ended jobs that are remembered, so that a second submission of one does nothing
+    ended_jobs_remembered: int = 100_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            found = getattr(self, field.name)
+            if isinstance(found, int | float) and found < _LEAST.get(field.name, 0):
+                raise unusable_field(field.name, found, f"at least {_LEAST.get(field.name, 0)}")
+
+
+_LEAST = {"max_attempts": 1, "overtaking_limit": 1, "window": 1, "start_retry_limit": 1}

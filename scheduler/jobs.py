@@ -1,0 +1,199 @@
+"""Jobs and tasks as the core keeps them, and the moves that they may make.
+
+Plain records without behaviour; `scheduler.state` changes them, statuses only through `scheduler.story.Story.move`.
+Knows nothing of workers but their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from pool.spec import ComponentKey, JobId, JobSpec, TaskId, TaskSpec, WorkerId
+
+if TYPE_CHECKING:
+    from scheduler.costs import Signature
+
+#: minus priority, then the place in the order of submission
+Order: TypeAlias = tuple[int, tuple[int, int]]
+
+
+class JobStatus(Enum):
+    """Where a job stands."""
+
+    ACTIVE = "active"  #: at least one task has to run for it
+    STOPPING = "stopping"  #: cancelled; a GPU still runs a task that nobody else wants
+    ENDED = "ended"  #: resolved and forgotten
+
+
+#: Every legal move of a job, with its reason.
+JOB_MOVES: Mapping[JobStatus, frozenset[JobStatus]] = {
+    JobStatus.ACTIVE: frozenset(
+        {
+            JobStatus.ENDED,  # the wanted result is there; a task failed for good; cancelled while nothing ran for it
+            JobStatus.STOPPING,  # cancelled while a task ran that no other job wants
+        }
+    ),
+    JobStatus.STOPPING: frozenset(
+        {
+            JobStatus.ENDED,  # the run ended, whatever it says, or its worker was lost
+        }
+    ),
+    JobStatus.ENDED: frozenset(),
+}
+
+
+class TaskStatus(Enum):
+    """Where a task stands. A task exists while it has to run or is running; its result outlives it."""
+
+    BLOCKED = "blocked"  #: a result that it reads is not there
+    READY = "ready"  #: in the backlog
+    RUNNING = "running"  #: on a worker
+    STOPPING = "stopping"  #: on a worker that was asked to stop
+    ENDED = "ended"  #: forgotten
+
+
+#: Every legal move of a task, with its reason.
+TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
+    TaskStatus.BLOCKED: frozenset(
+        {
+            TaskStatus.READY,  # the last of its inputs is there
+            TaskStatus.ENDED,  # no live job needs it any more, or it fits on no worker
+        }
+    ),
+    TaskStatus.READY: frozenset(
+        {
+            TaskStatus.RUNNING,  # placed on a worker
+            TaskStatus.BLOCKED,  # an input was lost and is made again
+            TaskStatus.ENDED,  # no live job needs it any more, or it fits on no worker
+        }
+    ),
+    TaskStatus.RUNNING: frozenset(
+        {
+            TaskStatus.ENDED,  # its result is there, or it failed for good
+            TaskStatus.BLOCKED,  # its worker was lost, or the failure may be tried again: once its inputs are there
+            TaskStatus.STOPPING,  # no live job needs it any more; the GPU has not let go yet
+        }
+    ),
+    TaskStatus.STOPPING: frozenset(
+        {
+            TaskStatus.ENDED,  # the run ended and nobody came to want it, or it succeeded before it could stop
+            TaskStatus.BLOCKED,  # the run was stopped, and meanwhile a new job needs it: once its inputs are there
+        }
+    ),
+    TaskStatus.ENDED: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job that is not resolved."""
+
+    MOVES: ClassVar[Mapping[JobStatus, frozenset[JobStatus]]] = JOB_MOVES
+
+    spec: JobSpec
+    #: order of submission
+    number: int
+    #: its tasks by id, each after the ones it needs
+    tasks: dict[TaskId, TaskSpec]
+    status: JobStatus = JobStatus.ACTIVE
+    #: tasks that have to run, or run, for it; each names this job in its own `demand`. Empty once STOPPING
+    demands: dict[TaskId, None] = field(default_factory=dict)
+    #: runs whose end it waits for; not empty exactly while STOPPING
+    awaits: dict[TaskId, None] = field(default_factory=dict)
+    #: how often a result that it still needed was lost
+    losses: dict[TaskId, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> JobId:
+        """The id, as the story prints it."""
+        return self.spec.job_id
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A task that has to run or is running. Shared by every job that names its id."""
+
+    MOVES: ClassVar[Mapping[TaskStatus, frozenset[TaskStatus]]] = TASK_MOVES
+
+    spec: TaskSpec
+    signature: Signature
+    #: place in the order of submission: number of the first job that needed it, position within that job
+    number: tuple[int, int]
+    status: TaskStatus = TaskStatus.BLOCKED
+    #: active jobs that need its result. Empty only while STOPPING
+    demand: dict[JobId, None] = field(default_factory=dict)
+    #: cancelled jobs that wait for its run to end. Empty unless STOPPING
+    awaited_by: dict[JobId, None] = field(default_factory=dict)
+    #: highest priority among `demand`
+    priority: int = 0
+    #: sorts the backlog: higher priority first, then as submitted. Unique
+    order: Order = (0, (0, 0))
+    #: times that it was sent to a worker
+    attempt: int = 0
+    #: runs that ended badly and count against the limit
+    failures: int = 0
+    #: tasks behind it in the backlog that started on a worker which could have taken it; never above the limit
+    passed: int = 0
+    #: set exactly while RUNNING or STOPPING
+    worker_id: WorkerId | None = None
+    #: of that worker
+    incarnation: int = 0
+    started_at: float = 0.0
+
+    @property
+    def name(self) -> TaskId:
+        """The id, as the story prints it."""
+        return self.spec.task_id
+
+    def set_priority(self, priority: int) -> None:
+        """Change what orders the backlog; not while it is filed there."""
+        self.priority = priority
+        self.order = (-priority, self.number)
+
+    @property
+    def on_worker(self) -> bool:
+        """A worker has it."""
+        return self.worker_id is not None
+
+
+def needed_tasks(
+    job: Job, held: Container[TaskId], on_worker: Callable[[TaskId], bool]
+) -> tuple[dict[TaskId, TaskSpec], TaskId | None]:
+    """The tasks that have to run (or are running) before the wanted result is there, in the job's order.
+
+    `held` are the results that are there; what a task `on_worker` reads, it has already. The second value is the id
+    of a result that is needed and that no task of the job makes: a given one that was lost.
+    """
+    wanted = job.spec.wanted
+    needed = set() if wanted in held else {wanted}
+    for task_id in reversed(job.tasks):
+        if task_id in needed and not on_worker(task_id):
+            needed.update(n for n in job.tasks[task_id].needs if n not in held)
+    tasks = {task_id: task for task_id, task in job.tasks.items() if task_id in needed}
+    missing = min(needed.difference(tasks), default=None)
+    return tasks, missing
+
+
+def problem_with(job: JobSpec, known: Container[ComponentKey]) -> str | None:
+    """What is wrong with the shape of `job`, naming the field; None when nothing is."""
+    makeable: set[TaskId] = set(job.given)
+    for task in job.tasks:
+        if task.task_id in makeable:
+            return f"tasks: {task.task_id} is named twice or is also given, expected each id once"
+        if unmade := _first_not_in(task.needs, makeable):
+            return f"tasks: {task.task_id} needs {unmade}, expected an earlier task or a given result"
+        if unknown := _first_not_in((use.component for use in task.uses), known):
+            return f"tasks: {task.task_id} uses {unknown}, expected a component that was announced"
+        if len({use.component for use in task.uses}) < len(task.uses):
+            return f"tasks: {task.task_id} uses a component twice, expected each once"
+        makeable.add(task.task_id)
+    if job.wanted not in makeable:
+        return f"wanted: found {job.wanted}, expected one of the job's tasks"
+    return None
+
+
+def _first_not_in(names: Iterable[str], known: Container[str]) -> str | None:
+    return next((n for n in names if n not in known), None)

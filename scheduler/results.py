@@ -1,0 +1,115 @@
+"""Which results the shell holds, and for how long. Knows ids and sizes; the bytes are elsewhere.
+
+A result is held while a task that has to run reads it, or a live job gave it. After that an encode result is kept for
+later jobs, least recently used first out, within two bounds; any other is released. `sweep` decides, once an event.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from pool.spec import JobId, TaskId
+
+
+@dataclass(slots=True)
+class Result:
+    """A result that the shell holds."""
+
+    result_bytes: int = 0
+    #: worth keeping for jobs to come
+    shareable: bool = False
+    #: live jobs that brought it along
+    givers: dict[JobId, None] = field(default_factory=dict)
+
+
+class Results:
+    """The results that the shell holds. Attributes are for reading; the methods write."""
+
+    def __init__(self, kept_limit: int, kept_bytes_limit: int) -> None:
+        self._kept_limit = kept_limit
+        self._kept_bytes_limit = kept_bytes_limit
+        #: what the shell holds
+        self.held: dict[TaskId, Result] = {}
+        #: result (there or not) -> tasks that exist and read it
+        self.readers: dict[TaskId, dict[TaskId, None]] = {}
+        #: held, neither read nor given: least recently used first
+        self.kept: OrderedDict[TaskId, None] = OrderedDict()
+        self.kept_bytes = 0
+        #: results whose reason to be held may have changed since the last sweep
+        self._touched: dict[TaskId, None] = {}
+
+    def made(self, task_id: TaskId, result_bytes: int, shareable: bool) -> None:
+        """The shell holds the result of a run."""
+        self._unkeep(task_id)
+        result = self.held.setdefault(task_id, Result())
+        result.result_bytes = result_bytes
+        result.shareable = shareable
+        self._touched[task_id] = None
+
+    def given(self, task_id: TaskId, giver: JobId | None) -> None:
+        """The shell holds a result that a driver supplied (for no live job when `giver` is None)."""
+        result = self.held.setdefault(task_id, Result())
+        if giver is not None:
+            result.givers[giver] = None
+        self._touched[task_id] = None
+
+    def stray(self, task_id: TaskId) -> None:
+        """A run that was given up brought a result after all; it is released unless an equal one is held."""
+        self.held.setdefault(task_id, Result())
+        self._touched[task_id] = None
+
+    def not_given(self, task_id: TaskId, giver: JobId) -> None:
+        """The job that brought it has ended."""
+        if result := self.held.get(task_id):
+            result.givers.pop(giver, None)
+            self._touched[task_id] = None
+
+    def lost(self, task_id: TaskId) -> bool:
+        """The result is no longer there. False when it was not held."""
+        self._unkeep(task_id)
+        return self.held.pop(task_id, None) is not None
+
+    def add_reader(self, task_id: TaskId, needs: tuple[TaskId, ...]) -> None:
+        """A task exists that reads `needs`."""
+        for need in needs:
+            self.readers.setdefault(need, {})[task_id] = None
+            self._touched[need] = None
+
+    def drop_reader(self, task_id: TaskId, needs: tuple[TaskId, ...]) -> None:
+        """The task no longer exists."""
+        for need in needs:
+            readers = self.readers.get(need, {})
+            readers.pop(task_id, None)
+            if not readers:
+                self.readers.pop(need, None)
+            self._touched[need] = None
+
+    def sweep(self) -> list[TaskId]:
+        """Decide about every result whose readers or givers changed; return those to release, in order."""
+        released: list[TaskId] = []
+        for task_id in self._touched:
+            result = self.held.get(task_id)
+            if result is None:
+                continue
+            if task_id in self.readers or result.givers:
+                self._unkeep(task_id)
+            elif result.shareable and result.result_bytes <= self._kept_bytes_limit:
+                self._unkeep(task_id)
+                self.kept[task_id] = None
+                self.kept_bytes += result.result_bytes
+            else:
+                del self.held[task_id]
+                released.append(task_id)
+        self._touched.clear()
+        while len(self.kept) > self._kept_limit or self.kept_bytes > self._kept_bytes_limit:
+            oldest = next(iter(self.kept))
+            self._unkeep(oldest)
+            del self.held[oldest]
+            released.append(oldest)
+        return released
+
+    def _unkeep(self, task_id: TaskId) -> None:
+        if task_id in self.kept:
+            del self.kept[task_id]
+            self.kept_bytes -= self.held[task_id].result_bytes

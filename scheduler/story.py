@@ -1,0 +1,143 @@
+"""The story: every move of a job, task or worker with the event that caused it. For people; nothing is decided by it.
+
+Lines are kept as they fall and put into words when somebody reads them. `Story.move` is the only writer of a status.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Container, Iterable
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from pool.spec import JobId
+from scheduler.messages import (
+    CancelAsked,
+    ComponentsKnown,
+    Event,
+    ResultLost,
+    RunEnded,
+    StartFailed,
+    Submitted,
+    WorkerDown,
+    WorkersWanted,
+    WorkerUp,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    """One move, in words.
+
+    cause    the event behind it, in a few words
+    subject  id of the job, task or worker that moved
+    before, after   status names; before is "" when the subject is new
+    note     what else is worth knowing: worker, attempt, error
+    """
+
+    at: float
+    cause: str
+    subject: str
+    before: str
+    after: str
+    note: str = ""
+
+
+class Movable(Protocol):
+    """What has a status: Job, Task, Worker. `MOVES` maps each status to those that may follow."""
+
+    status: Any
+    MOVES: ClassVar[Any]
+
+    @property
+    def name(self) -> str: ...
+
+
+class _Entry(NamedTuple):
+    at: float
+    cause: Event
+    subject: str
+    before: Enum | None
+    after: Enum
+    note: str
+
+
+class Story:
+    """The last `length` moves (all when None)."""
+
+    def __init__(self, length: int | None) -> None:
+        self._entries: deque[_Entry] = deque(maxlen=length)
+        self._cause: Event = WorkersWanted(0.0, ())
+        self._at = 0.0
+
+    def begin(self, cause: Event, at: float) -> None:
+        """The moves that follow are caused by this event."""
+        self._cause = cause
+        self._at = at
+
+    def born(self, subject: Movable, note: str = "") -> None:
+        """Note that `subject` is new."""
+        self._entries.append(_Entry(self._at, self._cause, subject.name, None, subject.status, note))
+
+    def move(self, subject: Movable, to: Enum, note: str = "") -> None:
+        """Give `subject` the status `to`, which must be a legal move."""
+        before = subject.status
+        assert to in subject.MOVES[before], f"{subject.name}: {before.value} -> {to.value} is no legal move\n" + dump(
+            self.lines(frozenset({subject.name}))
+        )
+        self._entries.append(_Entry(self._at, self._cause, subject.name, before, to, note))
+        subject.status = to
+
+    def lines(self, subjects: Container[str] | None = None) -> tuple[StoryLine, ...]:
+        """What is kept of these subjects (of all when None), oldest first."""
+        return tuple(_in_words(e) for e in self._entries if subjects is None or e.subject in subjects)
+
+    def of_job(self, job_id: JobId) -> tuple[StoryLine, ...]:
+        """The moves of the job and of every task that it was submitted with, as far as they are kept."""
+        subjects: set[str] = {job_id}
+        for entry in self._entries:
+            if isinstance(entry.cause, Submitted) and entry.cause.job.job_id == job_id:
+                subjects.update(task.task_id for task in entry.cause.job.tasks)
+        return self.lines(subjects)
+
+
+def dump(lines: Iterable[StoryLine]) -> str:
+    """One JSON object a line."""
+    return "".join(json.dumps(asdict(line)) + "\n" for line in lines)
+
+
+def load(text: str) -> tuple[StoryLine, ...]:
+    """The inverse of `dump`."""
+    return tuple(StoryLine(**json.loads(line)) for line in text.splitlines())
+
+
+def _in_words(entry: _Entry) -> StoryLine:
+    before = "" if entry.before is None else str(entry.before.value)
+    return StoryLine(entry.at, describe(entry.cause), entry.subject, before, str(entry.after.value), entry.note)
+
+
+def describe(event: Event) -> str:
+    """The event in a few words."""
+    match event:
+        case Submitted():
+            return f"submitted {event.job.job_id}"
+        case CancelAsked():
+            return f"cancel asked for {event.job_id}"
+        case WorkersWanted():
+            return f"{len(event.worker_ids)} workers wanted"
+        case ComponentsKnown():
+            return f"{len(event.components)} components known"
+        case WorkerUp():
+            return f"{event.worker.worker_id}#{event.worker.incarnation} up"
+        case StartFailed():
+            return f"{event.worker_id}#{event.incarnation} did not start: {event.reason}"
+        case WorkerDown():
+            return f"{event.worker_id}#{event.incarnation} down: {event.reason}"
+        case ResultLost():
+            return f"result of {event.task_id} lost"
+        case RunEnded():
+            report = event.report
+            ended = "done" if report.error is None else report.error.kind.value
+            return f"{report.task_id} attempt {report.attempt} on {report.worker_id}#{report.incarnation}: {ended}"

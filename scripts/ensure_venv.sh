@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Makes .venv and installs modelpool with its exact dependencies into it; does nothing when that is done already.
+# Usage: scripts/ensure_venv.sh [dev]      "dev" adds what the tests need. Wants python3 3.11 or newer, with venv.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+level="${1:-plain}"
+python=.venv/bin/python
+stamp=.venv/.installed
+
+say() { printf '\n== %s\n' "$*" >&2; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    say "Found no Python 3.11 or newer with the venv module. Install one, or name one: PYTHON=python3.11 $0"
+    return 1
+}
+
+# What an installation depends on: the wanted versions, this folder (the install points here) and the interpreter.
+fingerprint() {
+    "$python" - <<'PYTHON'
+import hashlib, pathlib, sys
+content = [pathlib.Path(name).read_bytes() for name in ("constraints.txt", "pyproject.toml")]
+print(hashlib.sha256(b"\0".join([*content, bytes(pathlib.Path.cwd()), sys.version.encode()])).hexdigest())
+PYTHON
+}
+
+mkdir -p .venv
+if command -v flock >/dev/null; then # two scripts at once: the second waits, and finds all done
+    exec 9>.venv/.installing
+    flock 9
+fi
+
+if ! "$python" -m pip --version >/dev/null 2>&1; then
+    base="$(find_python)"
+    say "Making .venv with $("$base" --version)"
+    "$base" -m venv .venv
+fi
+
+wanted="$(fingerprint)"
+installed="$(cat "$stamp" 2>/dev/null || true)"
+if [ "$installed" = "$wanted dev" ] || [ "$installed" = "$wanted $level" ]; then
+    exit 0
+fi
+
+torch="$(grep '^torch==' constraints.txt)"
+say "Installing $torch into .venv (large; the first time takes a while)"
+"$python" -m pip install --disable-pip-version-check "$torch"
+
+if [ "$level" = dev ]; then target='.[dev]'; else target='.'; fi
+say "Installing modelpool ($level) and the exact versions of constraints.txt into .venv"
+"$python" -m pip install --disable-pip-version-check --constraint constraints.txt --editable "$target"
+echo "$wanted $level" >"$stamp"

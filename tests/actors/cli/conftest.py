@@ -1,0 +1,54 @@
+"""The command, run in this process against a fake pool, with what it printed and where it wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.cli.main import run
+from actors.cli.options import PoolOptions
+from actors.cli.session import Session
+from tests.actors.cli.fakes import FakePool
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+    opened: tuple[PoolOptions, ...]
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        """The JSON lines on stdout."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`command("generate", "a red circle", pool=FakePool())` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+    def run_command(*arguments: str, pool: FakePool | None = None) -> Ended:
+        opened: list[PoolOptions] = []
+
+        def open_pool(options: PoolOptions) -> FakePool:
+            opened.append(options)
+            return pool or FakePool()
+
+        code = run(list(arguments), Session(arguments, open_pool))
+        captured = capfd.readouterr()
+        return Ended(code, captured.out, captured.err, tuple(opened))
+
+    return run_command

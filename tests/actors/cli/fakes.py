@@ -1,0 +1,200 @@
+"""A pool without Ray, GPUs or models: pictures are a function of their recipe, problems come as ordered.
+
+Follows the same protocol as `actors.client.ModelPool` where the command line uses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from actors.outcomes import ImageResult, JobFailure, Summary, TaskSummary
+from actors.outputs.folder import FinishedPicture, OutputFolder
+from actors.progress import Progress, RunningJob
+from actors.recipe import Recipe, RecipeLora
+from actors.requests import GenerateRequest
+from actors.status import PoolStatus, WorkerStatus
+from pool.catalog import LoraListing, ModelListing
+from pool.errors import UserError, unknown_name
+from pool.sampling.names import resolve_sampler
+from pool.spec import JobId, RunErrorKind, Stage, WorkerId
+
+MODELS = ("shapes", "portraits")
+LORAS = ("light", "outline")
+
+
+def task(worker: str, resident: bool, stage: Stage = Stage.SAMPLE) -> TaskSummary:
+    """One task with round figures."""
+    uploaded = 0 if resident else 4 << 20
+    return TaskSummary(stage, WorkerId(worker), 1.5, 0.5, resident, uploaded, 0, int(not resident), False)
+
+
+def recipe_for(request: GenerateRequest) -> Recipe:
+    """What the fake pool makes of a request. Raises UserError as a real one does."""
+    if request.model not in MODELS:
+        raise unknown_name("model", request.model, MODELS)
+    for lora in request.loras:
+        if lora.name not in LORAS:
+            raise unknown_name("LoRA", lora.name, LORAS)
+    sampler, schedule = resolve_sampler(request.sampler)
+    assert request.seed is not None
+    return Recipe(
+        model=request.model,
+        model_sha256=hashlib.sha256(request.model.encode()).hexdigest(),
+        prompt=request.prompt,
+        negative=request.negative,
+        loras=tuple(RecipeLora(x.name, hashlib.sha256(x.name.encode()).hexdigest(), x.strength) for x in request.loras),
+        steps=request.steps,
+        cfg=request.cfg,
+        sampler=sampler,
+        schedule=request.schedule or schedule,
+        width=request.width or 64,
+        height=request.height or 64,
+        seed=request.seed,
+        versions={"modelpool": "0.1.0"},
+    )
+
+
+def pixels_for(recipe: Recipe) -> np.ndarray:
+    """The picture of a recipe."""
+    rng = np.random.default_rng(int(recipe.digest, 16))
+    return rng.integers(0, 256, size=(recipe.height, recipe.width, 3), dtype=np.uint8)
+
+
+class FakeJobs:
+    """Ends one job after another, the last one first, as a pool of several workers might."""
+
+    def __init__(
+        self,
+        requests: tuple[GenerateRequest, ...],
+        output: Path,
+        fails: Callable[[GenerateRequest], RunErrorKind | None],
+        before_each: Callable[[int], None],
+    ) -> None:
+        self._requests = requests
+        self._output = OutputFolder(output)
+        self._fails = fails
+        self._before_each = before_each
+        self._cancelled = threading.Event()
+        self._ended: list[ImageResult | JobFailure] = []
+
+    def results(self) -> Iterator[ImageResult | JobFailure]:
+        """All, in an order that is not that of the submission."""
+        for index in reversed(range(len(self._requests))):
+            self._before_each(index)
+            end = self._end(index)
+            self._ended.append(end)
+            yield end
+
+    def cancel(self) -> None:
+        """What has not ended ends as cancelled."""
+        self._cancelled.set()
+
+    def wait_cancelled(self, timeout: float) -> bool:
+        """Whether someone cancelled in time."""
+        return self._cancelled.wait(timeout)
+
+    def progress(self) -> Progress:
+        """One job runs."""
+        failures = [e for e in self._ended if isinstance(e, JobFailure)]
+        cancelled = sum(f.cancelled for f in failures)
+        left = len(self._requests) - len(self._ended)
+        prompt = self._requests[left - 1].prompt
+        running = (RunningJob(JobId("j"), left - 1, prompt, WorkerId("gpu-0"), Stage.SAMPLE, 3, 20),) if left else ()
+        done = len(self._ended) - len(failures)
+        return Progress(len(self._requests), done, len(failures) - cancelled, cancelled, running)
+
+    def summary(self) -> Summary:
+        """With the tasks of the pictures that were made."""
+        images = [e for e in self._ended if isinstance(e, ImageResult)]
+        cancelled = sum(isinstance(e, JobFailure) and e.cancelled for e in self._ended)
+        failed = len(self._ended) - len(images) - cancelled
+        tasks = tuple(t for image in images for t in image.tasks)
+        return Summary(len(self._requests), len(images), failed, cancelled, 12.5, tasks)
+
+    def _end(self, index: int) -> ImageResult | JobFailure:
+        request, job_id = self._requests[index], JobId(f"job-{index}")
+        kind = RunErrorKind.CANCELLED if self._cancelled.is_set() else self._fails(request)
+        if kind is not None:
+            trace = "Traceback: planted\n" if kind is RunErrorKind.INTERNAL else ""
+            return JobFailure(index, job_id, request, kind, "planted trouble", trace)
+        recipe = recipe_for(request)
+        tasks = (task("gpu-0", True, Stage.ENCODE), task(f"gpu-{index % 2}", index % 3 != 0))
+        finished = FinishedPicture(recipe, pixels_for(recipe), index, job_id, tasks[1].worker, 3.0, tasks)
+        path = self._output.write(finished)
+        return ImageResult(index, job_id, request, recipe, finished.pixels_HWC, path, tasks[1].worker, 3.0, tasks)
+
+
+@dataclasses.dataclass
+class FakePool:
+    """`fails` says how a request ends; `before_each` is called before each job ends; `submitted` tells what came."""
+
+    fails: Callable[[GenerateRequest], RunErrorKind | None] = lambda request: None
+    before_each: Callable[[int], None] = lambda index: None
+    submitted: list[GenerateRequest] = dataclasses.field(default_factory=list)
+    jobs: list[FakeJobs] = dataclasses.field(default_factory=list)
+    closed: bool = False
+    model_names: tuple[str, ...] = MODELS[:1]
+
+    def __enter__(self) -> FakePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+    def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
+        """Each, or what is wrong with it."""
+        return tuple(self._recipe(request) for request in requests)
+
+    def submit(
+        self,
+        requests: GenerateRequest | Iterable[GenerateRequest],
+        *,
+        output: str | Path | Literal[False] | None = None,
+    ) -> FakeJobs:
+        """Takes lists only, which is what the command line gives."""
+        assert isinstance(requests, list)
+        assert isinstance(output, Path)
+        self.submitted += requests
+        self.jobs.append(FakeJobs(tuple(requests), output, self.fails, self.before_each))
+        return self.jobs[-1]
+
+    def models(self) -> tuple[ModelListing, ...]:
+        """One good model by default."""
+        return tuple(
+            ModelListing(name, f"/models/{name}.safetensors", "SD 1", 5 << 20, 64, 64) for name in self.model_names
+        )
+
+    def loras(self) -> tuple[LoraListing, ...]:
+        """One good, one broken."""
+        return (
+            LoraListing("light", "/loras/light.safetensors", 40 << 10, 24, (4,)),
+            LoraListing("torn", "/loras/torn.safetensors", 10, problem="torn.safetensors: too short"),
+        )
+
+    def status(self) -> PoolStatus:
+        """Two workers, one of them in trouble."""
+        workers = (
+            WorkerStatus(
+                WorkerId("gpu-0"), "busy", "sim:0", 1, 64 << 20, 12 << 20, ("shapes/vae@3f2a91c04b",), "sample"
+            ),
+            WorkerStatus(WorkerId("gpu-1"), "starting", "", 2, 0, 0, (), None, "killed by signal 9"),
+        )
+        waiting = {"sample": 3, "decode": 0}
+        jobs = {"live": 4, "succeeded": 10, "failed": 1, "cancelled": 0}
+        return PoolStatus(workers, waiting, jobs, 30 << 20, 0, 5, 27, 30, 1)
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Always."""
+
+    def _recipe(self, request: GenerateRequest) -> Recipe | UserError:
+        try:
+            return recipe_for(request)
+        except UserError as error:
+            return error

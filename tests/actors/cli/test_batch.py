@@ -1,0 +1,132 @@
+"""`modelpool batch`: broken lines do not stop the others, and the same command goes on where it stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from actors.outputs.folder import OutputFolder
+from actors.requests import GenerateRequest
+from pool.spec import RunErrorKind
+from tests.actors.cli.conftest import Command
+from tests.actors.cli.fakes import FakePool
+
+FOUR = '{"prompt": "a"}\n{"prompt": "a"}\n{"prompt": "b", "loras": ["light"]}\n{"prompt": "c", "seed": 7}\n'
+ARGUMENTS = ("batch", "jobs.jsonl", "--out", "p", "--model", "shapes")
+
+
+@pytest.fixture(autouse=True)
+def jobs(command: Command) -> Path:
+    """A file of four lines in the folder where the command runs."""
+    path = Path("jobs.jsonl")
+    path.write_text(FOUR)
+    return path
+
+
+def test_a_batch_makes_every_line_and_a_second_run_none(command: Command) -> None:
+    pool = FakePool()
+    first = command(*ARGUMENTS, "--json", pool=pool)
+    assert first.code == 0
+    assert [r.prompt for r in pool.submitted] == ["a", "a", "b", "c"]
+    assert len(list(Path("p").glob("*.png"))) == 5, "four pictures and the contact sheet"
+
+    again = FakePool()
+    second = command(*ARGUMENTS, "--json", pool=again)
+    assert second.code == 0
+    assert again.submitted == []
+    assert "4 pictures are in p already, and left as found" in second.err
+    key = "index"
+    for one, other in zip(sorted(first.objects, key=lambda o: o[key]), second.objects, strict=True):
+        assert other == one | {"skipped": True}
+
+
+def test_a_batch_goes_on_with_lines_that_are_new_or_whose_picture_is_gone(command: Command, jobs: Path) -> None:
+    command(*ARGUMENTS)
+    next(Path("p").glob("c-7-*.png")).unlink()
+    jobs.write_text('{"prompt": "new"}\n' + FOUR)
+    pool = FakePool()
+    assert command(*ARGUMENTS, pool=pool).code == 0
+    assert [r.prompt for r in pool.submitted] == ["new", "c"]
+
+
+def test_a_picture_of_another_recipe_is_not_taken_for_the_wanted_one(command: Command, jobs: Path) -> None:
+    """Same prompt and seed, other steps: not the same picture."""
+    command(*ARGUMENTS)
+    jobs.write_text('{"prompt": "c", "seed": 7, "steps": 21}\n')
+    pool = FakePool()
+    command(*ARGUMENTS, pool=pool)
+    assert [r.steps for r in pool.submitted] == [21]
+
+
+def test_again_makes_everything_again(command: Command) -> None:
+    command(*ARGUMENTS)
+    pool = FakePool()
+    assert command(*ARGUMENTS, "--again", pool=pool).code == 0
+    assert len(pool.submitted) == 4
+
+
+def test_broken_and_refused_lines_are_told_by_number_and_the_others_are_made(command: Command, jobs: Path) -> None:
+    """Line 2 is no request; line 3 names a LoRA that the pool does not have, which only the pool can tell."""
+    jobs.write_text('{"prompt": "a"}\n{"promt": "b"}\n{"prompt": "c", "loras": ["ligth"]}\n{"prompt": "d"}\n')
+    pool = FakePool()
+    ended = command(*ARGUMENTS, "--json", pool=pool)
+    assert ended.code == 1
+    assert [r.prompt for r in pool.submitted] == ["a", "d"]
+    assert sorted(o["prompt"] for o in ended.objects) == ["a", "d"]
+    assert "jobs.jsonl:2: unknown field of GenerateRequest 'promt'; did you mean 'prompt'?" in ended.err
+    assert "jobs.jsonl:3: unknown LoRA 'ligth'; did you mean 'light'?" in ended.err
+    assert "1 line of jobs.jsonl cannot be used, 3 can" in ended.err
+
+
+def test_a_line_without_a_model_needs_the_option(command: Command) -> None:
+    ended = command("batch", "jobs.jsonl", "--out", "p")
+    assert ended.code == 2
+    assert ended.opened == ()
+    assert "jobs.jsonl:1: model: found 'nothing', expected a value" in ended.err
+
+
+def test_failures_name_their_line(command: Command) -> None:
+    def fails(request: GenerateRequest) -> RunErrorKind | None:
+        return RunErrorKind.WORKER_LOST if request.prompt == "b" else None
+
+    ended = command(*ARGUMENTS, pool=FakePool(fails=fails))
+    assert ended.code == 1
+    assert "failed: jobs.jsonl:3: 'b' (seed " in ended.err
+    pool = FakePool()
+    assert command(*ARGUMENTS, pool=pool).code == 0
+    assert [r.prompt for r in pool.submitted] == ["b"], "what failed is made by the same command"
+
+
+def test_ctrl_c_and_the_same_command_make_every_picture_once(command: Command) -> None:
+    pool = FakePool()
+
+    def interrupt(index: int) -> None:
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert pool.jobs[0].wait_cancelled(timeout=30)
+
+    pool.before_each = interrupt
+    ended = command(*ARGUMENTS, pool=pool)
+    assert ended.code == 130
+    assert "Stopped. To go on: modelpool batch jobs.jsonl --out p --model shapes\n" in ended.err
+    assert len(OutputFolder("p").finished()) == 2
+    rest = FakePool()
+    assert command(*ARGUMENTS, pool=rest).code == 0
+    assert rest.submitted == pool.submitted[:2]
+    assert len(OutputFolder("p").finished()) == 4
+
+
+def test_csv_works_the_same(command: Command) -> None:
+    Path("jobs.csv").write_text("prompt,seed\na,1\nb,2\n")
+    pool = FakePool()
+    assert command("batch", "jobs.csv", "--out", "p", "--model", "shapes", pool=pool).code == 0
+    assert [(r.prompt, r.seed) for r in pool.submitted] == [("a", 1), ("b", 2)]
+
+
+def test_a_file_that_is_not_there_is_one_line_and_no_pool(command: Command) -> None:
+    ended = command("batch", "none.jsonl", "--out", "p")
+    assert (ended.code, ended.opened) == (2, ())
+    assert ended.err == "modelpool: none.jsonl: cannot be read (No such file or directory)\n"

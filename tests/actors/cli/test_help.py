@@ -1,0 +1,94 @@
+"""`modelpool --help` comes up at once: nothing heavy is loaded. And what it says of defaults is true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+from actors.cli import options
+from actors.config import PoolConfig
+from actors.requests import GenerateRequest
+from pool.sampling.names import SAMPLERS, SCHEDULES
+from tests.actors.cli.conftest import Command
+
+COMMANDS = ("generate", "batch", "up", "status", "down", "models", "inspect")
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Top-level packages in a fresh interpreter after the command ran."""
+    code = (
+        "import sys\n"
+        "from actors.cli.main import run\n"
+        "code = run(sys.argv[1:])\n"
+        "print('LOADED', *sorted({name.split('.')[0] for name in sys.modules}))\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(done.stdout.rpartition("LOADED ")[2].split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["batch", "--help"], ["--version"]])
+def test_help_loads_neither_ray_nor_torch(arguments: list[str]) -> None:
+    loaded = loaded_by(*arguments)
+    assert "typer" in loaded
+    assert not loaded & {"ray", "torch", "numpy", "PIL", "diffusers", "transformers"}
+
+
+def test_help_names_every_command(command: Command) -> None:
+    ended = command("--help")
+    assert ended.code == 0
+    for name in COMMANDS:
+        assert re.search(rf"\b{name}\b", ended.out)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_says_no_bool(command: Command, name: str) -> None:
+    ended = command(name, "-h")
+    assert ended.code == 0
+    assert "Usage: modelpool " + name in ended.out
+
+
+@pytest.mark.parametrize("arguments", [[], ["generate"], ["batch"], ["inspect"]])
+def test_without_arguments_the_help_is_shown(command: Command, arguments: list[str]) -> None:
+    ended = command(*arguments)
+    assert ended.code == 2
+    assert "Usage: modelpool" in ended.out + ended.err
+
+
+def help_of(option: object) -> str:
+    """The help text of an annotated option."""
+    return option.__metadata__[0].help  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("option", "default"),
+    [
+        (options.Steps, GenerateRequest.model_fields["steps"].default),
+        (options.Cfg, f"{GenerateRequest.model_fields['cfg'].default:g}"),
+        (options.Sampler, GenerateRequest.model_fields["sampler"].default),
+    ],
+)
+def test_told_defaults_are_the_true_ones(option: object, default: object) -> None:
+    assert f"(default: {default})" in help_of(option)
+
+
+def test_told_names_are_all_there_are() -> None:
+    assert set(re.findall(r"\w+", help_of(options.Sampler).split("(")[0])) == set(SAMPLERS)
+    assert set(re.findall(r"\w+", help_of(options.Schedule).split("(")[0])) <= set(SCHEDULES)
+    kinds = PoolConfig.model_fields["pool"].default.model_fields_set | {kind.value for kind in options.DeviceKind}
+    assert kinds == {"auto", "cuda", "sim", "cpu"}
+
+
+def test_the_version_is_told(command: Command) -> None:
+    ended = command("--version")
+    assert ended.code == 0
+    try:
+        assert ended.out == f"modelpool {version('modelpool')}\n"
+    except PackageNotFoundError:
+        assert "not installed" in ended.out

@@ -1,0 +1,303 @@
+"""A controller with everything around it under the test's hand: the fleet, the clock, the catalog's thread.
+
+The core is the real one. Nothing here waits for time: `settle` lets the event loop run until nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+from actors.catalog_desk import CatalogDesk
+from actors.controller import Controller
+from actors.fleet import InputsLost, Run, WorkerLost
+from actors.gpu_worker import result_bytes, run_error
+from actors.requests import GenerateRequest
+from actors.wire import ClientId, JobEnded, RunRequest, StepDone, Submission, SubmissionId
+from pool.residency import Residency
+from pool.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
+from pool.work import Result, RunHooks
+from scheduler.config import SchedulerConfig
+from scheduler.state import SchedulerState
+from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
+
+#: more turns of the event loop than anything here takes
+MOST_TURNS = 1000
+
+
+async def settle() -> None:
+    """Let everything happen that can happen without the test."""
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+    for _ in range(MOST_TURNS):
+        await asyncio.sleep(0)
+        if not ready:
+            return
+    raise AssertionError("the controller never comes to rest")
+
+
+class InlineExecutor(Executor):
+    """Runs at once, in the caller's thread."""
+
+    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+        future: Future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as raised:
+            future.set_exception(raised)
+        return future
+
+
+class ManualClock:
+    """Time goes on when the test says so."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self._now + seconds, wake))
+        await wake
+
+    async def advance(self, seconds: float) -> None:
+        """Let `seconds` pass, everyone waking at their time."""
+        end = self._now + seconds
+        while due := [s for s in self._sleepers if s[0] <= end]:
+            first = min(due, key=lambda sleeper: sleeper[0])
+            self._sleepers.remove(first)
+            self._now = max(self._now, first[0])
+            if not first[1].done():
+                first[1].set_result(None)
+            await settle()
+        self._now = end
+
+
+@dataclass(eq=False)
+class FakeRef:
+    """A reference to a result; the controller has no way to look into it that a test would not notice."""
+
+    value: Result | None = None
+    lost: bool = False
+
+
+@dataclass(eq=False)
+class Sent:
+    """An attempt on a worker."""
+
+    worker_id: WorkerId
+    incarnation: int
+    request: RunRequest
+    inputs: tuple[FakeRef, ...]
+    report: asyncio.Future[TaskReport]
+    ref: FakeRef
+    stop_asked: bool = False
+
+    @property
+    def task_id(self) -> TaskId:
+        return self.request.task.task_id
+
+
+@dataclass(eq=False)
+class FakeWorker:
+    """One incarnation that is up."""
+
+    engine: FakeEngine
+    gone: asyncio.Future[str]
+    running: list[Sent] = field(default_factory=list)
+
+
+class FakeFleet:
+    """See `actors.fleet.Fleet`. Workers start by themselves while `starts_by_itself`."""
+
+    def __init__(self) -> None:
+        self.starts_by_itself = True
+        self.starting: dict[tuple[WorkerId, int], asyncio.Future[None]] = {}
+        self.workers: dict[tuple[WorkerId, int], FakeWorker] = {}
+        self.ended: list[tuple[WorkerId, int]] = []
+        #: all attempts ever, in order
+        self.sent: list[Sent] = []
+
+    @property
+    def running(self) -> list[Sent]:
+        """Attempts that wait for the test to end them."""
+        return [sent for worker in self.workers.values() for sent in worker.running]
+
+    async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
+        key = (worker_id, incarnation)
+        assert not [k for k in self.workers if k[0] == worker_id], f"{worker_id} is started while it is up"
+        if not self.starts_by_itself:
+            self.starting[key] = asyncio.get_running_loop().create_future()
+            try:
+                await self.starting[key]
+            finally:
+                del self.starting[key]
+        gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.workers[key] = FakeWorker(FakeEngine(), gone)
+        return WorkerSpec(worker_id, incarnation, CAPACITY_BYTES, 1e9, "fake")
+
+    async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
+        return await self.workers[worker_id, incarnation].gone
+
+    def end(self, worker_id: WorkerId, incarnation: int) -> None:
+        self.ended.append((worker_id, incarnation))
+        self.workers.pop((worker_id, incarnation), None)
+
+    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> Run:
+        worker = self.workers[worker_id, incarnation]
+        assert not worker.running, f"{worker_id} is sent a second run"
+        sent = Sent(
+            worker_id, incarnation, request, tuple(inputs), asyncio.get_running_loop().create_future(), FakeRef()
+        )
+        worker.running.append(sent)
+        self.sent.append(sent)
+        return Run(sent.report, sent.ref)
+
+    def stop(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
+        for sent in self.running:
+            if (sent.worker_id, sent.incarnation, sent.task_id) == (worker_id, incarnation, task_id):
+                sent.stop_asked = sent.stop_asked or sent.request.attempt == attempt
+
+    async def memory_reports(self) -> dict:
+        return {}
+
+    def finish(self, sent: Sent) -> None:
+        """The attempt ends as it would: well, stopped, or without its inputs."""
+        if any(ref.lost for ref in sent.inputs):
+            self._answer(sent, InputsLost([ref for ref in sent.inputs if ref.lost]))
+        elif sent.stop_asked:
+            self.fail(sent, RunErrorKind.CANCELLED)
+        else:
+            engine = self.workers[sent.worker_id, sent.incarnation].engine
+            inputs = tuple(ref.value for ref in sent.inputs)
+            assert None not in inputs, "an input that was not made"
+            hooks = RunHooks(lambda step, steps: None, lambda: False)
+            cost, error = RunCost(), None
+            try:
+                request = sent.request
+                sent.ref.value, cost = engine.run(request.task, request.work, inputs, hooks, request.fresh)
+            except Exception as raised:
+                error = run_error(raised)
+            self._answer(sent, self._report(sent, engine.residency(), cost, error))
+
+    def fail(self, sent: Sent, kind: RunErrorKind) -> None:
+        """The attempt ends with an error."""
+        residency = self.workers[sent.worker_id, sent.incarnation].engine.residency()
+        self._answer(sent, self._report(sent, residency, RunCost(), RunError(kind, f"the test says {kind.value}")))
+
+    def blow_up(self, sent: Sent, raised: Exception) -> None:
+        """The attempt's call fails in a way that nobody foresaw."""
+        self._answer(sent, raised)
+
+    def kill(self, worker_id: WorkerId, watch_first: bool = True) -> None:
+        """The worker's process dies. Both its run and its watch say so, the one or the other first."""
+        worker = self._die(worker_id)
+        tellers: list[Callable[[], None]] = [lambda: worker.gone.set_result("killed by the test")]
+        tellers += [lambda s=s: s.report.set_exception(WorkerLost("killed by the test")) for s in worker.running]
+        for tell in tellers if watch_first else reversed(tellers):
+            tell()
+
+    def finish_and_die(self, sent: Sent) -> None:
+        """The worker dies right after a run, and the news of its death are faster than the report."""
+        worker = self.workers[sent.worker_id, sent.incarnation]
+        worker.gone.set_result("killed by the test")
+        self.finish(sent)
+        self._die(sent.worker_id)
+
+    def _die(self, worker_id: WorkerId) -> FakeWorker:
+        return self.workers.pop(next(key for key in self.workers if key[0] == worker_id))
+
+    def _answer(self, sent: Sent, answer: TaskReport | Exception) -> None:
+        self.workers[sent.worker_id, sent.incarnation].running.remove(sent)
+        if isinstance(answer, Exception):
+            sent.report.set_exception(answer)
+        else:
+            sent.report.set_result(answer)
+
+    def _report(self, sent: Sent, residency: Residency, cost: RunCost, error: RunError | None) -> TaskReport:
+        return TaskReport(
+            task_id=sent.task_id,
+            attempt=sent.request.attempt,
+            worker_id=sent.worker_id,
+            incarnation=sent.incarnation,
+            residency=residency,
+            cost=cost,
+            error=error,
+            result_bytes=0 if error or sent.ref.value is None else result_bytes(sent.ref.value),
+        )
+
+
+ME = ClientId("me")
+
+
+class Desk:
+    """A controller and a driver that talks to it. Use it inside an event loop."""
+
+    def __init__(
+        self, workers: int = 1, config: SchedulerConfig | None = None, state: SchedulerState | None = None
+    ) -> None:
+        self.fleet = FakeFleet()
+        self.clock = ManualClock()
+        self.state = state or SchedulerState(config)
+        self.controller = Controller(
+            state=self.state,
+            fleet=self.fleet,
+            clock=self.clock,
+            desk=CatalogDesk(FakeCatalog, InlineExecutor()),
+            worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
+            budget_bytes=CAPACITY_BYTES,
+        )
+        self.cursor = 0
+        self.ended: list[JobEnded] = []
+
+    async def open(self) -> Desk:
+        await self.controller.open()
+        await self.controller.enter(ME)
+        await settle()
+        return self
+
+    async def submit(
+        self, *requests: GenerateRequest, submission: str = "s", first_index: int = 0, hold: bool = False
+    ) -> None:
+        part = Submission(ME, SubmissionId(submission), first_index, requests, hold)
+        await self.controller.submit(part)
+        await settle()
+
+    async def finish(self, *sent: Sent) -> None:
+        for one in sent:
+            self.fleet.finish(one)
+        await settle()
+
+    async def run_dry(self) -> list[JobEnded]:
+        """Let every attempt end as it would until nothing runs; all ends so far."""
+        while self.fleet.running:
+            await self.finish(*self.fleet.running)
+        return await self.hear()
+
+    async def hear(self) -> list[JobEnded]:
+        """Ask for news once; all ends so far."""
+        while True:
+            news = await self.controller.news(ME, self.cursor, 0.0)
+            self.ended += news.ended
+            self.cursor = news.cursor
+            if not news.ended:
+                return self.ended
+
+    async def tell_step(self, sent: Sent, step: int, steps: int) -> None:
+        await self.controller.step_done(
+            StepDone(sent.worker_id, sent.incarnation, sent.task_id, sent.request.attempt, step, steps)
+        )
+
+
+def dialogue(talk: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """A test that is a coroutine, on an event loop of its own."""
+
+    def test() -> None:
+        asyncio.run(talk())
+
+    test.__name__, test.__doc__ = talk.__name__, talk.__doc__
+    return test

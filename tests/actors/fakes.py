@@ -1,0 +1,256 @@
+"""An engine and a catalog without torch, for tests of everything around them. Importable in Ray's workers too.
+
+Results are pure functions of work and inputs, so that a test can say what a picture must be. What an engine does beside
+that is asked for in the prompt, by the words below.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from actors.config import PoolConfig
+from actors.pool_plan import PoolPlan
+from pool.errors import AdapterMismatch, UserError, unknown_name
+from pool.residency import Residency, plan
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec, WorkerId
+from pool.work import (
+    DecodeWork,
+    Encoded,
+    EncodeWork,
+    Latent,
+    LoraRef,
+    ModelRef,
+    Picture,
+    Result,
+    RunHooks,
+    SampleWork,
+    Stopped,
+    Work,
+    stage_of,
+    task_id,
+)
+
+MIB = 1 << 20
+CAPACITY_BYTES = 64 * MIB
+SIZES = {Role.TEXT_ENCODER: 8 * MIB, Role.DIFFUSION_MODEL: 20 * MIB, Role.VAE: 4 * MIB}
+NATIVE_SIZE = (64, 64)
+#: name -> roles that the LoRA changes
+LORAS = {
+    "light": (Role.DIFFUSION_MODEL,),
+    "thick": (Role.TEXT_ENCODER, Role.DIFFUSION_MODEL),
+    "words": (Role.TEXT_ENCODER,),
+}
+MODELS = ("shapes", "forms")
+
+# What a prompt may ask of the engine.
+FAIL = "FAIL"  #: raise an error of ours while sampling
+ENDLESS = "ENDLESS"  #: sample until stopped
+HOLD_ONCE = "HOLD-ONCE"  #: the first attempt says so and waits to be killed
+GATED = "GATED"  #: wait at the gate after the first step
+ONLY_FIRST_FAILS = "FLAKY"  #: run out of memory the first time
+
+
+def sha(text: str) -> str:
+    """A made-up file hash."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def component_key(model: ModelRef, role: Role) -> ComponentKey:
+    """What the components of a fake model are called."""
+    return ComponentKey(f"{model.name}/{role.value}@{model.sha256[:10]}")
+
+
+class FakeCatalog:
+    """Two models and three LoRAs without files."""
+
+    def models(self) -> tuple[object, ...]:
+        return tuple(MODELS)
+
+    def loras(self) -> tuple[object, ...]:
+        return tuple(LORAS)
+
+    def find_model(self, name: str) -> ModelRef:
+        if name not in MODELS:
+            raise unknown_name("model", name, MODELS)
+        return ModelRef(name, f"/models/{name}.safetensors", sha(name))
+
+    def find_lora(self, name: str, strength: float) -> LoraRef:
+        if name == "alien":
+            raise AdapterMismatch("alien: 0 of 12 keys belong to this model")
+        if name not in LORAS:
+            raise unknown_name("LoRA", name, LORAS)
+        return LoraRef(name, f"/loras/{name}.safetensors", sha(name), strength)
+
+    def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
+        return {role: ComponentSpec(component_key(model, role), role, n, n) for role, n in SIZES.items()}
+
+    def native_size(self, model: ModelRef) -> tuple[int, int]:
+        return NATIVE_SIZE
+
+    def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
+        digest = sha(repr(loras))[:10] if loras else ""
+        return ComponentUse(component_key(model, role), MIB, digest, 2 * MIB if loras else 0, passes)
+
+    def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
+        return role in LORAS[lora.name]
+
+    def activation_bytes(self, model: ModelRef, work: Work) -> int:
+        return getattr(work, "width", 64) * getattr(work, "height", 64) // 4
+
+    def run_seconds(self, model: ModelRef, work: Work) -> float:
+        return 0.001
+
+
+@dataclass(frozen=True)
+class Facts:
+    """See `pool.engine.EngineFacts`."""
+
+    capacity_bytes: int
+    link_bytes_per_second: float
+    device_name: str
+
+
+class OutOfMemory(UserError):
+    """Stands in for torch's in engines that do without torch."""
+
+
+class FakeEngine:
+    """Runs by arithmetic. `folder` holds the gates of the prompts that ask for them."""
+
+    def __init__(self, folder: Path | None = None, picture_side: int = 0) -> None:
+        self._folder = folder
+        self._picture_side = picture_side
+        self._residency = Residency(CAPACITY_BYTES)
+
+    def introduce(self) -> Facts:
+        return Facts(CAPACITY_BYTES, 1e9, "fake")
+
+    def residency(self) -> Residency:
+        return self._residency
+
+    def close(self) -> None:
+        self._residency = Residency(CAPACITY_BYTES)
+
+    def run(
+        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], hooks: RunHooks, fresh: bool = False
+    ) -> tuple[Result, RunCost]:
+        if fresh:
+            self._residency = Residency(CAPACITY_BYTES)
+        specs = {use.component: spec_of(work.model, use.component) for use in task.uses}
+        planned = plan(self._residency, task.uses, specs, task.activation_bytes)
+        self._residency = planned.after
+        started = time.perf_counter()
+        if isinstance(work, SampleWork):
+            self._sample(inputs, work, hooks)
+        result = result_of(work, inputs, self._picture_side)
+        cost = RunCost(
+            run_seconds=time.perf_counter() - started,
+            uploaded_bytes=planned.upload_bytes,
+            streamed_bytes=planned.streamed_bytes,
+            resident=planned.all_resident,
+            patch_switches=len(planned.switched),
+        )
+        return result, cost
+
+    def _sample(self, inputs: tuple[Result, ...], work: SampleWork, hooks: RunHooks) -> None:
+        text = text_of(inputs[0])
+        if FAIL in text:
+            raise RuntimeError("the engine was asked to fail")
+        if HOLD_ONCE in text and self._first_time("held"):
+            self._say("reached", str(os.getpid()))
+            self._hear("never")
+        step, steps = 0, work.steps
+        while step < steps or ENDLESS in text:
+            if hooks.should_stop():
+                raise Stopped
+            step += 1
+            hooks.on_step(step, max(step, steps))
+            if ENDLESS in text and step == 1:
+                self._say("reached", str(os.getpid()))
+            if GATED in text and step == 1:
+                self._hear("gate")
+
+    def _first_time(self, name: str) -> bool:
+        assert self._folder is not None
+        try:
+            (self._folder / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _say(self, pipe: str, word: str) -> None:
+        """Write to a named pipe; waits for a reader."""
+        assert self._folder is not None
+        (self._folder / pipe).write_text(word)
+
+    def _hear(self, pipe: str) -> str:
+        """Read from a named pipe; waits for a writer."""
+        assert self._folder is not None
+        return (self._folder / pipe).read_text()
+
+
+def spec_of(model: ModelRef, key: ComponentKey) -> ComponentSpec:
+    """The sizes that `FakeCatalog` tells."""
+    return next(spec for spec in FakeCatalog().components(model).values() if spec.key == key)
+
+
+def text_of(encoded: Result) -> str:
+    """The text that a fake `Encoded` carries."""
+    assert isinstance(encoded, Encoded)
+    return bytes(encoded.context_LD[0].astype(np.uint8)).decode()
+
+
+def result_of(work: Work, inputs: tuple[Result, ...], picture_side: int = 0) -> Result:
+    """What a fake engine makes. Pictures have `picture_side` where one is given, else the size asked for."""
+    match work:
+        case EncodeWork():
+            return Encoded(np.frombuffer(work.text.encode(), np.uint8).astype(np.float32)[None])
+        case SampleWork():
+            seen = b"".join(np.ascontiguousarray(i.context_LD).tobytes() for i in inputs)
+            seed = int.from_bytes(hashlib.sha256(seen + repr(work).encode()).digest()[:8], "big")
+            samples = np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32)
+            return Latent(samples)
+        case DecodeWork():
+            height, width = (picture_side or work.height), (picture_side or work.width)
+            seed = int.from_bytes(hashlib.sha256(inputs[0].samples_CHW.tobytes()).digest()[:8], "big")
+            return Picture(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def picture_of(job_works: dict, job_tasks: tuple[TaskSpec, ...], picture_side: int = 0) -> Picture:
+    """The picture of a cut job, made here."""
+    made: dict = {}
+    for task in job_tasks:
+        made[task.task_id] = result_of(job_works[task.task_id], tuple(made[need] for need in task.needs), picture_side)
+    return made[job_tasks[-1].task_id]
+
+
+def fake_plan(
+    config: PoolConfig, gpu_count: int, can_grow: bool, folder: Path | None = None, picture_side: int = 0
+) -> PoolPlan:
+    """Like `plan_pool`, with fake engines on CPUs."""
+    count = config.pool.workers if isinstance(config.pool.workers, int) else 2
+    return PoolPlan(
+        worker_ids=tuple(WorkerId(f"gpu-{i}") for i in range(count)),
+        gpus_per_worker=0,
+        budget_bytes=CAPACITY_BYTES,
+        open_engine=partial(FakeEngine, folder, picture_side),
+        open_catalog=FakeCatalog,
+        scheduler=config.scheduler,
+    )
+
+
+def make_pipes(folder: Path) -> Path:
+    """The named pipes that fake engines speak and listen through."""
+    for name in ("reached", "gate", "never"):
+        os.mkfifo(folder / name)
+    return folder
+
+
+__all__ = ["FakeCatalog", "FakeEngine", "fake_plan", "stage_of", "task_id"]

@@ -1,0 +1,142 @@
+"""A whole pool in this process, without Ray: the real client, controller, core and workers, around fake engines.
+
+The controller has an event loop on a thread of its own, each worker a thread: what crosses between them are values, as
+it would be between processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from actors.catalog_desk import CatalogDesk
+from actors.client import ModelPool
+from actors.controller import Controller
+from actors.fleet import InputsLost, Run
+from actors.gpu_worker import GpuWorker
+from actors.line import ResultGone
+from actors.outcomes import PoolLost
+from actors.wire import RunRequest, StepDone
+from pool.spec import TaskId, TaskReport, WorkerId, WorkerSpec
+from pool.work import Result
+from scheduler.state import SchedulerState
+from tests.actors.fake_fleet import FakeRef
+from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
+
+
+class RealClock:
+    """Time as it is."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class ThreadFleet:
+    """Workers on threads. See `actors.fleet.Fleet`."""
+
+    def __init__(self, make_engine: Callable[[], FakeEngine]) -> None:
+        self._make_engine = make_engine
+        self._workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
+        self.on_step: Callable[[StepDone], None] = lambda step: None
+
+    async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
+        worker = GpuWorker(worker_id, incarnation, self._make_engine, self.on_step, progress_seconds=0.0)
+        thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
+        self._workers[worker_id, incarnation] = (worker, thread)
+        return await asyncio.get_running_loop().run_in_executor(thread, worker.start)
+
+    async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    def end(self, worker_id: WorkerId, incarnation: int) -> None:
+        if known := self._workers.pop((worker_id, incarnation), None):
+            known[1].shutdown(wait=False, cancel_futures=True)
+
+    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> Run:
+        worker, thread = self._workers[worker_id, incarnation]
+        ref = FakeRef()
+
+        async def report() -> TaskReport:
+            if lost := [given for given in inputs if given.lost]:
+                raise InputsLost(lost)
+            values = [given.value for given in inputs]
+            loop = asyncio.get_running_loop()
+            told, ref.value = await loop.run_in_executor(thread, worker.run, request, *values)
+            return told
+
+        return Run(report(), ref)
+
+    def stop(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
+        self._workers[worker_id, incarnation][0].stop(task_id, attempt)
+
+    async def memory_reports(self) -> dict:
+        return {worker_id: worker.memory_report() for (worker_id, _), (worker, _) in self._workers.items()}
+
+
+class LoopLine:
+    """A driver's line to a controller on a loop of its own. See `actors.line.Line`."""
+
+    def __init__(self, workers: int, make_engine: Callable[[], FakeEngine]) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.lost = False
+        #: questions that were asked, by name
+        self.asked: list[str] = []
+        self._thread = threading.Thread(target=self.loop.run_forever, name="controller")
+        self._thread.start()
+        fleet = ThreadFleet(make_engine)
+        self.controller = Controller(
+            state=SchedulerState(),
+            fleet=fleet,
+            clock=RealClock(),
+            desk=CatalogDesk(FakeCatalog),
+            worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
+            budget_bytes=CAPACITY_BYTES,
+        )
+        fleet.on_step = lambda step: self._start(self.controller.step_done(step))
+        self.ask(Controller.open)
+
+    def ask(self, question, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if self.lost:
+            raise PoolLost("the pool's controller is gone")
+        self.asked.append(question.__name__)
+        return self._start(question(self.controller, *args, **kwargs)).result()
+
+    def fetch(self, ref: FakeRef) -> Result:
+        if ref.lost:
+            raise ResultGone("it is gone")
+        assert ref.value is not None
+        return ref.value
+
+    def give(self, result: Result) -> FakeRef:
+        return FakeRef(result)
+
+    def lose(self) -> None:
+        """From now on the controller is gone, as far as drivers can tell."""
+        self.lost = True
+        for client_id in tuple(self.controller._clients):  # answers what is asked now, so that it is asked again
+            self._start(self.controller.leave(client_id)).result()
+
+    def end(self) -> None:
+        """End controller, loop and threads."""
+        self._start(self.controller.close()).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def _start(self, what):  # type: ignore[no-untyped-def]
+        return asyncio.run_coroutine_threadsafe(what, self.loop)
+
+
+def open_pool(
+    workers: int = 2, output: Path | None = None, make_engine: Callable[[], FakeEngine] = FakeEngine
+) -> ModelPool:
+    """A pool in this process; closing it ends everything."""
+    line = LoopLine(workers, make_engine)
+    return ModelPool(line, line.end, output)

@@ -1,0 +1,311 @@
+"""An output folder holds whole pictures only, each once, whatever fails and whoever else writes there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import re
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from actors.outputs import folder as folder_module
+from actors.outputs.folder import FinishedPicture, OutputFolder, file_name, pixels_sha256, plain, write_whole
+from actors.outputs.png_text import read_recipe
+from actors.recipe import Recipe
+from pool.errors import OutputFailed
+from tests.actors.outputs.test_png_text import RECIPE
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeTask:
+    stage: Colour
+    worker: str
+
+
+def picture(seed: int = 7, prompt: str = "a red circle", index: int = 0) -> FinishedPicture:
+    recipe = dataclasses.replace(RECIPE, prompt=prompt, seed=seed)
+    pixels = np.random.default_rng(seed % 1000).integers(0, 256, size=(8, 8, 3), dtype=np.uint8)
+    return FinishedPicture(recipe, pixels, index, f"job-{index}", "gpu-0", 1.25, (FakeTask(Colour.RED, "gpu-0"),))
+
+
+def visible(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
+
+
+def partials(path: Path) -> list[str]:
+    return [p.name for p in path.iterdir() if p.name.endswith(folder_module.TEMPORARY_SUFFIX)]
+
+
+def manifest_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in (path / "manifest.jsonl").read_text().splitlines()]
+
+
+def test_a_picture_is_kept_with_its_recipe_and_one_line(tmp_path: Path) -> None:
+    out = OutputFolder(tmp_path / "new" / "out")
+    path = out.write(picture())
+    assert path == tmp_path / "new" / "out" / file_name(RECIPE)
+    assert re.fullmatch(r"a-red-circle-7-[0-9a-f]{8}\.png", path.name)
+    assert read_recipe(path) == RECIPE
+    assert np.asarray(Image.open(path)).tobytes() == picture().pixels_HWC.tobytes()
+    [line] = manifest_lines(out.path)
+    assert line["digest"] == RECIPE.digest
+    assert line["file"] == path.name
+    assert line["pixels_sha256"] == pixels_sha256(picture().pixels_HWC)
+    assert line["tasks"] == [{"stage": "red", "worker": "gpu-0"}]
+    assert out.finished() == {RECIPE.digest: path}
+
+
+def test_the_same_recipe_again_is_the_same_file_and_no_second_line(tmp_path: Path) -> None:
+    first = OutputFolder(tmp_path).write(picture())
+    stamp = first.stat().st_mtime_ns
+    again = OutputFolder(tmp_path)
+    assert again.write(picture()) == first
+    assert again.write(picture()) == first
+    assert first.stat().st_mtime_ns == stamp
+    assert len(manifest_lines(tmp_path)) == 1
+
+
+def test_a_deleted_picture_is_not_finished_and_is_written_again_without_a_second_line(tmp_path: Path) -> None:
+    out = OutputFolder(tmp_path)
+    path = out.write(picture())
+    path.unlink()
+    assert out.finished() == {}
+    assert out.write(picture()) == path
+    assert path.exists()
+    assert len(manifest_lines(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "start"),
+    [
+        ("", "picture-7-"),
+        ("../../etc/passwd", "etc-passwd-7-"),
+        ("\u9ad8\u5c71", "picture-7-"),
+        ("A  Hill, at (dawn:1.2)!", "a-hill-at-dawn-1-2-7-"),
+        ("very " * 100, "very-very-"),
+    ],
+)
+def test_file_names_are_safe_and_short(prompt: str, start: str) -> None:
+    name = file_name(dataclasses.replace(RECIPE, prompt=prompt))
+    assert name.startswith(start)
+    assert re.fullmatch(r"[a-z0-9-]+\.png", name)
+    assert len(name) < 120
+
+
+def test_prompts_that_look_alike_get_different_files() -> None:
+    names = {
+        file_name(dataclasses.replace(RECIPE, prompt=p)) for p in ("a red circle", "a red  circle", "A red circle")
+    }
+    assert len(names) == 3
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing in the product catches it."""
+
+
+def calls_of_a_write() -> list[str]:
+    return ["open", "write", "fsync", "replace", "sync_folder", "append"]
+
+
+@pytest.fixture(params=calls_of_a_write())
+def breaking_point(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=[OSError(28, "No space left on device"), Killed()], ids=["error", "killed"])
+def failure(request: pytest.FixtureRequest) -> BaseException:
+    return request.param
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, point: str, failure: BaseException) -> None:
+    """Make one step of writing fail; a killed process also never gets to clean up."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    def half_written(self: Path, mode: str = "r", *rest: object, **options: object) -> object:
+        file = original_open(self, mode, *rest, **options)
+        if self.name.endswith(".png" + folder_module.TEMPORARY_SUFFIX):
+            if point == "open":
+                fail()
+            file.write(b"half")
+            file.flush()
+            fail()
+        return file
+
+    original_open = Path.open
+    if point in ("open", "write"):
+        monkeypatch.setattr(Path, "open", half_written)
+    elif point == "fsync":
+        monkeypatch.setattr(os, "fsync", fail)
+    elif point == "replace":
+        monkeypatch.setattr(Path, "replace", fail)
+    elif point == "sync_folder":
+        monkeypatch.setattr(folder_module, "_sync_folder", fail)
+    else:
+        monkeypatch.setattr(folder_module.Manifest, "append", fail)
+    if isinstance(failure, Killed):
+        original_unlink = Path.unlink
+        monkeypatch.setattr(
+            Path, "unlink", lambda self, missing_ok=False: None if ".png" in self.name else original_unlink(self)
+        )
+
+
+def test_a_failure_at_any_step_leaves_nothing_or_a_whole_picture(
+    tmp_path: Path, breaking_point: str, failure: BaseException
+) -> None:
+    """1. One picture is kept. 2. The next fails at a step. 3. Under its own name stands nothing or all of it, and what
+    was there is untouched. 4. The next run clears up and makes it good."""
+    out = OutputFolder(tmp_path)
+    kept = out.write(picture(seed=1))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        break_at(monkeypatch, breaking_point, failure)
+        with pytest.raises((OutputFailed, Killed)) as caught:
+            out.write(picture(seed=2))
+    if isinstance(failure, OSError):
+        assert str(tmp_path) in str(caught.value)
+        assert "No space left on device" in str(caught.value)
+        assert partials(tmp_path) == []
+
+    path = tmp_path / file_name(picture(seed=2).recipe)
+    if path.exists():
+        assert read_recipe(path) == picture(seed=2).recipe
+        assert np.asarray(Image.open(path)).tobytes() == picture(seed=2).pixels_HWC.tobytes()
+    assert out.finished() == {picture(seed=1).recipe.digest: kept}
+
+    later = OutputFolder(tmp_path)
+    assert partials(tmp_path) == []
+    assert later.write(picture(seed=2)) == path
+    assert list(later.finished().values()) == [kept, path]
+    assert len(manifest_lines(tmp_path)) == 2
+
+
+def test_a_torn_manifest_line_is_repaired_and_its_picture_counts_as_not_made(tmp_path: Path) -> None:
+    out = OutputFolder(tmp_path)
+    out.write(picture(seed=1))
+    out.write(picture(seed=2))
+    manifest = tmp_path / "manifest.jsonl"
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    later = OutputFolder(tmp_path)
+    assert list(later.finished()) == [picture(seed=1).recipe.digest]
+    later.write(picture(seed=2))
+    assert [line["recipe"]["seed"] for line in manifest_lines(tmp_path)] == [1, 2]
+
+
+def test_write_whole_replaces_or_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "sheet.png"
+    write_whole(path, b"old")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert visible(tmp_path) == ["sheet.png"]
+    assert partials(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_name_before_anything_runs(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    with pytest.raises(OutputFailed, match=r"file.*cannot be written"):
+        OutputFolder(occupied)
+    with pytest.raises(OutputFailed, match=r"out.*cannot be written"):
+        OutputFolder(occupied / "out")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(OutputFailed, match="Permission denied"):
+        OutputFolder(tmp_path)
+
+
+def test_a_full_disk_is_noticed_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OutputFailed, match="No space left on device"):
+        OutputFolder(tmp_path)
+
+
+def test_a_manifest_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.jsonl").write_text('{"image": 1}\n')
+    with pytest.raises(OutputFailed, match="a line without 'digest'"):
+        OutputFolder(tmp_path)
+
+
+def write_many(path: Path, seeds: range) -> None:
+    out = OutputFolder(path)
+    for seed in seeds:
+        out.write(picture(seed=seed, index=seed))
+
+
+def test_two_runs_at_once_share_a_folder(tmp_path: Path) -> None:
+    """Two processes write overlapping sets of recipes: every picture is whole and listed exactly once."""
+    context = multiprocessing.get_context("spawn")
+    runs = [context.Process(target=write_many, args=(tmp_path, seeds)) for seeds in (range(30), range(15, 45))]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert [run.exitcode for run in runs] == [0, 0]
+    lines = manifest_lines(tmp_path)
+    assert sorted(line["recipe"]["seed"] for line in lines) == list(range(45))
+    finished = OutputFolder(tmp_path).finished()
+    assert {digest: read_recipe(path).digest for digest, path in finished.items()} == {d: d for d in finished}
+    assert len(finished) == 45
+
+
+def test_the_contact_sheet_shows_the_runs_one_after_the_other_each_in_its_order(tmp_path: Path) -> None:
+    """Pictures arrive in any order; the sheet has them in the order in which they were asked for."""
+
+    def solid(value: int, index: int, out: OutputFolder) -> None:
+        recipe = dataclasses.replace(RECIPE, seed=value)
+        out.write(FinishedPicture(recipe, np.full((64, 64, 3), value, np.uint8), index, "job", "gpu-0", 1.0))
+
+    first, second = OutputFolder(tmp_path), OutputFolder(tmp_path)
+    solid(60, 1, first)
+    solid(90, 0, second)
+    solid(30, 0, first)
+    path = second.contact_sheet()
+    assert path == tmp_path / "contact_sheet.png"
+    with Image.open(path) as sheet:
+        shades = list(column_shades(np.asarray(sheet.convert("L"))))
+    assert shades == [30, 60, 90]
+    assert path not in second.finished().values()
+
+
+def column_shades(sheet_HW: np.ndarray) -> Iterator[int]:
+    """The grey of each picture from left to right, along a line through the middle of the first row of pictures."""
+    row = sheet_HW[28 + 96]
+    for value in (30, 60, 90):
+        columns = np.flatnonzero(row == value)
+        assert len(columns) == 192, "each picture is shown at the width of a cell"
+    yield from (int(v) for v in row[np.sort([np.flatnonzero(row == v)[0] for v in (30, 60, 90)])])
+
+
+def test_an_empty_folder_has_a_sheet_that_says_so(tmp_path: Path) -> None:
+    path = OutputFolder(tmp_path).contact_sheet()
+    with Image.open(path) as sheet:
+        assert min(sheet.size) > 60
+        assert len(set(sheet.convert("L").tobytes())) > 2, "there is text on it"
+
+
+def test_enum_members_become_their_values() -> None:
+    assert plain(FakeTask(Colour.RED, "gpu-1")) == {"stage": "red", "worker": "gpu-1"}
+
+
+def test_a_recipe_and_its_twin_with_other_versions_are_the_same_picture(tmp_path: Path) -> None:
+    out = OutputFolder(tmp_path)
+    first = out.write(picture())
+    newer: Recipe = dataclasses.replace(RECIPE, versions={"modelpool": "9.9"})
+    assert out.write(dataclasses.replace(picture(), recipe=newer)) == first
+    assert len(manifest_lines(tmp_path)) == 1

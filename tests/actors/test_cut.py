@@ -1,0 +1,143 @@
+"""Cutting: what is equal is one task, what differs is not, and a task names all that its result depends on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.cut import check_fits, cut_order, cut_request
+from actors.orders import DecodeOrder, GivenLatent, order_for
+from actors.requests import GenerateRequest
+from pool.errors import DoesNotFit
+from pool.residency import Residency, needed_bytes, plan
+from pool.spec import JobId, Role, Stage, TaskId
+from pool.work import SampleWork
+from tests.actors.fakes import FakeCatalog, component_key, sha
+
+JOB = JobId("job")
+LORA_LISTS = st.lists(
+    st.tuples(st.sampled_from(["light", "thick", "words"]), st.sampled_from([0.0, 0.5, 1.0])), max_size=3
+)
+REQUESTS = st.builds(
+    lambda **fields: GenerateRequest(model="shapes", **fields),
+    prompt=st.sampled_from(["a red circle", "a blue square", ""]),
+    negative=st.sampled_from(["", "blurry"]),
+    loras=LORA_LISTS,
+    steps=st.integers(1, 4),
+    cfg=st.sampled_from([1.0, 5.0]),
+    seed=st.integers(0, 3),
+    width=st.sampled_from([None, 64, 128]),
+)
+
+
+def cut(request: GenerateRequest):
+    return cut_request(request, JOB, FakeCatalog())
+
+
+@given(REQUESTS)
+def test_every_task_comes_after_what_it_needs_and_the_wanted_one_is_last(request_) -> None:
+    _, made = cut(request_)
+    seen: set[TaskId] = set()
+    for task in made.job.tasks:
+        assert set(task.needs) <= seen
+        seen.add(task.task_id)
+    assert made.job.tasks[-1].task_id == made.job.wanted
+    assert made.job.tasks[-1].stage is Stage.DECODE
+    assert set(made.works) == seen
+    assert made.job.given == ()
+    assert {c.key for c in made.components} == {u.component for t in made.job.tasks for u in t.uses}
+
+
+@given(REQUESTS, REQUESTS)
+def test_pictures_are_the_same_task_exactly_when_their_recipes_would_make_the_same(one, other) -> None:
+    """Without guidance the negative prompt says nothing."""
+    (recipe, first), (other_recipe, second) = cut(one), cut(other)
+    seen = [replace(r, negative="" if r.cfg == 1 else r.negative).digest for r in (recipe, other_recipe)]
+    assert (first.job.wanted == second.job.wanted) == (seen[0] == seen[1])
+
+
+@given(REQUESTS)
+def test_a_lora_is_named_where_it_acts_and_nowhere_else(request_) -> None:
+    _, made = cut(request_)
+    wanted = [(lora.name, lora.strength) for lora in request_.loras if lora.strength != 0]
+    for task in made.job.tasks:
+        role = {Stage.ENCODE: Role.TEXT_ENCODER, Stage.SAMPLE: Role.DIFFUSION_MODEL, Stage.DECODE: Role.VAE}[task.stage]
+        named = [(lora.name, lora.strength) for lora in getattr(made.works[task.task_id], "loras", ())]
+        catalog = FakeCatalog()
+        model = catalog.find_model("shapes")
+        acting = [(n, s) for n, s in wanted if catalog.touches(model, role, catalog.find_lora(n, s))]
+        assert named == acting
+        assert bool(task.uses[0].patch_digest) == bool(acting)
+        assert task.uses[0].component == component_key(model, role)
+
+
+def test_steps_are_the_passes_that_streamed_weights_are_paid_for() -> None:
+    _, made = cut(GenerateRequest(model="shapes", prompt="p", seed=1, steps=7))
+    assert {task.stage: task.uses[0].passes for task in made.job.tasks} == {
+        Stage.ENCODE: 1,
+        Stage.SAMPLE: 7,
+        Stage.DECODE: 1,
+    }
+
+
+def test_the_recipe_says_what_was_left_to_defaults() -> None:
+    recipe, _ = cut(GenerateRequest(model="shapes", prompt="p", seed=5, sampler="DPM++ 2M", loras=["light", "words:0"]))
+    assert (recipe.sampler, recipe.schedule) == ("dpmpp_2m", "karras")
+    assert (recipe.width, recipe.height, recipe.seed) == (64, 64, 5)
+    assert (recipe.model, recipe.model_sha256) == ("shapes", sha("shapes"))
+    assert [(lora.name, lora.sha256, lora.strength) for lora in recipe.loras] == [("light", sha("light"), 1.0)]
+
+
+def test_an_equal_prompt_and_negative_prompt_are_one_task_read_twice() -> None:
+    _, made = cut(GenerateRequest(model="shapes", prompt="same", negative="same", seed=1))
+    assert [task.stage for task in made.job.tasks] == [Stage.ENCODE, Stage.SAMPLE, Stage.DECODE]
+    assert made.job.tasks[1].needs == (made.job.tasks[0].task_id,) * 2
+
+
+def test_what_is_given_is_not_made_and_neither_is_what_only_it_needs() -> None:
+    order = order_for(GenerateRequest(model="shapes", prompt="p", seed=1))
+    whole = cut_order(order, JOB, FakeCatalog())
+    sample = next(t.task_id for t in whole.job.tasks if isinstance(whole.works[t.task_id], SampleWork))
+    rest = cut_order(order, JOB, FakeCatalog(), frozenset({sample, TaskId("of another job")}))
+    assert [task.stage for task in rest.job.tasks] == [Stage.DECODE]
+    assert rest.job.given == (sample,)
+    assert rest.job.wanted == whole.job.wanted
+    assert len(rest.components) == 1
+
+
+def test_a_latent_of_ones_own_is_given() -> None:
+    order = DecodeOrder(GivenLatent(TaskId("mine"), 128, 64), "shapes")
+    made = cut_order(order, JOB, FakeCatalog())
+    assert made.job.given == ("mine",)
+    assert [task.needs for task in made.job.tasks] == [("mine",)]
+    (work,) = made.works.values()
+    assert (work.width, work.height) == (128, 64)
+
+
+@given(REQUESTS, st.integers(0, 4 << 20))
+def test_what_is_said_to_fit_can_be_planned_and_what_is_not_cannot(request_, capacity_bytes) -> None:
+    _, made = cut(request_)
+    specs = {component.key: component for component in made.components}
+
+    def plan_all() -> None:
+        for task in made.job.tasks:
+            plan(Residency(capacity_bytes), task.uses, specs, task.activation_bytes)
+
+    try:
+        check_fits(made.job, capacity_bytes)
+    except DoesNotFit:
+        with pytest.raises(DoesNotFit):
+            plan_all()
+    else:
+        plan_all()
+
+
+def test_the_message_names_a_budget_that_is_enough() -> None:
+    _, made = cut(GenerateRequest(model="shapes", prompt="p", seed=1))
+    enough = max(needed_bytes(task.uses, task.activation_bytes) for task in made.job.tasks)
+    check_fits(made.job, enough)
+    with pytest.raises(DoesNotFit, match=r"needs at least 1\.1 MiB of device memory, the budget is"):
+        check_fits(made.job, enough - 1)

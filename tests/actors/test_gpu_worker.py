@@ -1,0 +1,180 @@
+"""The worker as a plain class: whatever its engine does becomes one report."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from actors.cut import cut_request
+from actors.gpu_worker import GpuWorker, result_bytes
+from actors.requests import GenerateRequest
+from actors.wire import RunRequest, StepDone
+from pool.errors import CorruptFile, DoesNotFit
+from pool.spec import JobId, RunErrorKind, Stage, TaskId, WorkerId
+from pool.work import Encoded, Latent, Picture, SampleWork, Stopped
+from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FakeCatalog, FakeEngine, result_of
+
+
+class Bench:
+    """One worker, and the sample task of one picture with its inputs."""
+
+    def __init__(self, engine: object | None = None, prompt: str = "a red circle", steps: int = 3) -> None:
+        self.steps: list[StepDone] = []
+        self.engine = engine or FakeEngine()
+        self.worker = GpuWorker(WorkerId("gpu-0"), 4, lambda: self.engine, self.steps.append, progress_seconds=0.0)
+        request = GenerateRequest(model="shapes", prompt=prompt, seed=1, steps=steps)
+        _, cut = cut_request(request, JobId("x"), FakeCatalog())
+        self.task = next(task for task in cut.job.tasks if task.stage is Stage.SAMPLE)
+        self.work = cut.works[self.task.task_id]
+        self.inputs = tuple(result_of(cut.works[need], ()) for need in self.task.needs)
+
+    def run(self, attempt: int = 1):
+        return self.worker.run(RunRequest(self.task, self.work, attempt), *self.inputs)
+
+
+class RaisingEngine(FakeEngine):
+    """Fails in a given way."""
+
+    def __init__(self, raised: BaseException) -> None:
+        super().__init__()
+        self.raised = raised
+
+    def run(self, *args, **kwargs):
+        raise self.raised
+
+
+def test_a_worker_introduces_itself_with_what_its_engine_measured() -> None:
+    spec = Bench().worker.start()
+    assert (spec.worker_id, spec.incarnation, spec.capacity_bytes) == ("gpu-0", 4, CAPACITY_BYTES)
+    assert (spec.link_bytes_per_second, spec.device_name) == (1e9, "fake")
+
+
+def test_a_run_comes_back_with_its_result_cost_and_residency() -> None:
+    bench = Bench()
+    bench.worker.start()
+    report, result = bench.run(attempt=2)
+    assert (report.task_id, report.attempt) == (bench.task.task_id, 2)
+    assert (report.worker_id, report.incarnation) == ("gpu-0", 4)
+    assert report.error is None
+    assert (result.samples_CHW == result_of(bench.work, bench.inputs).samples_CHW).all()
+    assert report.result_bytes == result.samples_CHW.nbytes
+    assert report.cost.uploaded_bytes > 0
+    assert report.residency == bench.engine.residency()
+    assert report.residency.used_bytes > 0
+    again, _ = bench.run(attempt=3)
+    assert again.cost.resident
+
+
+def test_every_step_is_told_when_time_allows_and_the_last_one_always() -> None:
+    bench = Bench(steps=5)
+    bench.worker.start()
+    bench.run(attempt=7)
+    assert [(s.step, s.steps) for s in bench.steps] == [(n, 5) for n in range(1, 6)]
+    assert {(s.worker_id, s.incarnation, s.task_id, s.attempt) for s in bench.steps} == {
+        ("gpu-0", 4, bench.task.task_id, 7)
+    }
+    bench.worker._progress_seconds = 1e9
+    bench.steps.clear()
+    bench.run()
+    assert [s.step for s in bench.steps] == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (Stopped(), RunErrorKind.CANCELLED),
+        (CorruptFile("the file is cut short"), RunErrorKind.BAD_INPUT),
+        (DoesNotFit("needs more"), RunErrorKind.BAD_INPUT),
+        (KeyError("weight"), RunErrorKind.INTERNAL),
+        (MemoryError(), RunErrorKind.INTERNAL),
+    ],
+)
+def test_whatever_is_raised_becomes_a_value(raised, kind) -> None:
+    bench = Bench(RaisingEngine(raised))
+    bench.worker.start()
+    report, result = bench.run()
+    assert result is None
+    assert report.error.kind is kind
+    assert str(raised) in report.error.message or kind is RunErrorKind.CANCELLED
+    assert ("Traceback" in report.error.traceback_text) == (kind is not RunErrorKind.CANCELLED)
+    assert report.residency == bench.engine.residency()
+
+
+def test_running_out_of_device_memory_is_a_kind_of_its_own() -> None:
+    import torch
+
+    bench = Bench(RaisingEngine(torch.OutOfMemoryError("tried to allocate 2 GiB")))
+    bench.worker.start()
+    report, _ = bench.run()
+    assert report.error.kind is RunErrorKind.OUT_OF_VRAM
+    assert "2 GiB" in report.error.message
+
+
+def test_a_stop_ends_that_attempt_and_no_other() -> None:
+    bench = Bench(prompt="a red circle")
+    bench.worker.start()
+    bench.worker.stop(bench.task.task_id, 2)
+    bench.worker.stop(TaskId("another"), 1)
+    assert bench.run(attempt=1)[0].error is None
+    assert bench.run(attempt=2)[0].error.kind is RunErrorKind.CANCELLED
+    assert bench.run(attempt=3)[0].error is None
+
+
+def test_a_stop_from_another_thread_ends_a_run_at_its_next_step() -> None:
+    class Endless(FakeEngine):
+        def _say(self, pipe: str, word: str) -> None:
+            reached.set()
+
+    reached = threading.Event()
+    bench = Bench(Endless(), prompt=ENDLESS)
+    bench.worker.start()
+
+    def stop() -> None:
+        reached.wait()
+        bench.worker.stop(bench.task.task_id, 1)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    report, _ = bench.run()
+    stopper.join()
+    assert report.error.kind is RunErrorKind.CANCELLED
+
+
+def test_stops_that_come_too_late_do_not_pile_up() -> None:
+    bench = Bench()
+    bench.worker.start()
+    for number in range(1000):
+        bench.worker.stop(TaskId(f"over-{number}"), 1)
+    bench.worker.stop(bench.task.task_id, 1)
+    assert bench.run()[0].error.kind is RunErrorKind.CANCELLED
+    assert len(bench.worker._stops) <= 16
+
+
+def test_closing_ends_the_watch_and_empties_the_gpu() -> None:
+    bench = Bench()
+    bench.worker.start()
+    bench.run()
+    watching = threading.Thread(target=bench.worker.watch)
+    watching.start()
+    bench.worker.close()
+    bench.worker.close()
+    watching.join()
+    assert bench.engine.residency().used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("result", "size_bytes"),
+    [
+        (Encoded(np.zeros((77, 8), np.float32)), 77 * 8 * 4),
+        (Latent(np.zeros((4, 8, 8), np.float32)), 4 * 8 * 8 * 4),
+        (Picture(np.zeros((64, 64, 3), np.uint8)), 64 * 64 * 3),
+    ],
+)
+def test_the_size_of_a_result_is_the_size_of_its_array(result, size_bytes) -> None:
+    assert result_bytes(result) == size_bytes
+
+
+def test_the_work_of_the_bench_is_a_sampling() -> None:
+    assert isinstance(Bench().work, SampleWork)

@@ -1,0 +1,174 @@
+"""The whole way on the shipped model: driver, controller, core, workers, patchers, pictures. Real Ray, simulated GPUs.
+
+Proves: pictures show what their prompts say, with and without LoRAs; pixels do not depend on how many workers there
+are, how little memory they have, or whether one is killed in the middle; a batch uploads the base model once a worker
+and switches LoRAs far less often than arrival order would; the workers of a node share one host copy of the weights.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.controller import Controller
+from examples.shapes.checker import matches, read_picture
+from modelpool import GenerateRequest, ImageResult, ModelPool
+from pool.errors import DoesNotFit
+from pool.spec import Stage
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "laptop.toml"
+WEIGHTS = ROOT / "examples" / "shapes" / "models" / "shapes.safetensors"
+PROMPTS = ("a red circle", "a blue square", "a yellow triangle", "a green circle")
+#: the least that decodes a 64x64 picture, and so the least that makes one
+SMALLEST = "4800KiB"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ModelPool]:
+    with ModelPool.start(CONFIG, device="sim", workers=2, vram="64MiB") as opened:
+        yield opened
+
+
+def requests(count: int, **fields: object) -> list[GenerateRequest]:
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(count)]
+    return [
+        GenerateRequest.model_validate({"model": "shapes", "prompt": p, "seed": i, **fields})
+        for i, p in enumerate(prompts)
+    ]
+
+
+def pixels_of(pool: ModelPool, wanted: Sequence[GenerateRequest]) -> list[bytes]:
+    jobs = pool.submit(wanted, output=False)
+    images = sorted(jobs.images(), key=lambda image: image.index)
+    assert jobs.failures == ()
+    return [image.pixels.tobytes() for image in images]
+
+
+@pytest.fixture(scope="module")
+def expected(pool: ModelPool) -> list[bytes]:
+    return pixels_of(pool, requests(6, steps=6))
+
+
+def test_pictures_show_what_their_prompts_say(pool: ModelPool, tmp_path: Path) -> None:
+    jobs = pool.submit(requests(8), output=tmp_path)
+    images = list(jobs.images())
+    assert len(images) == 8
+    wrong = [i.request.prompt for i in images if not matches(read_picture(i.pixels), i.request.prompt)]
+    assert not wrong
+    for image in images:
+        assert image.path is not None
+        assert np.array_equal(np.asarray(image.pil), image.pixels)
+    assert len((tmp_path / "manifest.jsonl").read_text().splitlines()) == 8
+
+
+@pytest.mark.parametrize("sampler", ["euler_a", "dpmpp_2m", "ddim", "uni_pc"])
+def test_every_sampler_makes_the_picture(pool: ModelPool, sampler: str) -> None:
+    images = list(pool.submit(requests(4, sampler=sampler), output=False).images())
+    right = sum(matches(read_picture(i.pixels), i.request.prompt) for i in images)
+    assert right >= 3
+
+
+def test_loras_change_what_they_should_and_keep_the_rest(pool: ModelPool) -> None:
+    light = list(pool.submit(requests(4, loras=[("light", 1.0)]), output=False).images())
+    outline = list(pool.submit(requests(4, loras=[("outline", 1.0)]), output=False).images())
+    assert sum(read_picture(i.pixels).background == "light" for i in light) >= 3
+    assert sum(not read_picture(i.pixels).filled for i in outline) >= 3
+    right = sum(matches(read_picture(i.pixels), i.request.prompt) for i in (*light, *outline))
+    assert right >= 7
+
+
+def test_a_wrong_text_makes_a_wrong_picture(pool: ModelPool) -> None:
+    """The checker can fail: pictures of one prompt do not match another."""
+    images = list(pool.submit(requests(4), output=False).images())
+    others = [PROMPTS[(PROMPTS.index(i.request.prompt) + 1) % len(PROMPTS)] for i in images]
+    assert not any(matches(read_picture(i.pixels), other) for i, other in zip(images, others, strict=True))
+
+
+def test_stages_composed_by_hand_give_the_same_picture(pool: ModelPool, expected: list[bytes]) -> None:
+    request = requests(1, steps=6)[0]
+    latent = pool.sample(pool.encode(request.prompt, model="shapes"), model="shapes", steps=6, seed=request.seed)
+    picture = pool.decode(latent, model="shapes").result(60)
+    assert picture.pixels_HWC.tobytes() == expected[0]
+
+
+def test_equal_texts_are_encoded_once(pool: ModelPool) -> None:
+    jobs = pool.submit([GenerateRequest(model="shapes", prompt="a cyan square", seed=s, steps=2) for s in range(6)])
+    encodes = [task for task in jobs.wait(120).tasks if task.stage is Stage.ENCODE]
+    assert len(encodes) <= 2
+
+
+def test_a_worker_killed_in_the_middle_changes_nothing(pool: ModelPool, expected: list[bytes]) -> None:
+    restarts = pool.status().restarts
+    victim = next(iter(pool._line.ask(Controller.memory_reports).values()))
+    jobs = pool.submit(requests(6, steps=6), output=False)
+    pictures: dict[int, ImageResult] = {}
+    for image in jobs.images():
+        if not pictures:
+            os.kill(victim.pid, signal.SIGKILL)
+        pictures[image.index] = image
+    assert jobs.failures == ()
+    assert [pictures[i].pixels.tobytes() for i in range(6)] == expected
+    pool.wait_ready(120)
+    assert pool.status().restarts == restarts + 1
+
+
+def test_cancelled_jobs_end_and_the_pool_goes_on(pool: ModelPool, expected: list[bytes]) -> None:
+    jobs = pool.submit(requests(40, steps=400, width=128, height=128), output=False)
+    jobs.cancel()
+    summary = jobs.wait(120)
+    assert summary.cancelled == 40
+    assert pixels_of(pool, requests(6, steps=6)) == expected
+
+
+def test_a_batch_uploads_the_base_once_a_worker_and_seldom_switches_loras(expected: list[bytes]) -> None:
+    """200 jobs over 2 LoRAs in turn on 3 workers; arrival order would switch at nearly every job."""
+    with ModelPool.start(CONFIG, device="sim", workers=3, vram="64MiB", name="three") as three:
+        assert pixels_of(three, requests(6, steps=6)) == expected
+        three.wait_ready(120)
+        before = three.status()
+        wanted = [
+            GenerateRequest(
+                model="shapes", prompt=PROMPTS[s % 4], seed=s, steps=2, loras=[(("light", "outline")[s % 2], 0.8)]
+            )
+            for s in range(200)
+        ]
+        summary = three.submit(wanted, output=False).wait(300)
+        after = three.status()
+    assert summary.succeeded == 200
+    base_bytes = WEIGHTS.stat().st_size
+    patched = [t for t in summary.tasks if t.patch_switches]
+    whole_loads = after.uploaded_bytes - sum(t.uploaded_bytes for t in patched)
+    assert whole_loads <= 3 * base_bytes
+    switches = after.patch_switches - before.patch_switches
+    arrival_order_switches = 200 * 2 // 3  # in turn on three workers, two of three jobs meet the other LoRA
+    assert switches < arrival_order_switches / 3
+
+
+def test_the_smallest_budget_streams_and_gives_the_same_pixels(expected: list[bytes]) -> None:
+    with ModelPool.start(CONFIG, device="sim", workers=1, vram=SMALLEST, name="one") as one:
+        assert pixels_of(one, requests(6, steps=6)) == expected
+        status = one.status()
+        assert status.streamed_bytes > WEIGHTS.stat().st_size
+        with pytest.raises(DoesNotFit, match="needs at least"):
+            one.submit(requests(1, width=512, height=512))
+
+
+def test_workers_of_a_node_share_one_host_copy() -> None:
+    with ModelPool.start(CONFIG, device="sim", workers=4, vram="64MiB", name="four") as four:
+        four.wait_ready(180)
+        four.submit(requests(16, steps=2), output=False).wait(180)
+        for worker in four.status().workers:
+            assert any("diffusion_model" in name for name in worker.resident)
+        reports = four._line.ask(Controller.memory_reports).values()
+    file_bytes = WEIGHTS.stat().st_size
+    diffusion_share = 0.45  # of the file; not every worker needs to have encoded or decoded
+    assert sum(r.weights_rss_bytes for r in reports) > 4 * diffusion_share * file_bytes
+    assert sum(r.weights_pss_bytes for r in reports) < 1.05 * file_bytes

@@ -1,0 +1,89 @@
+"""The files of this repository, as the tests of its shape see them."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("pool", "scheduler", "actors")
+PRODUCT_FOLDERS = (*PACKAGES, "scripts", "examples", "benchmarks")
+TEXT_FOLDERS = (*PRODUCT_FOLDERS, "configs", "docs", "tests", ".ci")
+TEXT_SUFFIXES = {".py", ".toml", ".md", ".txt", ".sh", ".jsonl", ".csv", ".cfg", ".ini", ".yaml", ".yml", ""}
+#: modules of pool that a process without torch may import
+TORCH_FREE = ("pool.spec", "pool.residency", "pool.errors", "pool.work", "pool.sampling.names")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One Python file of the product."""
+
+    path: Path
+
+    @property
+    def place(self) -> str:
+        """Its path from the root, for messages."""
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
+    def name(self) -> str:
+        """Its dotted name."""
+        return ".".join(self.path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+    @property
+    def tree(self) -> ast.Module:
+        """Its syntax."""
+        return _parsed(self.path)
+
+    @property
+    def imports(self) -> set[str]:
+        """Dotted names of all that it imports anywhere in it, `from a import b` as both "a" and "a.b"."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{self.place}:{node.lineno}: relative import; say the whole name"
+                assert node.module is not None
+                found.add(node.module)
+                found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        return found
+
+    @property
+    def imported_packages(self) -> set[str]:
+        """The first parts of the names that it imports."""
+        return {name.split(".")[0] for name in self.imports}
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def product_modules(*folders: str) -> list[Module]:
+    """Every module under `folders` (all of the product by default), and the face when all are asked for."""
+    paths = [path for folder in folders or PRODUCT_FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    if not folders:
+        paths.append(ROOT / "modelpool.py")
+    return [Module(path) for path in paths]
+
+
+def test_modules() -> list[Module]:
+    """Every module of the tests."""
+    return [Module(path) for path in sorted((ROOT / "tests").rglob("*.py"))]
+
+
+def text_files() -> Iterator[Path]:
+    """Every text file that belongs to the repository, the licence left out (it is not ours to word)."""
+    roots = [path for path in ROOT.iterdir() if path.is_file() and path.name != "LICENSE"]
+    nested = [path for folder in TEXT_FOLDERS if (ROOT / folder).is_dir() for path in (ROOT / folder).rglob("*")]
+    for path in sorted([*roots, *nested]):
+        if path.is_file() and path.suffix in TEXT_SUFFIXES and "__pycache__" not in path.parts:
+            yield path
+
+
+STANDARD_LIBRARY = frozenset(sys.stdlib_module_names)
