@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from actors.config import PoolConfig
 from actors.controller import Controller
+from actors.host_memory import HostMemory
 from actors.jobs import Jobs
 from actors.line import Line
 from actors.news_reader import Listener, NewsReader
@@ -27,7 +28,7 @@ from actors.stage_result import StageResult
 from actors.status import PoolStatus, WorkerStatus
 from actors.wire import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from pool.errors import UserError, unusable_field
-from pool.spec import TaskId
+from pool.spec import TaskId, WorkerId
 from pool.work import Latent
 
 if TYPE_CHECKING:
@@ -217,6 +218,10 @@ class ModelPool:
     def status(self) -> PoolStatus:
         """The pool at this moment."""
         return self._line.ask(Controller.status)
+
+    def memory(self) -> dict[WorkerId, HostMemory]:
+        """What each worker's process takes of its machine's memory."""
+        return self._line.ask(Controller.memory_reports)
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until every worker is up. Raises WorkersFailed when one was given up, and TimeoutError."""

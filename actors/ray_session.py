@@ -15,6 +15,7 @@ import ipaddress
 import logging
 import os
 import secrets
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 #: sockets live in Ray's folder and their paths may have 107 bytes, of which Ray takes about 70
 SHORT_FOLDERS = (Path("/tmp"), Path(tempfile.gettempdir()))
 TOKEN_NAME = "ray_token"
+#: how long to wait for an answer from an address that someone named
+ANSWER_SECONDS = 10.0
 #: read by Ray at its import; without it, every port of a local Ray is open to the network
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -71,11 +74,14 @@ def open_session(address: str | None, namespace: str, local_workers: int = 1, br
 
     `bring_code` sends our packages to the other machines of a cluster that is joined.
 
-    A Ray that this process is connected to already is used, whatever `address` says, and left alone on closing.
-    Raises UserError when nothing answers at `address`.
+    A Ray that this process is connected to already is used and left alone on closing.
+    Raises UserError when nothing answers at `address`, or when this process is connected elsewhere.
     """
     if (known := _connected()) is not None:
-        return RaySession(known.get_runtime_context().gcs_address, False, None)
+        there = known.get_runtime_context().gcs_address
+        if address not in (None, "auto", there):
+            raise UserError(f"this program is connected to the Ray at {there} already, so it cannot join {address}")
+        return RaySession(there, False, None)
     if address is None:
         return _start(namespace, local_workers)
     return _join(address, namespace, bring_code)
@@ -111,6 +117,8 @@ def _join(address: str, namespace: str, bring_code: bool) -> RaySession:
     if local:
         _prepare_environment()
     environment = code_for_other_machines() if bring_code and not local else None
+    if ":" in address:
+        _prove_someone_listens(address)
     try:
         _init(address=address, namespace=namespace, runtime_env=environment)
     except (ConnectionError, RuntimeError) as error:
@@ -189,6 +197,15 @@ def _code_on_path() -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+def _prove_someone_listens(address: str) -> None:
+    """Ray would try for minutes. Raises UserError."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(f"no Ray cluster answers at {address!r} ({error})") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -148,10 +148,14 @@ class Costs:
         setup = self.setup(signature, worker)
         if setup is None:
             return None
-        link_bytes = setup.upload_bytes + setup.streamed_bytes
-        seconds = link_bytes / worker.link_bytes_per_second + setup.switches * self._patch_switch_seconds
+        seconds = self.seconds_of(setup, worker)
         signature.known[worker] = Known(worker.version, worker.conditions, seen, seconds)
         return seconds
+
+    def seconds_of(self, setup: Setup, worker: Worker) -> float:
+        """Time to upload, to patch anew and to stream."""
+        link_bytes = setup.upload_bytes + setup.streamed_bytes
+        return link_bytes / worker.link_bytes_per_second + setup.switches * self._patch_switch_seconds
 
     def setup(self, signature: Signature, worker: Worker) -> Setup | None:
         """What to move on a live worker once its present run is over; None when it does not fit there."""

@@ -38,6 +38,8 @@ class Results:
         self.kept_bytes = 0
         #: results whose reason to be held may have changed since the last sweep
         self._touched: dict[TaskId, None] = {}
+        #: what the shell holds without the core's knowledge
+        self._strays: list[TaskId] = []
 
     def made(self, task_id: TaskId, result_bytes: int, shareable: bool) -> None:
         """The shell holds the result of a run."""
@@ -56,8 +58,8 @@ class Results:
 
     def stray(self, task_id: TaskId) -> None:
         """A run that was given up brought a result after all; it is released unless an equal one is held."""
-        self.held.setdefault(task_id, Result())
-        self._touched[task_id] = None
+        if task_id not in self.held:
+            self._strays.append(task_id)
 
     def not_given(self, task_id: TaskId, giver: JobId) -> None:
         """The job that brought it has ended."""
@@ -87,7 +89,7 @@ class Results:
 
     def sweep(self) -> list[TaskId]:
         """Decide about every result whose readers or givers changed; return those to release, in order."""
-        released: list[TaskId] = []
+        released, self._strays = self._strays, []
         for task_id in self._touched:
             result = self.held.get(task_id)
             if result is None:

@@ -107,8 +107,8 @@ class SimulationTotals:
     runs_resident: int = 0
     load_seconds: float = 0.0
     run_seconds: float = 0.0
-    #: (worker, component) -> bytes brought to it
-    uploads: dict[tuple[WorkerId, ComponentKey], int] = field(default_factory=dict)
+    #: (worker, component) -> bytes brought to it, but for those that came again with other patches
+    cold_bytes: dict[tuple[WorkerId, ComponentKey], int] = field(default_factory=dict)
 
 
 class VirtualCluster:
@@ -298,8 +298,9 @@ class VirtualCluster:
         totals.load_seconds += cost.load_seconds
         totals.run_seconds += cost.run_seconds
         for move in moves.upload:
-            key = (worker_id, move.component)
-            totals.uploads[key] = totals.uploads.get(key, 0) + move.bytes
+            if move.component not in moves.switched:
+                key = (worker_id, move.component)
+                totals.cold_bytes[key] = totals.cold_bytes.get(key, 0) + move.bytes
 
 
 #: stands for the incarnation that is live when the loss happens

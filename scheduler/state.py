@@ -71,7 +71,7 @@ class SchedulerState:
         self.log = Story(self.config.story_length)
         self.costs = Costs(self.config.patch_switch_seconds)
         self.fleet = Fleet(self.config, self.log, self._out)
-        self.demand = Demand(self.config, self.log, self.costs, self._out, self._unfit)
+        self.demand = Demand(self.config, self.log, self.costs, self._out, self.why_unfit)
         #: most memory of a wanted worker, and its name; None while one of them never was up
         self.largest: tuple[int, str] | None = None
         #: what all waiting tasks were held against; None when that was not possible
@@ -206,7 +206,7 @@ class SchedulerState:
         if hopeless is not None:
             self.demand.fail_all(RunError(RunErrorKind.WORKER_LOST, hopeless))
 
-    def _unfit(self, spec: TaskSpec) -> RunError | None:
+    def why_unfit(self, spec: TaskSpec) -> RunError | None:
         """Why the task fits on no worker that is wanted; None when it fits, or may fit on one that was never up."""
         if self.largest is None:
             return None

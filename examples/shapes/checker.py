@@ -13,11 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.shapes.drawing import BACKGROUNDS, PALETTE, SHAPES, Background, Colour
+from examples.shapes.drawing import (
+    BACKGROUNDS,
+    PALETTE,
+    SHAPES,
+    TALLEST_SLOPE,
+    Background,
+    Colour,
+    ShapeInScene,
+    signed_distance,
+)
 
-# Where the shares of the bounding box that a shape covers part: triangle 0.50, circle 0.79, square 1.00.
-TRIANGLE_BELOW = 0.65
-CIRCLE_BELOW = 0.885
+# Area of each drawn shape in squared radii, and how far its centre of mass lies below its centre, in radii.
+AREA_IN_RADII = {"circle": np.pi, "square": (2 * 0.88) ** 2, "triangle": 1.75**2 / TALLEST_SLOPE}
+MASS_BELOW_CENTRE = {"circle": 0.0, "square": 0.0, "triangle": 1 / 6}
 # An outline covers at most 0.6 of its own silhouette at the drawn sizes; a filled shape covers all of it.
 FILLED_FROM = 0.8
 SHAPE_CONTRAST = 0.22
@@ -47,10 +56,7 @@ def read_picture(pixels_hwc: NDArray[np.uint8]) -> Reading:
     if shape_mask.sum() < SMALLEST_SHARE * shape_mask.size:
         return Reading("none", "none", background, True)
     silhouette = _between_ends(shape_mask)
-    rows, columns = np.nonzero(silhouette)
-    box = (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
-    cover = silhouette.sum() / box
-    shape = "triangle" if cover < TRIANGLE_BELOW else "circle" if cover < CIRCLE_BELOW else "square"
+    shape = _best_fit(silhouette)
     # The half that differs most, so that antialiased edges do not blend the background into the colour.
     strong = shape_mask & (difference >= np.median(difference[shape_mask]))
     colour = _nearest(np.median(picture[strong], axis=0), PALETTE)
@@ -90,6 +96,19 @@ def _between_ends(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     from_left = np.logical_or.accumulate(mask, axis=1)
     from_right = np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
     return np.asarray(from_left & from_right)
+
+
+def _best_fit(silhouette: NDArray[np.bool_]) -> str:
+    """The shape that overlaps a silhouette best when drawn with the silhouette's own area and centre of mass."""
+    rows, columns = np.nonzero(silhouette)
+    overlaps = {}
+    for shape in SHAPES:
+        radius = float(np.sqrt(len(rows) / AREA_IN_RADII[shape]))
+        row = float(rows.mean()) - MASS_BELOW_CENTRE[shape] * radius
+        ideal = signed_distance(ShapeInScene("", shape, float(columns.mean()), row, radius), max(silhouette.shape)) < 0
+        ideal = ideal[: silhouette.shape[0], : silhouette.shape[1]]
+        overlaps[shape] = (ideal & silhouette).sum() / (ideal | silhouette).sum()
+    return max(overlaps, key=overlaps.__getitem__)
 
 
 def _nearest(colour: NDArray[Any], named: Mapping[Any, Colour]) -> str:

@@ -6,8 +6,8 @@
 
 Data sits in CPU memory, so numbers equal the CPU's bit for bit. Bytes are accounted for each storage against the
 device's budget and exceed it with `torch.OutOfMemoryError`; mixing devices raises RuntimeError as CUDA does; copies
-between host and device are counted. There are no streams: what is asynchronous on a GPU is not seen here. Random draws on
-the device come from the device's own stream, never from the CPU's; `torch.Generator` exists for the CPU only.
+between host and device are counted. There are no streams: what is asynchronous on a GPU is not seen here. Random draws
+on the device come from the device's own stream, never from the CPU's; `torch.Generator` exists for the CPU only.
 It is for inference: a layer whose input or weights need a gradient raises RuntimeError unless gradients are off.
 
 torch has one registry of device types for the whole process, so what `install` makes is necessarily process-wide, and
@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from pool.devices import torch_private
+from pool.devices.sim_devices import SimDevice, SimDevices
 from pool.devices.sim_ledger import SimMemoryStats
 from pool.devices.sim_ops import WHOLE_OPS, aten, factory_ops, plan_of
-from pool.devices.sim_tensor import SimDevice, SimDevices, copy_from, make_on_device, run
+from pool.devices.sim_tensor import copy_from, make_on_device, run
 
 __all__ = [
     "SimBackend",
@@ -41,7 +42,7 @@ BACKEND_NAME = "sim"
 
 
 class SimBackend:
-    """What torch calls the device module (`torch.sim`): all state of the simulated devices, and torch's questions on them.
+    """What torch calls the device module (`torch.sim`): all state of the simulated devices, and torch's questions.
 
     The names of the methods are torch's.
     """
@@ -61,10 +62,8 @@ class SimBackend:
         return len(self.devices)
 
     def current_device(self) -> int:
-        return self.devices.current_index
-
-    def set_device(self, device: torch.device | str | int) -> None:
-        self.devices.current_index = self._find(device).ledger.index
+        """Always 0: torch's own code takes sim:0 where no index is given, and cannot be told another."""
+        return 0
 
     def synchronize(self, device: torch.device | str | int | None = None) -> None:
         """Nothing is pending: every operation has finished when it returns."""
@@ -202,7 +201,7 @@ def _autocast_library() -> torch.library.Library:
 
 
 def _kernel_library(devices: SimDevices) -> torch.library.Library:
-    """Kernels for what torch would otherwise break into parts (see `sim_ops`), and for the copy that ends torch.tensor."""
+    """Kernels for what torch would otherwise break into parts (see `sim_ops`), and for the copy inside torch.tensor."""
 
     def kernel_of(op: Any) -> Any:
         return lambda *args, **kwargs: run(op, args, kwargs)

@@ -30,6 +30,7 @@ class OpKind(enum.Enum):
     CONVERT = enum.auto()  # Tensor.to, which may cross devices
     READ_SCALAR = enum.auto()  # Tensor.item, which goes to the host
     RESTRIDE = enum.auto()  # changes shape and strides of its first argument in place, on the same storage
+    SAME_CLASS = enum.auto()  # asks whether one tensor could take the other's place
     REFUSED = enum.auto()  # would change or replace a storage behind the books
 
 
@@ -49,8 +50,8 @@ class OpPlan:
 
 
 # Operations that torch breaks into parts before a device sees them, and which the simulated device takes whole: it then
-# computes what the CPU computes by the CPU's own choice of parts, and crosses into Python once instead of several times.
-# The price is that they record no gradient.
+# computes what the CPU computes by the CPU's own choice of parts, and crosses into Python once instead of several
+# times. The price is that they record no gradient.
 WHOLE_OPS = (
     aten.linear.default,
     aten.matmul.default,
@@ -69,8 +70,8 @@ WHOLE_OPS = (
     aten.scaled_dot_product_attention.default,
 )
 
-# Operations that make a tensor from no tensor. Most would otherwise fill an empty tensor that torch resizes first, which
-# the wrapper cannot follow.
+# Operations that make a tensor from no tensor. Most would otherwise fill an empty tensor that torch resizes first,
+# which the wrapper cannot follow.
 FACTORY_NAMES = (
     "arange",
     "bartlett_window",
@@ -104,6 +105,7 @@ _SPECIAL_KINDS = {
     aten.copy_.default: OpKind.COPY,
     aten._to_copy.default: OpKind.CONVERT,
     aten._local_scalar_dense.default: OpKind.READ_SCALAR,
+    aten._has_compatible_shallow_copy_type.default: OpKind.SAME_CLASS,
     aten._resize_output_.default: OpKind.REFUSED,
     aten._copy_from_and_resize.default: OpKind.REFUSED,
     aten.set_data.default: OpKind.REFUSED,

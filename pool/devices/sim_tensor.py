@@ -8,7 +8,6 @@ how the device is registered, nor what runs on it.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,71 +15,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from pool.devices.sim_ledger import SimAllocation, SimLedger
+from pool.devices.sim_devices import SimDevice, SimDevices
+from pool.devices.sim_ledger import SimAllocation
 from pool.devices.sim_ops import OpKind, OpPlan, plan_of
 from pool.devices.torch_private import make_wrapper, no_torch_function
 
 CPU = torch.device("cpu")
-
-
-class SimDevice:
-    """One simulated device: its ledger and its own stream of random numbers."""
-
-    __slots__ = ("generator", "ledger", "siblings", "torch_device")
-
-    def __init__(self, ledger: SimLedger, torch_device: torch.device, siblings: SimDevices) -> None:
-        self.ledger = ledger
-        self.torch_device = torch_device
-        self.generator = torch.Generator()
-        self.siblings = siblings
-
-    @contextlib.contextmanager
-    def random_stream(self) -> Iterator[None]:
-        """Let draws from the CPU's default generator come from this device's instead; the CPU's is left as it was."""
-        host_state = torch.get_rng_state()
-        torch.set_rng_state(self.generator.get_state())
-        try:
-            yield
-        finally:
-            self.generator.set_state(torch.get_rng_state())
-            torch.set_rng_state(host_state)
-
-
-class SimDevices:
-    """The simulated devices of this process, by index."""
-
-    def __init__(self) -> None:
-        self._devices: dict[int, SimDevice] = {}
-        self.current_index = 0
-
-    def __len__(self) -> int:
-        return len(self._devices)
-
-    def __iter__(self) -> Iterator[SimDevice]:
-        return iter(self._devices.values())
-
-    def add(self, index: int, budget_bytes: int) -> SimDevice:
-        """A new device `index` with nothing on it."""
-        device = SimDevice(SimLedger(index, budget_bytes), torch.device("sim", index), self)
-        self._devices[index] = device
-        return device
-
-    def find(self, index: int) -> SimDevice | None:
-        """Device `index`, or None where there is none."""
-        return self._devices.get(index)
-
-    def resolve(self, device: torch.device | str | int) -> SimDevice | None:
-        """The simulated device that `device` means, or None for another type. Raises RuntimeError for one not there."""
-        asked = torch.device("sim", device) if isinstance(device, int) else torch.device(device)
-        if asked.type != "sim":
-            return None
-        index = self.current_index if asked.index is None else asked.index
-        found = self._devices.get(index)
-        if found is None:
-            raise RuntimeError(
-                f"invalid device ordinal: sim:{index} does not exist, configured are {sorted(self._devices)}"
-            )
-        return found
 
 
 class SimTensor(torch.Tensor):
@@ -89,10 +29,10 @@ class SimTensor(torch.Tensor):
     _inner: torch.Tensor  # the CPU tensor that holds the data; same shape, strides and dtype
     _sim: SimDevice  # the device that `_inner`'s storage is charged to
 
-    __torch_function__ = no_torch_function
+    __torch_function__ = no_torch_function  # type: ignore[assignment] # as torch's own wrapper classes do
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override] # the stubs give the signature of torch's disabled handler
         cls, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if len(types) > 1:
@@ -100,14 +40,13 @@ class SimTensor(torch.Tensor):
         plan = plan_of(func)
         return _RUNNERS[plan.kind](plan, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # the stub is untyped
         return f"{repr(self._inner)[:-1]}, device='{self.device}')"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SimTensor:
         known = memo.get(id(self))
         if known is not None:
             return known  # type: ignore[no-any-return]
-        self._sim.ledger.require(self._inner.untyped_storage().nbytes())
         twin = wrap(copy.deepcopy(self._inner, memo), self._sim)
         if isinstance(self, torch.nn.Parameter):
             twin = torch.nn.Parameter(twin, requires_grad=self.requires_grad)  # type: ignore[assignment]
@@ -119,7 +58,7 @@ class SimTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"cannot pickle a tensor on {self.device}: copy it to the host with .cpu() first")
 
-    @property  # type: ignore[override]
+    @property
     def data(self) -> torch.Tensor:
         """The tensor without its history, as on any device; assigning puts other data of this device in its place."""
         return self.detach()
@@ -130,12 +69,24 @@ class SimTensor(torch.Tensor):
             raise RuntimeError(f"cannot put data of {value.device} into a tensor on {self.device}")
         _become(self, value)
 
+    def new_tensor(
+        self,
+        data: Any,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | int | None = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> torch.Tensor:
+        """As on any device; torch's own would take sim:0 for every index."""
+        place = self.device if device is None else device
+        return torch.tensor(data, dtype=dtype or self.dtype, device=place, requires_grad=requires_grad)
+
     def tolist(self) -> Any:
         """The values as nested lists, copied from the device."""
         return self.cpu().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The values as an array, copied from the device when `force` allows it. Raises TypeError, as CUDA, otherwise."""
+        """The values as an array, copied from the device if `force`. Raises TypeError, as CUDA does, otherwise."""
         if not force:
             raise TypeError(
                 f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
@@ -150,7 +101,7 @@ class SimTensor(torch.Tensor):
         raise BufferError(f"cannot hand out memory of {self.device}: copy the tensor to the host with .cpu() first")
 
     def __format__(self, format_spec: str) -> str:
-        return format(self.cpu(), format_spec) if self.dim() == 0 else super().__format__(format_spec)
+        return format(self.item() if self.dim() == 0 else str(self), format_spec)
 
 
 def wrap(inner: torch.Tensor, sim: SimDevice) -> SimTensor:
@@ -288,6 +239,10 @@ def _run_restride(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return target
 
 
+def _run_same_class(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return type(args[0]) is type(args[1])
+
+
 def _run_refused(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise _refusal(plan, next(value._sim for value in args if isinstance(value, SimTensor)))
 
@@ -303,6 +258,7 @@ _RUNNERS: Mapping[OpKind, Callable[[OpPlan, tuple[Any, ...], dict[str, Any]], An
     OpKind.CONVERT: _run_convert,
     OpKind.READ_SCALAR: _run_read_scalar,
     OpKind.RESTRIDE: _run_restride,
+    OpKind.SAME_CLASS: _run_same_class,
     OpKind.REFUSED: _run_refused,
 }
 
@@ -312,7 +268,7 @@ def _unwrap(
 ) -> tuple[list[Any], dict[str, Any], SimDevice | None]:
     """CPU arguments for `plan.op`, and the device that its results belong to (None: the host).
 
-    Raises RuntimeError where CUDA would: tensors of two devices, or host tensors with a dimension beside device tensors.
+    Raises RuntimeError where CUDA would: tensors of two devices, or host tensors with a dimension beside them.
     """
     sim: SimDevice | None = None
     inner_args = list(args)
@@ -337,8 +293,10 @@ def _unwrap(
                         sim = item._sim
                     unwrapped.append(item._inner)
                 else:
-                    if item is not None and item.dim() and position not in plan.cpu_positions:
-                        raise _mixed_devices(plan, args, kwargs)
+                    if item is not None and item.dim():
+                        if position not in plan.cpu_positions or sim is None:
+                            raise _mixed_devices(plan, args, kwargs)
+                        sim.ledger.count_h2d(item.nbytes)
                     unwrapped.append(item)
         elif isinstance(value, torch.Tensor) and value.dim():
             raise _mixed_devices(plan, args, kwargs)
@@ -411,7 +369,7 @@ def _tensors_in(values: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 
 def _refusal(plan: OpPlan, sim: SimDevice) -> RuntimeError:
-    """The error for an operation that would change a shape or a storage behind the ledger."""
+    """The error for an operation that would change or replace a storage behind the ledger."""
     return RuntimeError(
-        f"{plan.op} would reshape or replace a tensor of {sim.torch_device} in place: make a new tensor"
+        f"{plan.op} would resize or replace the storage of a tensor on {sim.torch_device}: make a new one"
     )

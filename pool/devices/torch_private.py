@@ -31,10 +31,12 @@ class _Recorder(torch.Tensor):
     """A wrapper tensor that records the operations that reach it."""
 
     operations: list[str]
-    __torch_function__ = no_torch_function
+    __torch_function__ = no_torch_function  # type: ignore[assignment] # as torch's own wrapper classes do
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override] # the stubs give the signature of torch's disabled handler
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         args[0].operations.append(str(func))
         return args[0]
 

@@ -39,18 +39,33 @@ def apply_weight_functions(
 
     Computes in float64 when `dtype` is that. Without functions nothing passes through float32. `weight` is not written.
     """
-    moved = weight.detach()
-    if moved.device != device:
-        moved = _moved(moved, device)
+    working = weight.detach()
+    is_copy = working.device != device
+    if is_copy:
+        working = _moved(working, device)
     if not functions:
-        return moved.to(dtype) if moved.is_floating_point() else moved
-    working = moved.to(torch.float64 if dtype is torch.float64 else torch.float32).contiguous()
-    if working.data_ptr() == weight.data_ptr():
-        working = working.clone()
-    del moved
+        return working.to(dtype) if working.is_floating_point() else working
+    working_dtype = torch.float64 if dtype is torch.float64 else torch.float32
+    is_copy = is_copy or working.dtype is not working_dtype
+    working = (
+        working.to(working_dtype).contiguous() if is_copy else working.clone(memory_format=torch.contiguous_format)
+    )
     for function in functions:
         working = function(working)
     return working.to(dtype)
+
+
+def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype, padding_idx: int = -1) -> Tensor:
+    """The rows of `table` for `ids`, on the device of `ids` in `dtype`: only rows are moved and converted.
+
+    A table of 250,000 rows is thus neither moved nor converted for a few of them.
+    """
+    there = ids if table.device == ids.device else ids.to(table.device)
+    if table.dtype.itemsize == 1 and table.is_floating_point():  # torch gathers no 8-bit floats
+        rows = torch.embedding(table.view(torch.uint8), there, padding_idx).view(table.dtype)
+    else:
+        rows = torch.embedding(table, there, padding_idx)
+    return cast(rows, ids.device, dtype)
 
 
 def _moved(weight: Tensor, device: torch.device) -> Tensor:

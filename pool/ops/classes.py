@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pool.ops.cast import WeightFunction, cast
+from pool.ops.cast import WeightFunction
 from pool.ops.context import current
+from pool.ops.deferred import as_computed
 from pool.ops.layers import FORWARDS
 
 #: where an instance keeps its weight functions: a dictionary from own parameter name to an ordered tuple
@@ -31,16 +32,19 @@ class Casting:
 
         torch keeps them out of the instance's dictionary, so every read of one comes here.
         """
+        held = self.__dict__
+        child = held["_modules"].get(name)  # what is read most
+        if child is not None:
+            return child
         context = current()
         if context is not None:
-            held = self.__dict__
             parameter = held["_parameters"].get(name)
             if parameter is not None:
                 functions = held.get(FUNCTIONS_ATTRIBUTE, _NO_FUNCTIONS).get(name, ())
-                return cast(parameter, context.device, context.dtype, functions)
+                return as_computed(parameter, context.device, context.dtype, functions)
             buffer = held["_buffers"].get(name)
             if buffer is not None:
-                return cast(buffer, context.device, buffer.dtype)
+                return as_computed(buffer, context.device, _buffer_dtype(buffer, context.dtype))
         return super().__getattr__(name)  # type: ignore[misc]
 
     def parameters(self, recurse: bool = True) -> Iterator[Tensor]:
@@ -53,7 +57,7 @@ class Casting:
         context = current()
         if context is None:
             return named  # type: ignore[no-any-return]
-        return ((name, _as_computed(parameter, context.device, context.dtype)) for name, parameter in named)
+        return ((name, as_computed(parameter, context.device, context.dtype)) for name, parameter in named)
 
 
 _NO_FUNCTIONS: dict[str, tuple[WeightFunction, ...]] = {}
@@ -63,7 +67,8 @@ def swap_to_casting(module: nn.Module) -> None:
     """Give every instance in the tree of `module` its casting class. Does nothing to one that has it."""
     for instance in module.modules():
         if not isinstance(instance, Casting):
-            instance.__class__ = casting_class(type(instance))  # type: ignore[arg-type] # classes are hashable
+            own_weight = "weight" in instance._parameters
+            instance.__class__ = casting_class(type(instance), own_weight)  # type: ignore[arg-type] # classes are hashable
 
 
 def restore_classes(module: nn.Module) -> None:
@@ -84,11 +89,14 @@ def set_weight_functions(module: nn.Module, parameter: str, functions: Sequence[
 
 
 @functools.cache
-def casting_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """The casting subclass of `cls`: one a class."""
+def casting_class(cls: type[nn.Module], own_weight: bool) -> type[nn.Module]:
+    """The casting subclass of `cls`: one a class, with a forward of its own where torch's is a stock layer's.
+
+    A stock layer that makes its weight from others (a weight norm) is not `own_weight` and keeps torch's forward.
+    """
     members: dict[str, Any] = {"__module__": cls.__module__}
     forward = FORWARDS.get(cls.forward)
-    if forward is not None:
+    if forward is not None and own_weight:
         members["forward"] = forward
     for name in ("dtype", "device"):
         if isinstance(getattr(cls, name, None), property):
@@ -107,8 +115,6 @@ def _answering(cls: type[nn.Module], name: str) -> property:
     return property(answer)
 
 
-def _as_computed(parameter: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Stands in for a parameter when only its dtype, device or shape is asked for: no memory, no copy."""
-    if not parameter.is_floating_point() or (parameter.dtype == dtype and parameter.device == device):
-        return parameter
-    return torch.empty(parameter.shape, dtype=dtype, device="meta")
+def _buffer_dtype(buffer: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """What to compute with: a table that is kept more precise than `dtype` stays so, any other is brought to it."""
+    return buffer.dtype if buffer.dtype.itemsize > dtype.itemsize else dtype

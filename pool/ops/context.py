@@ -52,6 +52,8 @@ def compute(
 
 def check_interrupt() -> None:
     """Give the run's interrupt a chance to end it. Nothing while a graph is compiled: it would be compiled in."""
+    if torch.compiler.is_compiling():
+        return
     context = _CURRENT.get()
-    if context is not None and context.interrupt is not None and not torch.compiler.is_compiling():
+    if context is not None and context.interrupt is not None:
         context.interrupt()

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from pool.ops.cast import cast
+from pool.ops.cast import cast, gather_rows
 from pool.ops.context import check_interrupt, current
 
 
@@ -82,25 +81,17 @@ def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 def _embedding(self: nn.Embedding, ids: Tensor) -> Tensor:
-    """Gathers before it casts: a table of 250,000 rows is neither moved nor converted for a few of them."""
     check_interrupt()
+    if self.max_norm is not None:
+        raise NotImplementedError("an embedding with max_norm writes to its table; pooled weights are read-only")
     table = self._parameters["weight"]
     assert table is not None
     functions = self.__dict__.get("_weight_functions", {}).get("weight", ())
     context = current()
     dtype = table.dtype if context is None else context.dtype
     if functions:
-        return _gather(self, ids, cast(table, ids.device, dtype, functions))
-    rows = _gather(self, ids if table.device == ids.device else ids.to(table.device), table)
-    return cast(rows, ids.device, dtype)
-
-
-def _gather(layer: nn.Embedding, ids: Tensor, table: Tensor) -> Tensor:
-    if layer.max_norm is not None:
-        raise NotImplementedError("an embedding with max_norm writes to its table; pooled weights are read-only")
-    if table.dtype.itemsize == 1 and table.is_floating_point():
-        return F.embedding(ids, table.view(torch.uint8), layer.padding_idx).view(table.dtype)  # no 8-bit float kernels
-    return F.embedding(ids, table, layer.padding_idx)
+        return F.embedding(ids, cast(table, ids.device, dtype, functions), self.padding_idx)
+    return gather_rows(table, ids, dtype)
 
 
 #: torch's forward -> ours

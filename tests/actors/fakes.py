@@ -7,6 +7,7 @@ that is asked for in the prompt, by the words below.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from actors.client import ModelPool
 from actors.config import PoolConfig
 from actors.pool_plan import PoolPlan
 from pool.errors import AdapterMismatch, UserError, unknown_name
@@ -33,8 +35,6 @@ from pool.work import (
     SampleWork,
     Stopped,
     Work,
-    stage_of,
-    task_id,
 )
 
 MIB = 1 << 20
@@ -232,7 +232,12 @@ def picture_of(job_works: dict, job_tasks: tuple[TaskSpec, ...], picture_side: i
 
 
 def fake_plan(
-    config: PoolConfig, gpu_count: int, can_grow: bool, folder: Path | None = None, picture_side: int = 0
+    config: PoolConfig,
+    gpu_count: int,
+    can_grow: bool,
+    folder: Path | None = None,
+    picture_side: int = 0,
+    engine: type[FakeEngine] = FakeEngine,
 ) -> PoolPlan:
     """Like `plan_pool`, with fake engines on CPUs."""
     count = config.pool.workers if isinstance(config.pool.workers, int) else 2
@@ -240,10 +245,62 @@ def fake_plan(
         worker_ids=tuple(WorkerId(f"gpu-{i}") for i in range(count)),
         gpus_per_worker=0,
         budget_bytes=CAPACITY_BYTES,
-        open_engine=partial(FakeEngine, folder, picture_side),
+        open_engine=partial(engine, folder, picture_side),
         open_catalog=FakeCatalog,
         scheduler=config.scheduler,
     )
+
+
+@dataclass(frozen=True)
+class TracedPicture(Picture):
+    """A picture that leaves a note wherever it is unpickled."""
+
+    notes: Path = Path()
+
+    def __reduce__(self):
+        return _unpickled, (self.pixels_HWC, self.notes)
+
+
+@dataclass(frozen=True)
+class TracedLatent(Latent):
+    """A latent that does the same."""
+
+    notes: Path = Path()
+
+    def __reduce__(self):
+        return _unpickled_latent, (self.samples_CHW, self.notes)
+
+
+def _unpickled(pixels_HWC: np.ndarray, notes: Path) -> TracedPicture:
+    (notes / f"picture-{os.getpid()}").touch()
+    return TracedPicture(pixels_HWC, notes)
+
+
+def _unpickled_latent(samples_CHW: np.ndarray, notes: Path) -> TracedLatent:
+    (notes / f"latent-{os.getpid()}").touch()
+    return TracedLatent(samples_CHW, notes)
+
+
+class TracingEngine(FakeEngine):
+    """Makes pictures and latents that leave notes in the folder."""
+
+    def run(self, *args, **kwargs) -> tuple[Result, RunCost]:
+        result, cost = super().run(*args, **kwargs)
+        assert self._folder is not None
+        if isinstance(result, Picture):
+            result = TracedPicture(result.pixels_HWC, self._folder)
+        elif isinstance(result, Latent):
+            result = TracedLatent(result.samples_CHW, self._folder)
+        return result, cost
+
+
+class TellingEngine(FakeEngine):
+    """Says in its device's name where its packages come from."""
+
+    def introduce(self) -> Facts:
+        names = ("pool", "scheduler", "actors", "modelpool")
+        places = [str(importlib.import_module(name).__file__) for name in names]
+        return Facts(CAPACITY_BYTES, 1e9, os.pathsep.join(places))
 
 
 def make_pipes(folder: Path) -> Path:
@@ -253,4 +310,10 @@ def make_pipes(folder: Path) -> Path:
     return folder
 
 
-__all__ = ["FakeCatalog", "FakeEngine", "fake_plan", "stage_of", "task_id"]
+def start_fake_pool(name: str, workers: int = 2, **plan) -> ModelPool:
+    """A pool of fake engines on Ray, by a name of its own."""
+    from actors.opening import start_pool
+
+    config = PoolConfig().override(workers=workers, name=name)
+    opened = start_pool(config, partial(fake_plan, **plan))
+    return ModelPool(opened.line, opened.close, None, opened.address)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pool.checkpoints.file_hash import CACHE_FILE, file_sha256
+from pool.checkpoints import file_hash
+from pool.checkpoints.file_hash import CACHE_FILE, SETTLED_NANOSECONDS, file_sha256
 from pool.errors import CorruptFile
 
 #: a file that has not changed for long, so that its hash is remembered
@@ -43,6 +44,19 @@ def test_a_file_rewritten_at_once_with_equal_size_and_time_gets_its_own_hash(tmp
         path.write_bytes(content)
         os.utime(path, (1_000_000, 1_000_000))
         assert file_sha256(path, tmp_path / "cache") == hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a tick of its file system's clock it could change again and look the same."""
+    path, cache = tmp_path / "file", tmp_path / "cache"
+    path.write_bytes(b"new")
+    changed = path.stat().st_ctime_ns
+    monkeypatch.setattr(file_hash.time, "time_ns", lambda: changed + SETTLED_NANOSECONDS)
+    file_sha256(path, cache)
+    assert not (cache / CACHE_FILE).exists()
+    monkeypatch.setattr(file_hash.time, "time_ns", lambda: changed + SETTLED_NANOSECONDS + 1)
+    file_sha256(path, cache)
+    assert os.path.realpath(path) in json.loads((cache / CACHE_FILE).read_text())
 
 
 def test_a_record_of_another_state_of_the_file_is_ignored(tmp_path: Path) -> None:

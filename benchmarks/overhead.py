@@ -1,0 +1,77 @@
+"""What the way through the pool costs, with engines that do nothing: driver, controller, worker and back.
+
+    python -m benchmarks.overhead [--workers N] [--pictures N] [--stages N]
+
+Prints a Markdown table. The engines are those of the tests; Ray, the core and the client are the real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+from actors.client import ModelPool
+from actors.controller import Controller
+from actors.requests import GenerateRequest
+from pool.spec import JobId
+from tests.actors.fakes import start_fake_pool
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--pictures", type=int, default=400)
+    parser.add_argument("--stages", type=int, default=300)
+    wanted = parser.parse_args()
+    with start_fake_pool("overhead", workers=wanted.workers) as pool:
+        pool.wait_ready(300)
+        warm_up(pool)
+        calls = latencies(wanted.stages, lambda i: pool._line.ask(Controller.story, JobId("none")))
+        stages = latencies(wanted.stages, lambda i: pool.encode(f"text {i}", model="shapes").result())
+        seconds, tasks = batch(pool, wanted.pictures)
+    one, five, fifteen = os.getloadavg()
+    print(f"{wanted.workers} workers, {os.cpu_count()} cores, load {one:.1f} {five:.1f} {fifteen:.1f}\n")
+    print("| what | p50 ms | p99 ms | a second |")
+    print("|---|---|---|---|")
+    print(row("a call to the controller that does nothing", calls))
+    print(row("one task: submitted, run, result in the driver", stages))
+    print(f"| {tasks} tasks of {wanted.pictures} pictures, submitted at once | | | {tasks / seconds:.0f} tasks |")
+
+
+def warm_up(pool: ModelPool) -> None:
+    """Let every process import what it needs."""
+    pool.submit(GenerateRequest(model="shapes", prompt="warm", seed=seed, steps=1) for seed in range(20)).wait()
+
+
+def latencies(count: int, call: Callable[[int], object]) -> list[float]:
+    """Seconds of each of `count` calls, one after the other."""
+    seconds = []
+    for number in range(count):
+        started = time.perf_counter()
+        call(number)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def batch(pool: ModelPool, pictures: int) -> tuple[float, int]:
+    """Seconds for a batch of pictures, and the tasks that were run for it."""
+    wanted = [
+        GenerateRequest(model="shapes", prompt="a red circle", seed=seed, steps=1, cfg=1.0) for seed in range(pictures)
+    ]
+    started = time.perf_counter()
+    summary = pool.submit(wanted).wait()
+    return time.perf_counter() - started, len(summary.tasks)
+
+
+def row(what: str, seconds: list[float]) -> str:
+    """One line of the table."""
+    p99 = statistics.quantiles(seconds, n=100)[98]
+    return f"| {what} | {statistics.median(seconds) * 1e3:.1f} | {p99 * 1e3:.1f} | {len(seconds) / sum(seconds):.0f} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""What must be so after every event. `validate` changes nothing; it costs time in proportion to all that is known.
+
+Called after each event in tests; a shell may call it when idle, or before it reports that something hangs.
+"""
+
+from __future__ import annotations
+
+from pool.residency import Resident, plan
+from pool.spec import JobId, Stage, TaskId
+from scheduler.costs import predict
+from scheduler.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
+from scheduler.state import SchedulerState
+from scheduler.story import dump
+from scheduler.workers import Worker, WorkerStatus
+
+
+def validate(state: SchedulerState) -> None:
+    """Check every invariant. Raises AssertionError with the story of what breaks one."""
+    for job in state.demand.jobs.values():
+        _job(state, job)
+    for task in state.demand.tasks.values():
+        _task(state, task)
+    for worker in state.fleet.workers.values():
+        _worker(state, worker)
+    _backlog(state)
+    _results(state)
+    _pool(state)
+    _nothing_waits_in_vain(state)
+    _predictions(state)
+
+
+def _job(state: SchedulerState, job: Job) -> None:
+    """A live job demands exactly what lies between the results that are there and the one that it wants."""
+    demand, name = state.demand, job.spec.job_id
+    assert name not in demand.ended, _story(state, name, "is live and ended")
+    assert job.status in (JobStatus.ACTIVE, JobStatus.STOPPING), _story(state, name, "ended and was not forgotten")
+    if job.status is JobStatus.ACTIVE:
+        needed, missing = needed_tasks(
+            job, demand.results.held, lambda t: t in demand.tasks and demand.tasks[t].on_worker
+        )
+        assert missing is None, _story(state, name, f"needs {missing}, which nobody makes")
+        assert needed, _story(state, name, "has its result and is not resolved")
+        assert set(job.demands) == set(needed), _story(
+            state, name, f"demands {list(job.demands)}, needs {list(needed)}"
+        )
+        assert not job.awaits, _story(state, name, "is active and awaits runs")
+        assert all(losses < state.config.max_attempts for losses in job.losses.values()), _story(state, name, "losses")
+    else:
+        assert not job.demands, _story(state, name, "is cancelled and demands tasks")
+        assert job.awaits, _story(state, name, "is stopping and awaits nothing")
+    for task_id in job.demands:
+        assert name in demand.tasks[task_id].demand, _story(state, name, f"{task_id} does not know")
+    for task_id in job.awaits:
+        assert name in demand.tasks[task_id].awaited_by, _story(state, name, f"{task_id} does not know")
+
+
+def _task(state: SchedulerState, task: Task) -> None:
+    demand, name = state.demand, task.spec.task_id
+    held = demand.results.held
+    assert all(name in demand.jobs[job_id].demands for job_id in task.demand), _story(state, name, "who demands it?")
+    assert all(name in demand.jobs[job_id].awaits for job_id in task.awaited_by), _story(
+        state, name, "awaited by whom?"
+    )
+    assert (task.worker_id is not None) == (task.status in (TaskStatus.RUNNING, TaskStatus.STOPPING)), _story(
+        state, name, f"is {task.status.value} on {task.worker_id}"
+    )
+    assert task.status is not TaskStatus.ENDED, _story(state, name, "ended and was not forgotten")
+    if task.status is not TaskStatus.STOPPING:
+        assert task.demand, _story(state, name, "is wanted by nobody")
+        assert not task.awaited_by, _story(state, name, "runs on and is awaited")
+        assert name not in held, _story(state, name, "has a result and is made again")
+    if task.demand:
+        highest = max(demand.jobs[job_id].spec.priority for job_id in task.demand)
+        assert task.priority == highest, _story(state, name, f"has priority {task.priority}, its jobs {highest}")
+    assert task.order == (-task.priority, task.number), _story(state, name, "is filed under another order")
+    if task.status in (TaskStatus.BLOCKED, TaskStatus.READY):
+        is_ready = all(need in held for need in task.spec.needs)
+        assert is_ready == (task.status is TaskStatus.READY), _story(state, name, f"is {task.status.value}")
+        assert state.why_unfit(task.spec) is None, _story(state, name, "waits and fits on no worker")
+    for need in task.spec.needs:
+        assert name in demand.results.readers.get(need, ()), _story(state, name, f"is no reader of {need}")
+    assert task.failures < state.config.max_attempts, _story(state, name, f"failed {task.failures} times")
+    assert task.failures <= task.attempt, _story(state, name, "failed more often than it ran")
+    assert 0 <= task.passed <= state.config.overtaking_limit, _story(state, name, f"was passed {task.passed} times")
+    if task.worker_id is not None:
+        worker = state.fleet.workers[task.worker_id]
+        assert worker.task_id == name, _story(state, name, f"is on {worker.name}, which runs {worker.task_id}")
+        assert worker.incarnation == task.incarnation, _story(state, name, "is on a worker that is gone")
+
+
+def _worker(state: SchedulerState, worker: Worker) -> None:
+    name = worker.worker_id
+    up = worker.status in (WorkerStatus.IDLE, WorkerStatus.BUSY)
+    assert worker.live == up, _story(state, name, f"is {worker.status.value} with residency {worker.residency}")
+    assert (worker.task_id is not None) == (worker.status is WorkerStatus.BUSY), _story(state, name, "runs what?")
+    assert worker.wanted or worker.status in (WorkerStatus.STARTING, WorkerStatus.BUSY), _story(state, name, "lingers")
+    assert worker.incarnation == state.fleet.incarnations[name], _story(state, name, "has an old number")
+    limit = state.config.start_retry_limit
+    given_up = worker.status is WorkerStatus.GIVEN_UP
+    assert given_up == (worker.failures >= limit) or up, _story(state, name, f"failed {worker.failures} times")
+    if worker.residency is None:
+        assert not worker.entries, _story(state, name, "is down and holds weights")
+        return
+    entries = worker.residency.entries
+    assert worker.entries == {e.component: e for e in entries}, _story(state, name, "holds other weights")
+    assert len(worker.entries) == len(entries), _story(state, name, "holds a component twice")
+    assert worker.used_bytes == worker.residency.used_bytes, _story(state, name, "counts bytes wrong")
+    assert worker.capacity_bytes == worker.residency.capacity_bytes, _story(state, name, "has two capacities")
+    assert all(e.resident_bytes > 0 for e in entries), _story(state, name, "holds an empty entry")
+    running_bytes = 0
+    if worker.task_id is not None:
+        task = state.demand.tasks[worker.task_id]
+        assert task.worker_id == name, _story(state, name, f"runs {task.name}, which is on {task.worker_id}")
+        running_bytes = task.signature.needed_bytes
+    assert worker.used_bytes + running_bytes <= worker.residency.capacity_bytes, _story(state, name, "is overfull")
+
+
+def _backlog(state: SchedulerState) -> None:
+    backlog = state.demand.backlog
+    filed = list(backlog)
+    ready = [t for t in state.demand.tasks.values() if t.status is TaskStatus.READY]
+    assert len(filed) == len(backlog) == len(ready), f"{len(ready)} tasks are ready, {len(filed)} are in the backlog"
+    assert {t.name for t in filed} == {t.name for t in ready}, "the backlog holds other tasks than the ready ones"
+    live = [w for s in (WorkerStatus.IDLE, WorkerStatus.BUSY) for w in state.fleet.usable(s)]
+    capacities = tuple(sorted({w.capacity_bytes or 0 for w in live}))
+    assert backlog.capacities == capacities, f"the backlog knows {backlog.capacities}, live are {capacities}"
+    for capacity_bytes in capacities:
+        fitting = [t for t in filed if t.signature.needed_bytes <= capacity_bytes]
+        for length in (1, 3, len(filed) + 1):
+            assert backlog.window(length, capacity_bytes) == fitting[:length], f"window of {length} at {capacity_bytes}"
+            ends = (fitting[0], fitting[:length][-1]) if fitting else None
+            assert backlog.ends(length, capacity_bytes) == ends, f"ends of {length} at {capacity_bytes}"
+    overdue = [t for t in filed if t.passed >= state.config.overtaking_limit]
+    assert backlog.overdue == overdue, f"overdue are {[t.name for t in overdue]}"
+    firsts: dict[TaskId, None] = {}
+    for task in {t.signature: t for t in reversed(filed)}.values():
+        firsts[task.spec.task_id] = None
+    uses = {(t.signature.uses[0].component, t.signature.uses[0].patch_digest) for t in filed if t.signature.uses}
+    found = backlog.first_using([Resident(component, 1, digest) for component, digest in sorted(uses)])
+    assert sorted(t.name for t in found) == sorted(firsts), "the backlog does not find the first of each signature"
+
+
+def _results(state: SchedulerState) -> None:
+    """Every result is held for a reason; what is kept for later is within its bounds."""
+    demand, results = state.demand, state.demand.results
+    for task_id, result in results.held.items():
+        reasons = (bool(results.readers.get(task_id)), bool(result.givers), task_id in results.kept)
+        assert any(reasons), _story(state, task_id, "its result is held for nothing")
+        assert not (reasons[2] and (reasons[0] or reasons[1])), _story(state, task_id, "kept, though somebody holds it")
+        assert reasons[2] <= result.shareable, _story(state, task_id, "kept, though no later job can use it")
+        for job_id in result.givers:
+            assert task_id in demand.jobs[job_id].spec.given, _story(state, task_id, f"{job_id} gave it?")
+    assert all(task_id in results.held for task_id in results.kept), "a result is kept that is not held"
+    kept_bytes = sum(results.held[task_id].result_bytes for task_id in results.kept)
+    assert results.kept_bytes == kept_bytes <= state.config.kept_result_bytes, f"{kept_bytes} bytes are kept"
+    assert len(results.kept) <= state.config.kept_results, f"{len(results.kept)} results are kept"
+    for need, readers in results.readers.items():
+        assert readers, f"{need} has an empty list of readers"
+        for reader in readers:
+            assert need in demand.tasks[reader].spec.needs, _story(state, reader, f"does not read {need}")
+
+
+def _pool(state: SchedulerState) -> None:
+    """Totals, and what follows when nobody is left."""
+    assert sum(state.demand.resolved.values()) >= len(state.demand.ended), "more jobs ended than were resolved"
+    if state.fleet.hopeless():
+        active = [j.name for j in state.demand.jobs.values() if j.status is JobStatus.ACTIVE]
+        assert not active, f"no worker is left, yet {active} are active"
+    totals = state.fleet.totals
+    assert 0 <= totals.runs_resident <= totals.runs, f"{totals.runs_resident} resident of {totals.runs} runs"
+
+
+def _nothing_waits_in_vain(state: SchedulerState) -> None:
+    """Idle workers and tasks that fit them: only while busy workers promise better, and never for an overdue task."""
+    idle = state.fleet.usable(WorkerStatus.IDLE)
+    if not idle:
+        return
+    largest_bytes = max(w.capacity_bytes or 0 for w in idle)
+    could_start = state.demand.backlog.window(state.config.window, largest_bytes)
+    busy = state.fleet.usable(WorkerStatus.BUSY)
+    assert not could_start or busy, f"{could_start[0].name} waits, {idle[0].name} is idle and nothing runs"
+    for task in could_start:
+        assert task.passed < state.config.overtaking_limit, _story(state, task.name, "is overdue and waits")
+        soonest = [w for w in busy if w.expected_end is not None]
+        assert soonest, _story(state, task.name, f"waits beside {idle[0].name} for workers that promise nothing")
+
+
+def _predictions(state: SchedulerState) -> None:
+    """What is remembered of a signature on a worker is what a plan of now says."""
+    seen: dict[tuple[Stage, int, JobId | str], None] = {}
+    for task in state.demand.tasks.values():
+        signature = task.signature
+        for worker in state.fleet.workers.values():
+            key = (signature.stage, id(signature), worker.worker_id)
+            if not worker.live or key in seen or signature.needed_bytes > (worker.capacity_bytes or 0):
+                continue
+            seen[key] = None
+            assert worker.residency is not None, f"{worker.name} is live without residency"
+            moves = plan(worker.residency, signature.uses, state.costs.components, signature.activation_bytes)
+            setup = state.costs.setup(signature, worker)
+            entries = tuple(worker.entries.get(use.component) for use in signature.uses)
+            fresh = predict(signature, entries, worker.residency.capacity_bytes, state.costs.components)
+            assert setup == fresh, _story(state, task.name, f"is predicted {setup} on {worker.name}, expected {fresh}")
+            told = (setup.upload_bytes, setup.streamed_bytes, setup.switches, setup.evicted_bytes(worker))
+            true = (moves.upload_bytes, moves.streamed_bytes, len(moves.switched), moves.evicted_bytes)
+            assert told == true, _story(state, task.name, f"is predicted {told} on {worker.name}, the plan says {true}")
+            assert state.costs.residency_after(signature, worker) == moves.after, _story(state, task.name, "after?")
+            known = signature.known.get(worker)
+            if known is not None and known.version == worker.version:
+                seconds = state.costs.seconds_of(setup, worker)
+                assert known.seconds == seconds, _story(state, task.name, f"costs {seconds} s, not {known.seconds} s")
+
+
+def _story(state: SchedulerState, subject: str, problem: str) -> str:
+    return f"{subject} {problem}\n{dump(state.log.lines(frozenset({subject})))}"

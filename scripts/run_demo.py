@@ -1,0 +1,99 @@
+"""The demo: a batch through the real command, then a look at each picture with the example's own checker.
+
+Makes outputs/demo anew. Ends with 0 only when every picture was made and listed, enough of them show what their prompt
+and LoRAs say, and most tasks found their weights on the GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+JOBS = Path("examples/demo.jsonl")
+OUTPUT = Path("outputs/demo")
+#: of a simulated GPU: room for the whole example model, and little more
+SIMULATED_VRAM = "64MiB"
+FEWEST_RIGHT = 8
+RIGHT_SHARE = 0.75
+
+
+def main() -> int:
+    """Run the demo; its exit code."""
+    shutil.rmtree(ROOT / OUTPUT, ignore_errors=True)
+    command = ["batch", str(JOBS), "--model", "shapes", "--out", str(OUTPUT), *device_options(), "--json"]
+    print(f"$ modelpool {' '.join(command)}", file=sys.stderr, flush=True)
+    made = subprocess.run(
+        [sys.executable, "-m", "actors.cli", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    pictures = [json.loads(line) for line in made.stdout.splitlines()]
+    complaints = [f"the command ended with exit code {made.returncode}"] if made.returncode else []
+    complaints += what_is_wrong(pictures)
+    for complaint in complaints:
+        print(f"demo: {complaint}", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+def device_options() -> list[str]:
+    """Up to two CUDA GPUs, or two simulated ones with little memory."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus:
+        return ["--device", "cuda", "--gpus", str(min(2, gpus))]
+    return ["--device", "sim", "--gpus", "2", "--vram", SIMULATED_VRAM]
+
+
+def what_is_wrong(pictures: list[dict[str, Any]]) -> list[str]:
+    """Check what was made against the job file, the files on disk and the checker; complaints."""
+    complaints = []
+    wanted = len((ROOT / JOBS).read_text().splitlines())
+    if len(pictures) != wanted:
+        complaints.append(f"{len(pictures)} pictures were made, expected {wanted}")
+    listed = (ROOT / OUTPUT / "manifest.jsonl").read_text().splitlines() if pictures else []
+    if len(listed) != wanted:
+        complaints.append(f"the manifest lists {len(listed)} pictures, expected {wanted}")
+    if not (ROOT / OUTPUT / "contact_sheet.png").is_file():
+        complaints.append("there is no contact sheet")
+    right = count_right(pictures)
+    print(f"{right} of {len(pictures)} pictures show what their prompt and LoRAs say", file=sys.stderr)
+    if right < max(FEWEST_RIGHT, RIGHT_SHARE * wanted):
+        complaints.append(f"{right} right pictures are too few")
+    tasks = [task for picture in pictures for task in picture["tasks"] if not task["shared"]]
+    resident = sum(task["resident"] for task in tasks)
+    print(f"{resident} of {len(tasks)} tasks found their weights on the GPU", file=sys.stderr)
+    if 2 * resident <= len(tasks):
+        complaints.append("most tasks had to load their weights")
+    return complaints
+
+
+def count_right(pictures: Iterable[Mapping[str, Any]]) -> int:
+    """How many pictures show what was asked for. Prints those that do not."""
+    import numpy as np
+    from PIL import Image
+
+    from examples.shapes.checker import matches, read_picture
+
+    right = 0
+    for picture in pictures:
+        loras = {lora["name"] for lora in picture["recipe"]["loras"]}
+        with Image.open(ROOT / picture["path"]) as opened:
+            reading = read_picture(np.asarray(opened))
+        background = "light" if "light" in loras else "dark"
+        as_asked = matches(reading, picture["prompt"]) and reading.background == background
+        if as_asked and reading.filled == ("outline" not in loras):
+            right += 1
+        else:
+            print(f"not right: {picture['path']}: {reading}", file=sys.stderr)
+    return right
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The configuration: every preset loads, and what is wrong in a file is named with the file and the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actors.config import PoolConfig
+from pool.errors import MIB, UnknownName, UnusableField, UserError
+
+ROOT = Path(__file__).parents[2]
+PRESETS = sorted((ROOT / "configs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.name)
+def test_every_preset_loads(preset) -> None:
+    config = PoolConfig.load(preset)
+    assert config.models.folders
+    assert config.describe()
+
+
+def test_the_laptop_preset_serves_the_example() -> None:
+    config = PoolConfig.load(ROOT / "configs" / "laptop.toml")
+    assert config.models.folders == (ROOT / "examples" / "shapes" / "models",)
+    assert config.models.loras == (ROOT / "examples" / "shapes" / "loras",)
+    assert config.pool.budget_bytes == 64 * MIB
+    assert config.output.folder == ROOT / "outputs"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("[pool]\nwrokers = 3", UnknownName, r"\[pool\] unknown key 'wrokers'; did you mean 'workers'"),
+        ("[poool]", UnknownName, r"unknown section 'poool'; did you mean 'pool'"),
+        ("[scheduler]\nwindw = 3", UnknownName, r"\[scheduler\] unknown key 'windw'; did you mean 'window'"),
+        ("[scheduler]\nwindow = 0", UnusableField, r"\[scheduler\] window: found 0, expected at least 1"),
+        ("[scheduler]\nwindow = 'x'", UnusableField, r"\[scheduler\] window: found 'x'"),
+        ("[pool]\nvram = 'abc'", UnusableField, r"\[pool\] vram: found 'abc', expected a size such as 64MiB"),
+        ("[pool]\nvram = 0", UnusableField, r"\[pool\] vram: found 0"),
+        ("[pool]\nworkers = 0", UnusableField, r"\[pool\] workers: found 0, expected a whole number from 1"),
+        ("[pool]\nworkers = 'most'", UnusableField, r"\[pool\] workers: found 'most'"),
+        ("[pool]\ndevice = 'gpu'", UnusableField, r"\[pool\] device: found 'gpu', expected 'auto', 'cuda'"),
+        ("[cluster]\nname = '../x'", UnusableField, r"\[cluster\] name: found '../x'"),
+        ("[models]\nfolders = 3", UnusableField, r"\[models\] folders: found 3"),
+        ("pool = 3", UnusableField, r"pool: found 3, expected a table, \[pool\]"),
+        ("x =", UserError, r"is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_file_and_key(tmp_path, text, error, message) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(error, match=message) as caught:
+        PoolConfig.load(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.toml: cannot be read"):
+        PoolConfig.load(tmp_path / "nowhere.toml")
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path) -> None:
+    (tmp_path / "mine.toml").write_text('[models]\nfolders = ["a", "../b", "/c"]\n[output]\nfolder = "out"')
+    config = PoolConfig.load(tmp_path / "mine.toml")
+    assert config.models.folders == (tmp_path / "a", tmp_path.parent / "b", Path("/c"))
+    assert config.output.folder == tmp_path / "out"
+
+
+def test_single_settings_can_be_changed_and_none_leaves_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = PoolConfig.load(ROOT / "configs" / "laptop.toml")
+    config = before.override(workers="3", vram=None, device="sim", models="mine", output="out", name="big")
+    assert (config.pool.workers, config.pool.device, config.pool.vram) == (3, "sim", "64MiB")
+    assert config.models.folders == (tmp_path / "mine",)
+    assert config.models.loras == before.models.loras
+    assert config.output.folder == tmp_path / "out"
+    assert config.cluster.name == "big"
+    with pytest.raises(UnknownName, match="unknown setting 'wrokers'; did you mean 'workers'"):
+        before.override(wrokers=3)
+    with pytest.raises(UnusableField, match="workers: found 0"):
+        before.override(workers=0)
+
+
+def test_the_configuration_that_nobody_names(tmp_path, monkeypatch) -> None:
+    """In this order: the file that a variable names, modelpool.toml here, the preset of the checkout."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MODELPOOL_CONFIG", raising=False)
+    assert PoolConfig.find() == PoolConfig.load(ROOT / "configs" / "laptop.toml")
+    (tmp_path / "modelpool.toml").write_text("[pool]\nworkers = 7")
+    assert PoolConfig.find().pool.workers == 7
+    (tmp_path / "other.toml").write_text("[pool]\nworkers = 8")
+    monkeypatch.setenv("MODELPOOL_CONFIG", str(tmp_path / "other.toml"))
+    assert PoolConfig.find().pool.workers == 8
+    assert PoolConfig.find(tmp_path / "modelpool.toml").pool.workers == 7
+    assert PoolConfig.find(PoolConfig()) == PoolConfig()
+
+
+def test_a_configuration_travels_as_json() -> None:
+    """That is how `modelpool up` hands it to its daemon."""
+    config = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(workers=3, name="x")
+    assert PoolConfig.model_validate_json(config.model_dump_json()) == config

@@ -1,0 +1,53 @@
+"""What a pool will be, from its configuration and the GPUs there are."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from actors.config import PoolConfig
+from actors.pool_plan import SIMULATED_WORKERS, plan_pool
+from pool.errors import UnusableField
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "gpus", "kind", "count", "gpus_each"),
+    [
+        ("auto", "all", 0, "sim", SIMULATED_WORKERS, 0),
+        ("auto", "all", 4, "cuda", 4, 1),
+        ("auto", 3, 8, "cuda", 3, 1),
+        ("auto", 3, 0, "sim", 3, 0),
+        ("sim", "all", 4, "sim", SIMULATED_WORKERS, 0),
+        ("sim", 5, 4, "sim", 5, 0),
+        ("cpu", 1, 4, "cpu", 1, 0),
+    ],
+)
+def test_device_and_workers_follow_from_wishes_and_gpus(device, workers, gpus, kind, count, gpus_each) -> None:
+    config = PoolConfig().override(device=device, workers=workers, vram="1GiB", threads=3)
+    plan = plan_pool(config, gpus, can_grow=False)
+    assert plan.worker_ids == tuple(f"gpu-{i}" for i in range(count))
+    assert plan.gpus_per_worker == gpus_each
+    assert plan.budget_bytes == 1 << 30
+    assert plan.open_engine.args == (kind, 1 << 30, 3)
+    assert plan.open_catalog.args[2] == kind
+
+
+def test_more_workers_than_gpus_only_where_more_may_come() -> None:
+    config = PoolConfig().override(device="cuda", workers=3)
+    with pytest.raises(UnusableField, match="workers: found 3, expected at most 2"):
+        plan_pool(config, 2, can_grow=False)
+    assert len(plan_pool(config, 2, can_grow=True).worker_ids) == 3
+
+
+@pytest.mark.parametrize("can_grow", [True, False])
+def test_no_gpu_is_told_as_what_is_wrong_with_the_device(can_grow) -> None:
+    with pytest.raises(UnusableField, match="device: found 'cuda', expected sim or cpu"):
+        plan_pool(PoolConfig().override(device="cuda"), 0, can_grow)
+
+
+def test_a_plan_travels() -> None:
+    plan = plan_pool(PoolConfig(), 0, can_grow=False)
+    again = pickle.loads(pickle.dumps(plan))
+    assert again.worker_ids == plan.worker_ids
+    assert again.open_engine.args == plan.open_engine.args

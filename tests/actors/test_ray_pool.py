@@ -1,0 +1,216 @@
+"""The pool on a real Ray, with fake engines: processes that die, stop, tell and are found again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
+from actors.cut import cut_request
+from actors.orders import DecodeOrder, GivenLatent
+from actors.outcomes import JobFailed, JobFailure
+from actors.requests import GenerateRequest
+from modelpool import ModelPool
+from pool.errors import UserError
+from pool.spec import JobId, RunErrorKind, Stage, TaskId
+from pool.work import Latent
+from tests.actors.fakes import (
+    ENDLESS,
+    FAIL,
+    HOLD_ONCE,
+    FakeCatalog,
+    TellingEngine,
+    TracingEngine,
+    make_pipes,
+    picture_of,
+    start_fake_pool,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_pipes(tmp_path_factory.mktemp("pipes"))
+
+
+@pytest.fixture(scope="module")
+def pool(ray_session, folder) -> Iterator[ModelPool]:
+    with start_fake_pool("shared", workers=2, folder=folder) as opened:
+        opened.wait_ready(120)
+        yield opened
+
+
+def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
+    return GenerateRequest(**{"model": "shapes", "prompt": prompt, "seed": 1, "steps": 2, **fields})
+
+
+def expected(wanted: GenerateRequest, side: int = 0) -> np.ndarray:
+    _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
+    return picture_of(cut.works, cut.job.tasks, side).pixels_HWC
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    """Ask until it is so; the test's own time limit says when that is too long."""
+    while not what():
+        pass
+
+
+def test_pictures_are_what_they_must_be_wherever_they_are_made(pool) -> None:
+    wanted = [request(seed=seed, loras=["light"] if seed % 2 else []) for seed in range(12)]
+    images = list(pool.submit(wanted).images())
+    assert len(images) == 12
+    assert {image.worker for image in images} == {"gpu-0", "gpu-1"}
+    for image in images:
+        assert (image.pixels == expected(image.request)).all()
+
+
+def test_a_job_that_fails_says_why_and_sinks_no_other(pool) -> None:
+    results = sorted(pool.submit([request(), request(FAIL), request(seed=3)]).results(), key=lambda r: r.index)
+    assert [type(result).__name__ for result in results] == ["ImageResult", "JobFailure", "ImageResult"]
+    failure = results[1]
+    assert isinstance(failure, JobFailure)
+    assert failure.kind is RunErrorKind.INTERNAL
+    assert "the engine was asked to fail" in failure.message
+    assert "_sample" in failure.traceback_text
+
+
+def test_a_worker_killed_in_the_middle_is_replaced_and_the_picture_is_the_same(pool, folder) -> None:
+    before = pool.status()
+    jobs = pool.submit([request(HOLD_ONCE), *(request(seed=seed) for seed in range(4))])
+    pid = int((folder / "reached").read_text())
+    os.kill(pid, signal.SIGKILL)
+    images = list(jobs.images())
+    assert jobs.failures == ()
+    assert len(images) == 5
+    for image in images:
+        assert (image.pixels == expected(image.request)).all()
+    pool.wait_ready(120)
+    after = pool.status()
+    assert after.restarts == before.restarts + 1
+    assert pid not in {memory.pid for memory in pool.memory().values()}
+
+
+def test_the_death_of_an_idle_worker_is_noticed(pool) -> None:
+    restarts = pool.status().restarts
+    pid = pool.memory()["gpu-0"].pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: pool.status().restarts == restarts + 1)
+    pool.wait_ready(120)
+    assert pool.memory()["gpu-0"].pid != pid
+    assert len(list(pool.submit(request(seed=seed) for seed in range(4)).images())) == 4
+
+
+def test_progress_arrives_and_cancelling_stops_at_the_next_step(pool, folder) -> None:
+    jobs = pool.submit([request(ENDLESS, seed=seed) for seed in range(5)])
+    pid = int((folder / "reached").read_text())
+    eventually(lambda: any(running.step > 1 for running in jobs.progress().running))
+    running = next(running for running in jobs.progress().running if running.step > 1)
+    assert (running.prompt, running.stage) == (ENDLESS, Stage.SAMPLE)
+    jobs.cancel()
+    while jobs.progress().ended < 5:  # the second worker may wait for its reader
+        _read_if_spoken(folder / "reached")
+    assert jobs.wait(60).cancelled == 5
+    assert pid in {memory.pid for memory in pool.memory().values()}  # nothing was killed for that
+    (image,) = pool.submit(request()).images()
+    assert (image.pixels == expected(request())).all()
+
+
+def _read_if_spoken(pipe: Path) -> None:
+    """Let go whoever waits for a reader of `pipe`."""
+    os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+
+
+CONNECT = """
+import sys
+if sys.argv[2] == "ray first":
+    import ray
+from modelpool import GenerateRequest, ModelPool
+from actors.opening import OpenedPool, _join
+opened = _join(sys.argv[1], "modelpool", "shared")
+with ModelPool(opened.line, opened.close, None) as pool:
+    (image,) = pool.submit(GenerateRequest(model="shapes", prompt="a red circle", seed=1, steps=2)).images()
+    print(image.pixels.tobytes().hex())
+    try:
+        pool.submit(GenerateRequest(model="shaps", prompt="a red circle"))
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("order", ["modelpool first", "ray first"])
+def test_another_program_connects_works_and_leaves(pool, order) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT, pool.address, order],
+        cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    pixels, error = done.stdout.splitlines()
+    assert bytes.fromhex(pixels) == expected(request()).tobytes()
+    assert error == "unknown model 'shaps'; did you mean 'shapes'? Known: forms, shapes."
+    assert len(list(pool.submit(request()).images())) == 1
+
+
+def test_a_second_pool_needs_a_name_of_its_own(pool) -> None:
+    with pytest.raises(UserError, match="has a pool called 'shared' already"):
+        start_fake_pool("shared")
+    with pytest.raises(UserError, match="connected to the Ray at"):
+        ModelPool.connect("127.0.0.1:1")
+
+
+def test_bytes_of_results_go_past_the_controller(pool, folder, tmp_path) -> None:
+    """Notes are left by every process that unpickles a result; what a process reads and holds is told by the kernel."""
+    side, count = 1000, 12
+    with start_fake_pool("traced", workers=2, folder=tmp_path, picture_side=side, engine=TracingEngine) as traced:
+        traced.submit(request()).wait(120)
+        controllers = [p for p in psutil.process_iter(["cmdline"]) if "ray::ControllerActor" in str(p.info["cmdline"])]
+        before = {p: (p.io_counters().read_chars, p.memory_info().rss) for p in controllers}
+        images = list(traced.submit([request(seed=seed, width=256, height=256) for seed in range(count)]).images())
+        grown = [(p.io_counters().read_chars - b[0], p.memory_info().rss - b[1]) for p, b in before.items()]
+        workers = {memory.pid for memory in traced.memory().values()}
+    total_bytes = sum(image.pixels.nbytes for image in images)
+    assert total_bytes == 3 * side * side * count
+    assert len(grown) == 2  # of this pool and of the module's
+    for read_bytes, held_bytes in grown:
+        assert read_bytes < total_bytes / 10
+        assert held_bytes < total_bytes / 2
+    notes = {path.name for path in tmp_path.iterdir()}
+    assert {int(name.removeprefix("picture-")) for name in notes if name.startswith("picture-")} == {os.getpid()}
+    assert {int(name.removeprefix("latent-")) for name in notes if name.startswith("latent-")} <= workers
+    assert any(name.startswith("latent-") for name in notes)
+
+
+@pytest.mark.parametrize("side", [8, 256], ids=["small enough to travel along", "in the object store"])
+def test_an_input_whose_owner_died_is_told_as_lost(pool, side) -> None:
+    class Owner:
+        def put(self) -> list[ray.ObjectRef]:
+            return [ray.put(Latent(np.zeros((4, side, side), np.float32)))]
+
+    owner = ray.remote(num_cpus=0)(Owner).remote()
+    (ref,) = ray.get(owner.put.remote())
+    ray.kill(owner)
+    with pytest.raises(RayActorError):
+        ray.get(owner.put.remote())
+    given = TaskId(f"given-{side}")
+    order = DecodeOrder(GivenLatent(given, side * 8, side * 8), "shapes")
+    with pytest.raises(JobFailed, match="was lost") as caught:
+        pool._stage(order, {given: ref}).result(120)
+    assert caught.value.failure.kind is RunErrorKind.INPUT_LOST
+
+
+def test_our_packages_are_ours_inside_an_actor() -> None:
+    with start_fake_pool("telling", workers=1, engine=TellingEngine) as telling:
+        telling.wait_ready(120)
+        places = [Path(place) for place in telling.status().workers[0].device.split(os.pathsep)]
+    assert places == [ROOT / name / "__init__.py" for name in ("pool", "scheduler", "actors")] + [ROOT / "modelpool.py"]
