@@ -24,6 +24,7 @@ from scheduler.messages import (
     Command,
     EndWorker,
     Event,
+    LookAgain,
     ReleaseResult,
     ResolveJob,
     ResultLost,
@@ -32,6 +33,7 @@ from scheduler.messages import (
     StartFailed,
     StartWorker,
     StopTask,
+    Tick,
     WorkerDown,
     WorkerUp,
 )
@@ -152,6 +154,14 @@ class Dispatcher:
                 self._book.release(command.task_id)
             case ResolveJob():
                 self._on_resolved(command)
+            case LookAgain():
+                wait = asyncio.ensure_future(self._tick_after(command.after_seconds))
+                self._waits.add(wait)
+                wait.add_done_callback(self._waits.discard)
+
+    async def _tick_after(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self.tell(Tick(self.now))
 
     async def _start(self, command: StartWorker) -> None:
         worker_id, incarnation = command.worker_id, command.incarnation

@@ -1,7 +1,8 @@
 """`ClientFeed`: what one driver has not heard yet. Knows neither jobs' content nor the core.
 
 Ends of jobs are kept until the driver says that they arrived, so that a lost answer loses nothing; there are never more
-than the driver has jobs. Progress is a level that the driver is told of at most every `PROGRESS_SECONDS`.
+than the driver has jobs. Progress is a level that the driver is told of at most every `PROGRESS_SECONDS`. Under load
+answers keep `GATHER_SECONDS` apart, so that one tells of many ends: an answer costs about as much as a task.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import islice
 from actors.wire import JobEnded, News, RunningTask
 
 PROGRESS_SECONDS = 0.1
+GATHER_SECONDS = 0.01
 #: ends in one answer; the driver asks again at once while there are more
 ENDS_IN_ONE_ANSWER = 256
 
@@ -29,6 +31,8 @@ class ClientFeed:
         self._wake_later: asyncio.TimerHandle | None = None
         self._listening = 0
         self._heard_at = now
+        #: on the loop's clock, when the last answer with ends went out
+        self._told_ends_at = float("-inf")
 
     def ended(self, job: JobEnded) -> None:
         """A job of this driver ended."""
@@ -58,6 +62,11 @@ class ClientFeed:
             if not self._ended:
                 async with asyncio.timeout(timeout_seconds):
                     await self._wake.wait()
+            loop = asyncio.get_running_loop()
+            if self._ended and (early := self._told_ends_at + GATHER_SECONDS - loop.time()) > 0:
+                await asyncio.sleep(early)
+            if self._ended:
+                self._told_ends_at = loop.time()
         except TimeoutError:
             pass
         finally:

@@ -4,6 +4,8 @@ Rules
 1. `run` never raises: whatever happens becomes a `RunError` value in the one report of that attempt.
 2. One thread touches the engine (Ray's `compute` group has one thread). Stopping and asking come in on other threads
    and touch nothing but the values named in `__init__`.
+3. A worker whose GPU no longer answers says so of the run and then is over (`watch` returns): it is replaced by a new
+   process, since no later run could succeed in this one.
 Knows neither Ray nor the scheduler, and imports torch only by way of its engine.
 """
 
@@ -26,7 +28,8 @@ from pool.work import Encoded, Latent, Picture, Result, RunHooks, Stopped, Work
 if TYPE_CHECKING:
     from pool.engine import EngineFacts
 
-#: progress of fast steps is told this often; the last step always is
+#: steps are told this often, counted from the start of a run; the last one is told by the report. A message costs the
+#: controller about as much as a task, so runs that are over sooner send none
 PROGRESS_SECONDS = 0.05
 #: stops that are remembered for runs that have not begun; the scheduler sends at most one run ahead
 STOPS_REMEMBERED = 16
@@ -101,6 +104,8 @@ class GpuWorker:
             result, cost = self._engine.run(request.task, request.work, inputs, hooks, request.fresh)
         except Exception as raised:
             error = run_error(raised)
+            if _device_is_broken(raised):
+                self._ended.set()
         finally:
             self._stops.pop((request.task.task_id, request.attempt), None)
         report = TaskReport(
@@ -130,7 +135,7 @@ class GpuWorker:
         return host_memory()
 
     def watch(self) -> None:
-        """Return when the worker was closed. A caller that waits for this learns at once when the process dies."""
+        """Return when the worker is over. A caller that waits for this learns at once when the process dies."""
         self._ended.wait()
 
     def close(self) -> None:
@@ -143,13 +148,13 @@ class GpuWorker:
         return (request.task.task_id, request.attempt) in self._stops
 
     def _step_teller(self, request: RunRequest) -> Callable[[int, int], None]:
-        """A function that passes steps on, the last one always and the others not too often."""
-        told_at = float("-inf")
+        """A function that passes steps on, but not too often and not the last one."""
+        told_at = time.monotonic()
 
         def tell(step: int, steps: int) -> None:
             nonlocal told_at
             now = time.monotonic()
-            if step == steps or now - told_at >= self._progress_seconds:
+            if step < steps and now - told_at >= self._progress_seconds:
                 told_at = now
                 task_id, attempt = request.task.task_id, request.attempt
                 self._on_step(StepDone(self._worker_id, self._incarnation, task_id, attempt, step, steps))
@@ -168,6 +173,12 @@ def run_error(raised: Exception) -> RunError:
     if isinstance(raised, UserError):
         return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
     return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)
+
+
+def _device_is_broken(raised: Exception) -> bool:
+    """Whether the process must be started again: after such an error CUDA refuses everything."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(raised, torch.AcceleratorError)
 
 
 def result_bytes(result: Result) -> int:

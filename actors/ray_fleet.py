@@ -30,10 +30,13 @@ class RayFleet:
     def __init__(self, create: Callable[[WorkerId, int], ActorHandle[Any]]) -> None:
         self._create = create
         self._handles: dict[tuple[WorkerId, int], ActorHandle[Any]] = {}
+        #: the call that runs a task, made once a worker
+        self._runs: dict[tuple[WorkerId, int], Any] = {}
 
     async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
         """See `Fleet`. Waits for as long as the cluster has no room."""
         handle = self._handles[worker_id, incarnation] = self._create(worker_id, incarnation)
+        self._runs[worker_id, incarnation] = handle.run.options(concurrency_group=COMPUTE, num_returns=2)
         try:
             spec: WorkerSpec = await handle.start.options(concurrency_group=COMPUTE).remote()
         except RayActorError as lost:
@@ -53,14 +56,14 @@ class RayFleet:
 
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         """See `Fleet`."""
+        self._runs.pop((worker_id, incarnation), None)
         handle = self._handles.pop((worker_id, incarnation), None)
         if handle is not None:
             ray.kill(handle)
 
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> Run:
         """See `Fleet`. The inputs are arguments of the call: Ray brings their bytes to the worker, not here."""
-        handle = self._handles[worker_id, incarnation]
-        report, result = handle.run.options(concurrency_group=COMPUTE, num_returns=2).remote(request, *inputs)
+        report, result = self._runs[worker_id, incarnation].remote(request, *inputs)
         return Run(_report(report, inputs), result)
 
     def stop(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:

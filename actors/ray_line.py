@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RaySystemError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from actors.line import P, Question, ResultGone, T
 from actors.outcomes import PoolLost
@@ -53,7 +53,7 @@ def _get(ref: Any) -> Any:
         raise raised.cause from None
     except ObjectLostError:
         raise
-    except (RayActorError, RaySystemError) as lost:
+    except RayActorError as lost:
         raise PoolLost("the pool's controller is gone") from lost
     except RayError as lost:
         raise PoolLost(str(lost).splitlines()[0]) from lost

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 from actors.code_folder import code_for_other_machines, code_path
 from actors.state_folder import state_folder
 from pool.errors import UserError
@@ -93,7 +95,20 @@ def _connected() -> ModuleType | None:
 
 
 def _start(namespace: str, local_workers: int) -> RaySession:
+    """A new local Ray. Tried twice: Ray gives its parts a fixed time to start, which a busy machine can exceed."""
     _prepare_environment()
+    try:
+        folder = _start_once(namespace, local_workers)
+    except Exception as failed:
+        logger.info("Ray did not start and is tried once more: %s", failed)
+        folder = _start_once(namespace, local_workers)
+    import ray
+
+    return RaySession(ray.get_runtime_context().gcs_address, True, folder)
+
+
+def _start_once(namespace: str, local_workers: int) -> tempfile.TemporaryDirectory[str]:
+    """Start Ray in a folder of its own; what is left of a failed start is ended."""
     folder = tempfile.TemporaryDirectory(prefix="modelpool-", dir=_short_folder(), ignore_cleanup_errors=True)
     try:
         with _code_on_path():
@@ -105,11 +120,13 @@ def _start(namespace: str, local_workers: int) -> RaySession:
                 _temp_dir=folder.name,
             )
     except BaseException:
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if any(folder.name in argument for argument in child.cmdline()):
+                    child.kill()
         folder.cleanup()
         raise
-    import ray
-
-    return RaySession(ray.get_runtime_context().gcs_address, True, folder)
+    return folder
 
 
 def _join(address: str, namespace: str, bring_code: bool) -> RaySession:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from actors.client import ModelPool
 from actors.controller import Controller
 from actors.requests import GenerateRequest
-from pool.spec import JobId
 from tests.actors.fakes import start_fake_pool
 
 
@@ -30,7 +29,7 @@ def main() -> None:
     with start_fake_pool("overhead", workers=wanted.workers) as pool:
         pool.wait_ready(300)
         warm_up(pool)
-        calls = latencies(wanted.stages, lambda i: pool._line.ask(Controller.story, JobId("none")))
+        calls = latencies(wanted.stages, lambda i: pool._line.ask(Controller.enter, pool._client_id))
         stages = latencies(wanted.stages, lambda i: pool.encode(f"text {i}", model="shapes").result())
         seconds, tasks = batch(pool, wanted.pictures)
     one, five, fifteen = os.getloadavg()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from pool.errors import GIB, unusable_field
+from pool.errors import GIB, unknown_name, unusable_field
+
+#: names in `scheduler.placement.PLACEMENTS`
+PLACEMENT_NAMES = ("soonest", "arrival_order", "least_loaded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """How the core places, repeats and remembers.
 
-    Raises UnusableField for a number outside what is allowed.
+    Raises UnusableField for a number outside what is allowed, UnknownName for another placement.
     """
 
-    #: which of `scheduler.placement.PLACEMENTS` decides where tasks run
+    #: one of PLACEMENT_NAMES: what decides where tasks run
     placement: str = "soonest"
     #: runs of one task that may end badly before its jobs fail
     max_attempts: int = 3
@@ -40,6 +43,8 @@ class SchedulerConfig:
     ended_jobs_remembered: int = 100_000
 
     def __post_init__(self) -> None:
+        if self.placement not in PLACEMENT_NAMES:
+            raise unknown_name("placement", self.placement, PLACEMENT_NAMES)
         for field in fields(self):
             found = getattr(self, field.name)
             if isinstance(found, int | float) and found < _LEAST.get(field.name, 0):

@@ -53,7 +53,7 @@ class Demand:
         """Take in a job; `hopeless` says why none can run at present. One with a known id does nothing."""
         if spec.job_id in self.jobs or spec.job_id in self.ended:
             for task_id in spec.given:
-                self.results.given(task_id, None)
+                self.results.stray(task_id)
             return
         self._submissions += 1
         job = Job(spec, self._submissions, {task.task_id: task for task in spec.tasks})

@@ -179,6 +179,7 @@ def _nothing_waits_in_vain(state: SchedulerState) -> None:
     could_start = state.demand.backlog.window(state.config.window, largest_bytes)
     busy = state.fleet.usable(WorkerStatus.BUSY)
     assert not could_start or busy, f"{could_start[0].name} waits, {idle[0].name} is idle and nothing runs"
+    assert not could_start or state.tick_due is not None, f"{could_start[0].name} waits and nobody will look again"
     for task in could_start:
         assert task.passed < state.config.overtaking_limit, _story(state, task.name, "is overdue and waits")
         soonest = [w for w in busy if w.expected_end is not None]

@@ -97,6 +97,13 @@ class ResultLost:
     task_id: TaskId
 
 
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; nothing else has happened. Answers a `LookAgain`."""
+
+    at: float
+
+
 Event: TypeAlias = (
     WorkersWanted
     | ComponentsKnown
@@ -107,6 +114,7 @@ Event: TypeAlias = (
     | WorkerDown
     | RunEnded
     | ResultLost
+    | Tick
 )
 
 
@@ -165,4 +173,11 @@ class ResolveJob:
     error: RunError | None = None
 
 
-Command: TypeAlias = StartWorker | EndWorker | RunTask | StopTask | ReleaseResult | ResolveJob
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """Send a `Tick` after so long: a task waits for a busy worker, and the run there may take longer than expected."""
+
+    after_seconds: float
+
+
+Command: TypeAlias = StartWorker | EndWorker | RunTask | StopTask | ReleaseResult | ResolveJob | LookAgain

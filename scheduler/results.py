@@ -49,15 +49,13 @@ class Results:
         result.shareable = shareable
         self._touched[task_id] = None
 
-    def given(self, task_id: TaskId, giver: JobId | None) -> None:
-        """The shell holds a result that a driver supplied (for no live job when `giver` is None)."""
-        result = self.held.setdefault(task_id, Result())
-        if giver is not None:
-            result.givers[giver] = None
+    def given(self, task_id: TaskId, giver: JobId) -> None:
+        """The shell holds a result that a driver supplied with a job."""
+        self.held.setdefault(task_id, Result()).givers[giver] = None
         self._touched[task_id] = None
 
     def stray(self, task_id: TaskId) -> None:
-        """A run that was given up brought a result after all; it is released unless an equal one is held."""
+        """The shell was handed a result that nobody asked for any more: it is released unless an equal one is held."""
         if task_id not in self.held:
             self._strays.append(task_id)
 

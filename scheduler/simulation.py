@@ -31,6 +31,7 @@ from scheduler.messages import (
     ComponentsKnown,
     EndWorker,
     Event,
+    LookAgain,
     Outcome,
     ReleaseResult,
     ResolveJob,
@@ -40,6 +41,7 @@ from scheduler.messages import (
     StartWorker,
     StopTask,
     Submitted,
+    Tick,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -195,7 +197,7 @@ class VirtualCluster:
                 self.held.update(job.given)
             case ComponentsKnown(components=components):
                 self._components.update((spec.key, spec) for spec in components)
-            case CancelAsked() | WorkersWanted() | StartFailed():
+            case CancelAsked() | WorkersWanted() | StartFailed() | Tick():
                 pass
             case _:
                 self.held.discard(event.task_id)
@@ -218,6 +220,8 @@ class VirtualCluster:
                 self._start_worker(command)
             case StopTask():
                 self._stop_run(command)
+            case LookAgain():
+                self.post(Tick(self.now + command.after_seconds))
             case EndWorker():
                 machine = self._machines.get(command.worker_id)
                 if machine is not None and machine.incarnation == command.incarnation:

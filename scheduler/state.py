@@ -12,6 +12,7 @@ What the shell does. Commands are carried out in the order of the list.
                    already: then do nothing
     ReleaseResult  forget the result, made or given; ids that the shell does not hold are ignored
     ResolveJob     tell the driver. `result` is handed over now: its ReleaseResult may be the next command
+    LookAgain      answer with one Tick after that time
 
 What the shell feeds. One event at a time, from one thread, `at` never falling.
 
@@ -23,6 +24,7 @@ What the shell feeds. One event at a time, from one thread, `at` never falling.
     WorkerDown     once, for whatever reason a live incarnation is gone; not after EndWorker. RunEnded of its task may
                    come late and is dropped
     RunEnded       before it, hold the result of a run without error under the task's id; the core keeps or releases it
+    Tick           answers a LookAgain; nothing else has happened
     ResultLost     the shell no longer holds the result: forget it; no ReleaseResult follows for this copy
 
 The inputs, payload and wanted sizes of a task are needed while a job that names it is not resolved; equal task ids of
@@ -30,6 +32,8 @@ several jobs are one task and run once.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from pool.errors import does_not_fit
 from pool.residency import Residency, needed_bytes
@@ -43,12 +47,14 @@ from scheduler.messages import (
     Command,
     ComponentsKnown,
     Event,
+    LookAgain,
     ReleaseResult,
     ResultLost,
     RunEnded,
     RunTask,
     StartFailed,
     Submitted,
+    Tick,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -56,7 +62,10 @@ from scheduler.messages import (
 from scheduler.placement import PLACEMENTS, Choice, Question
 from scheduler.snapshot import Snapshot, take_snapshot
 from scheduler.story import Story, StoryLine
-from scheduler.workers import Fleet, WorkerStatus
+from scheduler.workers import Fleet, Worker, WorkerStatus
+
+#: between two looks at a run that is overdue
+LEAST_TICK_SECONDS = 0.05
 
 
 class SchedulerState:
@@ -74,6 +83,8 @@ class SchedulerState:
         self.demand = Demand(self.config, self.log, self.costs, self._out, self.why_unfit)
         #: most memory of a wanted worker, and its name; None while one of them never was up
         self.largest: tuple[int, str] | None = None
+        #: when the next `Tick` is due; None when none was asked for
+        self.tick_due: float | None = None
         #: what all waiting tasks were held against; None when that was not possible
         self._judged_bytes: int | None = None
 
@@ -102,6 +113,8 @@ class SchedulerState:
                 self._worker_down(event)
             case StartFailed():
                 self._start_failed(event)
+            case Tick():
+                self.tick_due = None
         self._start_what_can()
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = list(self._out)
@@ -127,10 +140,22 @@ class SchedulerState:
         while idle and len(backlog):
             choice = self._placement(Question(self.at, backlog, idle, busy, self.costs, self.config))
             if choice is None:
+                self._look_again(busy)
                 return
             self._start(choice)
             idle.remove(choice.worker)
             busy.append(choice.worker)
+
+    def _look_again(self, busy: Sequence[Worker]) -> None:
+        """Ready tasks wait for `busy` workers while others are idle: have that judged again when one should be free."""
+        if self.tick_due is not None:
+            return
+        waits = [seconds for w in busy if (seconds := w.wait_seconds(self.at)) is not None]
+        if not waits:
+            return  # nothing waits for a run of unknown length: what is ready fits on no idle worker
+        seconds = max(LEAST_TICK_SECONDS, min(waits))
+        self.tick_due = self.at + seconds
+        self._out.append(LookAgain(seconds))
 
     def _start(self, choice: Choice) -> None:
         """Send the task and assume what its weights do to the residency; the report confirms or corrects it."""

@@ -21,6 +21,7 @@ from scheduler.messages import (
     RunEnded,
     StartFailed,
     Submitted,
+    Tick,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -137,6 +138,8 @@ def describe(event: Event) -> str:
             return f"{event.worker_id}#{event.incarnation} down: {event.reason}"
         case ResultLost():
             return f"result of {event.task_id} lost"
+        case Tick():
+            return "time passed"
         case RunEnded():
             report = event.report
             ended = "done" if report.error is None else report.error.kind.value

@@ -84,8 +84,12 @@ def started(session: Session, options: PoolOptions) -> Iterator[Pool]:
         say(console, text)
     with console.status(text) if console.is_terminal else contextlib.nullcontext():
         pool = session.open_pool(options)
-    with pool:
-        yield pool
+    try:
+        with pool:
+            yield pool
+    except KeyboardInterrupt:
+        say(console, "modelpool: interrupted", "yellow")
+        raise
 
 
 def sort_wanted(wanted: Sequence[Wanted], pool: Pool, finished: Mapping[str, KeptPicture]) -> Sorted:
@@ -117,18 +121,10 @@ def make_all(run: Run, pool: Pool) -> int:
     if plan.kept:
         already = "is" if len(plan.kept) == 1 else "are"
         say(console, f"{counted(len(plan.kept), 'picture')} {already} in {run.output} already, and left as found")
-    with json_on_stdout() if run.as_json else contextlib.nullcontext(None) as stream:
-        if stream is not None:
-            for one, picture in plan.kept:
-                print_json(stream, kept_json(one, picture))
-        failures: list[JobFailure] = []
-        summary = None
-        if plan.to_make:
-            jobs = pool.submit([one.request for one in plan.to_make], output=run.output)
-            with StopRequest() as stop:
-                failures = _follow(jobs, plan.to_make, view_for(console), stop, stream)
-            summary = jobs.summary()
-    _tell(console, run, folder.contact_sheet() if folder.finished() else None, failures, summary)
+    with StopRequest() as stop:
+        with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
+            failures, summary = _make(run, pool, plan, stop, stream)
+        _tell(console, run, folder.contact_sheet() if folder.finished() else None, failures, summary)
     if summary is not None and summary.cancelled:
         say(console, f"Stopped. To go on: {run.how_to_go_on}", "yellow")
         return EXIT_INTERRUPTED
@@ -167,6 +163,20 @@ def kept_json(one: Wanted, kept: KeptPicture) -> dict[str, Any]:
         "recipe": kept.recipe.as_json(),
         "tasks": kept.entry["tasks"],
     }
+
+
+def _make(
+    run: Run, pool: Pool, plan: Sorted, stop: StopRequest, stream: TextIO | None
+) -> tuple[list[JobFailure], Summary | None]:
+    """Make what is to be made; the failures, and the numbers if anything was."""
+    if stream is not None:
+        for one, picture in plan.kept:
+            print_json(stream, kept_json(one, picture))
+    if not plan.to_make:
+        return [], None
+    jobs = pool.submit([one.request for one in plan.to_make], output=run.output)
+    failures = _follow(jobs, plan.to_make, view_for(people_console()), stop, stream)
+    return failures, jobs.summary()
 
 
 def _follow(

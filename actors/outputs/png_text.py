@@ -4,8 +4,8 @@ Two texts go in: `parameters`, as the A1111 web UI writes it and many viewers re
 as JSON, which is the one to trust. Knows recipes and PNG; not folders, manifests or where anything ran.
 
 The form of `parameters` (facts from files that the web UI wrote): the prompt, LoRAs in it as <lora:name:strength>; a
-line "Negative prompt: ..." unless it is empty; one line of "Key: value" pairs joined by ", ". A value with a comma, a colon
-or a line end in it stands in JSON quotes. Model hash: 10 digits of the file's SHA-256; LoRA hashes: 12.
+line "Negative prompt: ..." unless it is empty; one line of "Key: value" pairs joined by ", ". A value with a comma, a
+colon or a line end in it stands in JSON quotes. Model hash: 10 digits of the file's SHA-256; LoRA hashes: 12.
 """
 
 from __future__ import annotations

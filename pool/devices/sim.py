@@ -72,6 +72,7 @@ class SimBackend:
         return [torch.float16, torch.bfloat16]
 
     def manual_seed_all(self, seed: int) -> None:
+        """Start every device's stream of random numbers again; `torch.manual_seed` calls this."""
         for sim in self.devices:
             sim.generator.manual_seed(seed)
 
@@ -82,6 +83,7 @@ class SimBackend:
         self._find(device).generator.set_state(state)
 
     def mem_get_info(self, device: torch.device | str | int = "sim") -> tuple[int, int]:
+        """Free bytes and the budget, as torch.cuda answers."""
         stats = self._find(device).ledger.stats()
         return stats.budget_bytes - stats.used_bytes, stats.budget_bytes
 

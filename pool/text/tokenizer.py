@@ -57,8 +57,12 @@ class ClipTokenizer:
         return cls(tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of `text`, without begin and end tokens, of any length."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        """The token ids of `text`, without begin and end tokens, of any length.
+
+        Half of a surrogate pair, which no encoding of Unicode can hold, counts as a question mark.
+        """
+        whole = text.encode("utf-8", "replace").decode("utf-8")
+        return list(self._tokenizer.encode(whole, add_special_tokens=False).ids)
 
 
 def read_merges() -> list[tuple[str, str]]:

@@ -171,7 +171,7 @@ class FakeEngine:
             if hooks.should_stop():
                 raise Stopped
             step += 1
-            hooks.on_step(step, max(step, steps))
+            hooks.on_step(step, step + 1 if ENDLESS in text else steps)
             if ENDLESS in text and step == 1:
                 self._say("reached", str(os.getpid()))
             if GATED in text and step == 1:

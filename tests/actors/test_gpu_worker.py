@@ -67,18 +67,18 @@ def test_a_run_comes_back_with_its_result_cost_and_residency() -> None:
     assert again.cost.resident
 
 
-def test_every_step_is_told_when_time_allows_and_the_last_one_always() -> None:
+def test_steps_are_told_when_time_allows_but_for_the_last_which_the_report_tells() -> None:
     bench = Bench(steps=5)
     bench.worker.start()
     bench.run(attempt=7)
-    assert [(s.step, s.steps) for s in bench.steps] == [(n, 5) for n in range(1, 6)]
+    assert [(s.step, s.steps) for s in bench.steps] == [(n, 5) for n in range(1, 5)]
     assert {(s.worker_id, s.incarnation, s.task_id, s.attempt) for s in bench.steps} == {
         ("gpu-0", 4, bench.task.task_id, 7)
     }
     bench.worker._progress_seconds = 1e9
     bench.steps.clear()
     bench.run()
-    assert [s.step for s in bench.steps] == [1, 5]
+    assert bench.steps == []
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,17 @@ def test_running_out_of_device_memory_is_a_kind_of_its_own() -> None:
     report, _ = bench.run()
     assert report.error.kind is RunErrorKind.OUT_OF_VRAM
     assert "2 GiB" in report.error.message
+
+
+@pytest.mark.parametrize(("name", "over"), [("AcceleratorError", True), ("OutOfMemoryError", False)])
+def test_a_worker_whose_gpu_is_broken_is_over_after_its_report(name, over) -> None:
+    import torch
+
+    bench = Bench(RaisingEngine(getattr(torch, name)("an illegal memory access was encountered")))
+    bench.worker.start()
+    report, _ = bench.run()
+    assert "illegal memory access" in report.error.message
+    assert bench.worker._ended.is_set() == over
 
 
 def test_a_stop_ends_that_attempt_and_no_other() -> None:

@@ -126,6 +126,11 @@ class CoreMachine(RuleBasedStateMachine):
     def know_again(self) -> None:
         self.shell.feed(ComponentsKnown(self.shell.tick(), COMPONENTS))
 
+    @precondition(lambda self: self.shell.tick_due is not None)
+    @rule()
+    def tick_comes(self) -> None:
+        self.shell.tick_comes()
+
     # ---- workers ----
 
     @rule(names=st.lists(st.sampled_from(NAMES), unique=True))

@@ -34,6 +34,7 @@ from scheduler.messages import (
     ComponentsKnown,
     EndWorker,
     Event,
+    LookAgain,
     Outcome,
     ReleaseResult,
     ResolveJob,
@@ -44,6 +45,7 @@ from scheduler.messages import (
     StartWorker,
     StopTask,
     Submitted,
+    Tick,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -123,6 +125,8 @@ class Shell:
     #: reports of runs that were answered, or whose worker was lost
     old: list[TaskReport] = field(default_factory=list)
     tasks: dict[TaskId, TaskSpec] = field(default_factory=dict)
+    #: when a Tick was asked for
+    tick_due: float | None = None
 
     def __post_init__(self) -> None:
         self.state = SchedulerState(self.config)
@@ -132,6 +136,12 @@ class Shell:
         """Let time pass; the new time."""
         self.at += seconds
         return self.at
+
+    def tick_comes(self) -> list[Command]:
+        """The Tick that was asked for."""
+        assert self.tick_due is not None
+        self.at, self.tick_due = max(self.at, self.tick_due), None
+        return self.feed(Tick(self.at))
 
     def feed(self, event: Event) -> list[Command]:
         """Hand an event to the core, check and carry out what it says, check the core."""
@@ -267,6 +277,10 @@ class Shell:
             case ReleaseResult():
                 assert command.task_id in self.held, f"{command}: nobody holds it"
                 self.held.discard(command.task_id)
+            case LookAgain():
+                assert command.after_seconds > 0, command
+                assert self.tick_due is None, f"{command}: one was asked for already"
+                self.tick_due = self.at + command.after_seconds
             case ResolveJob():
                 self._resolve(command)
 

@@ -81,7 +81,7 @@ def test_bars_leave_the_terminal_as_they_found_it() -> None:
     text = stream.getvalue()
     assert "failed: one" in text
     assert "never shown" not in text
-    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") > 0, "the cursor was hidden, and is back"
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") >= 0, "the cursor was hidden, and is back"
 
 
 def test_lines_count_up_to_the_number_of_jobs() -> None:

@@ -66,6 +66,11 @@ def test_ids_are_those_of_transformers(tokenizer: ClipTokenizer, reference: CLIP
     assert tokenizer.encode(text) == reference(text, add_special_tokens=False)["input_ids"]
 
 
+def test_half_of_a_surrogate_pair_counts_as_a_question_mark(tokenizer: ClipTokenizer) -> None:
+    """Found by a random prompt: the tokenizer library refuses such a string with a TypeError."""
+    assert tokenizer.encode("a \ud800 cat") == tokenizer.encode("a ? cat")
+
+
 def test_a_long_text_is_not_cut(tokenizer: ClipTokenizer) -> None:
     assert len(tokenizer.encode("cat " * 1000)) == 1000
 

@@ -1,0 +1,284 @@
+"""Which start is chosen: tables of workers, weights and tasks, and the shortcut against the whole rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pool.residency import Residency, Resident
+from pool.spec import TaskSpec, WorkerId
+from scheduler import placement
+from scheduler.backlog import Backlog
+from scheduler.config import SchedulerConfig
+from scheduler.costs import Costs
+from scheduler.jobs import Task
+from scheduler.placement import PLACEMENTS, Choice, Question
+from scheduler.workers import Worker, WorkerStatus
+from tests.scheduler.world import COMPONENTS, DRAW, PAINT, TEXT, VAE, decode, encode, sample
+
+AT = 100.0
+
+
+class Scene:
+    """Workers, idle or busy, and ready tasks."""
+
+    def __init__(self, **config: int | str) -> None:
+        self.config = SchedulerConfig(patch_switch_seconds=0.5, **config)  # type: ignore[arg-type]
+        self.costs = Costs(0.5)
+        self.costs.know(COMPONENTS)
+        self.backlog = Backlog(self.config.overtaking_limit)
+        self.workers: list[Worker] = []
+
+    def worker(
+        self, name: str, *entries: Resident, capacity: int = 64, free_in: float = 0.0, link: float = 1.0
+    ) -> Worker:
+        worker = Worker(WorkerId(name), 1, WorkerStatus.BUSY if free_in else WorkerStatus.IDLE)
+        worker.link_bytes_per_second = link
+        worker.believe(Residency(capacity, entries))
+        worker.expected_end = AT + free_in if free_in else None
+        self.workers.append(worker)
+        self.backlog.set_capacities(tuple(sorted({w.capacity_bytes or 0 for w in self.workers})))
+        return worker
+
+    def task(self, spec: TaskSpec, priority: int = 0, passed: int = 0) -> Task:
+        task = Task(spec, self.costs.acquire(spec), (len(self.backlog), 0), passed=passed)
+        task.set_priority(priority)
+        self.backlog.add(task)
+        return task
+
+    def question(self) -> Question:
+        idle = [w for w in self.workers if w.status is WorkerStatus.IDLE]
+        busy = [w for w in self.workers if w.status is WorkerStatus.BUSY]
+        return Question(AT, self.backlog, idle, busy, self.costs, self.config)
+
+    def ask(self) -> Choice | None:
+        return PLACEMENTS[self.config.placement](self.question())
+
+    def choice(self) -> tuple[Task, str]:
+        choice = self.ask()
+        assert choice is not None
+        return choice.task, choice.worker.worker_id
+
+
+def whole(component, digest: str = "") -> Resident:
+    spec = next(c for c in COMPONENTS if c.key == component)
+    return Resident(component, spec.weight_bytes, digest, 5 if digest else 0)
+
+
+def test_a_task_goes_where_its_weights_are() -> None:
+    scene = Scene()
+    scene.worker("a", whole(DRAW))
+    scene.worker("b", whole(PAINT))
+    task = scene.task(sample(model=PAINT))
+    assert scene.choice() == (task, "b")
+
+
+def test_a_worker_takes_what_suits_its_weights() -> None:
+    scene = Scene()
+    scene.worker("a", whole(DRAW))
+    scene.task(sample(model=PAINT))
+    suiting = scene.task(sample(model=DRAW))
+    assert scene.choice() == (suiting, "a")
+
+
+def test_equal_patches_are_preferred_to_a_switch() -> None:
+    scene = Scene()
+    scene.worker("a", whole(PAINT, "x"))
+    scene.task(sample(patch="y"))
+    suiting = scene.task(sample(patch="x"))
+    assert scene.choice() == (suiting, "a")
+
+
+def test_a_higher_priority_comes_first_whatever_it_costs() -> None:
+    scene = Scene()
+    scene.worker("a", whole(DRAW))
+    scene.task(sample(model=DRAW))
+    urgent = scene.task(sample(model=PAINT), priority=1)
+    assert scene.choice() == (urgent, "a")
+
+
+def test_of_equal_costs_the_later_stage_comes_first_then_the_earlier_job() -> None:
+    scene = Scene()
+    scene.worker("a", whole(TEXT), whole(PAINT), whole(VAE))
+    first = scene.task(encode("cat"))
+    second = scene.task(sample())
+    third = scene.task(decode(second.name))
+    fourth = scene.task(decode(first.name))
+    order = []
+    while len(scene.backlog):
+        task, _ = scene.choice()
+        order.append(task)
+        scene.backlog.remove(task)
+    assert order == [third, fourth, second, first]
+
+
+@pytest.mark.parametrize(("free_in", "expected"), [(5.0, None), (7.0, "cold")])
+def test_a_task_waits_for_a_warm_busy_worker_when_that_is_sooner(free_in, expected) -> None:
+    """The upload takes 6 seconds."""
+    scene = Scene()
+    scene.worker("cold")
+    scene.worker("warm", whole(PAINT), free_in=free_in)
+    scene.task(sample())
+    choice = scene.ask()
+    assert (None if choice is None else choice.worker.worker_id) == expected
+
+
+def test_a_long_queue_does_not_wait_for_one_worker() -> None:
+    """The warm worker is free in 1 s and a run takes 10: the first task waits, the second does not."""
+    scene = Scene()
+    scene.worker("cold")
+    scene.worker("warm", whole(PAINT), free_in=1.0)
+    scene.task(sample(seed=1))
+    assert scene.ask() is None
+    second = scene.task(sample(seed=2))
+    assert scene.choice() == (second, "cold")
+
+
+def test_nobody_waits_for_a_run_of_unknown_length() -> None:
+    scene = Scene()
+    scene.worker("cold")
+    scene.worker("warm", whole(PAINT), free_in=1.0).expected_end = None
+    task = scene.task(sample())
+    assert scene.choice() == (task, "cold")
+
+
+def test_a_run_that_is_late_is_not_expected_to_end_at_once() -> None:
+    """It should have ended 7 s ago, so it may take 7 s more; the upload takes 6."""
+    scene = Scene()
+    scene.worker("cold")
+    scene.worker("warm", whole(PAINT), free_in=1.0).expected_end = AT - 7.0
+    task = scene.task(sample())
+    assert scene.choice() == (task, "cold")
+
+
+def test_a_task_that_was_passed_over_too_often_goes_first_and_does_not_wait() -> None:
+    scene = Scene(overtaking_limit=3)
+    scene.worker("idle", whole(DRAW))
+    scene.worker("warm", whole(PAINT), free_in=1.0)
+    scene.task(sample(model=DRAW))
+    overdue = scene.task(sample(model=PAINT), passed=3)
+    task, worker = scene.choice()
+    assert (task, worker) == (overdue, "idle")
+    choice = scene.ask()
+    assert choice is not None
+    assert "passed over 3 times" in choice.why
+
+
+def test_when_all_are_idle_something_starts_however_dear() -> None:
+    scene = Scene()
+    scene.worker("a", link=1e-6)
+    task = scene.task(sample())
+    assert scene.choice() == (task, "a")
+
+
+def test_of_equally_soon_workers_the_one_that_evicts_least_is_taken_then_the_first_by_name() -> None:
+    scene = Scene()
+    scene.worker("c", capacity=24)
+    scene.worker("b", capacity=24)
+    scene.worker("a", whole(DRAW), capacity=24)
+    task = scene.task(sample(model=PAINT))
+    assert scene.choice() == (task, "b")
+
+
+def test_streaming_is_dear() -> None:
+    """On the small worker a part of the weights crosses the bus in every one of 4 passes."""
+    scene = Scene()
+    scene.worker("a", whole(PAINT), capacity=18)
+    small = scene.worker("b", capacity=17)
+    task = scene.task(sample())
+    assert scene.choice() == (task, "a")
+    assert (scene.costs.extra_seconds(task.signature, small) or 0) > 6.0
+
+
+def test_a_task_that_only_a_busy_worker_can_take_does_not_start_on_a_small_one() -> None:
+    scene = Scene()
+    scene.worker("small", capacity=10)
+    scene.worker("large", capacity=64, free_in=1.0)
+    scene.task(sample(activation_bytes=20))
+    assert scene.ask() is None
+
+
+def test_the_reason_names_what_it_was_made_of() -> None:
+    scene = Scene()
+    scene.worker("a")
+    scene.task(sample())
+    choice = scene.ask()
+    assert choice is not None
+    assert choice.why == (
+        "a, of 1 idle and 0 busy: upload 6 B with 0 patch switches and stream 0 B in 6.00 s, run 10.00 s"
+    )
+
+
+def test_arrival_order_is_blind_to_weights() -> None:
+    """The first task, on the worker that is idle longest."""
+    scene = Scene(placement="arrival_order")
+    scene.worker("warm", whole(PAINT)).idle_since = 2.0
+    scene.worker("cold").idle_since = 1.0
+    first = scene.task(sample())
+    scene.task(encode("cat"))
+    assert scene.choice() == (first, "cold")
+
+
+def test_least_loaded_counts_runs() -> None:
+    scene = Scene(placement="least_loaded")
+    scene.worker("a").totals.runs = 3
+    scene.worker("b").totals.runs = 2
+    first = scene.task(sample())
+    assert scene.choice() == (first, "b")
+
+
+CAT, FINAL = encode("cat"), decode(encode("cat").task_id)
+SPECS = [
+    *(CAT, encode("cat", patch="x"), replace(CAT, uses=()), replace(CAT, uses=(*CAT.uses, *FINAL.uses)), FINAL),
+    *(sample(), sample(patch="x"), sample(model=DRAW), sample(activation_bytes=30)),
+]
+ENTRIES = st.lists(
+    st.sampled_from([whole(TEXT), whole(TEXT, "x"), whole(PAINT), whole(PAINT, "x"), whole(DRAW), whole(VAE)]),
+    max_size=3, unique_by=lambda e: e.component,
+)  # fmt: skip
+WORKERS = st.lists(
+    st.tuples(ENTRIES, st.sampled_from([30, 30, 40]), st.sampled_from([0.0, 0.0, 1.0, 9.0])), min_size=1, max_size=4
+)
+TASKS = st.lists(
+    st.tuples(st.sampled_from(SPECS), st.sampled_from([0, 0, 1]), st.integers(0, 3)), min_size=1, max_size=12
+)
+
+
+@given(WORKERS, TASKS, st.integers(1, 12))
+def test_the_shortcut_finds_what_the_whole_rule_finds(workers, tasks, window) -> None:
+    """`soonest` with and without `_costs_nothing` chooses the same task and the same worker."""
+    scene = Scene(overtaking_limit=3, window=window)
+    for number, (entries, capacity, free_in) in enumerate(workers):
+        scene.worker(f"w{number}", *entries, capacity=capacity, free_in=0.0 if number == 0 else free_in)
+    for spec, priority, passed in tasks:
+        scene.task(spec, priority, passed)
+    question = scene.question()
+    short = placement.soonest(question)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placement, "_costs_nothing", lambda question: None)
+        whole_rule = placement.soonest(question)
+    assert (short and (short.task.name, short.worker.name)) == (
+        whole_rule and (whole_rule.task.name, whole_rule.worker.name)
+    )
+
+
+@given(WORKERS, TASKS, st.sampled_from(sorted(PLACEMENTS)))
+def test_a_placement_changes_nothing_and_starts_what_can_be_started(workers, tasks, name) -> None:
+    scene = Scene(overtaking_limit=3, placement=name)
+    for number, (entries, capacity, free_in) in enumerate(workers):
+        scene.worker(f"w{number}", *entries, capacity=capacity, free_in=0.0 if number == 0 else free_in)
+    for spec, priority, passed in tasks:
+        scene.task(spec, priority, passed)
+    before = (list(scene.backlog), [(w.residency, w.status, w.task_id) for w in scene.workers])
+    choice = scene.ask()
+    assert (list(scene.backlog), [(w.residency, w.status, w.task_id) for w in scene.workers]) == before
+    question = scene.question()
+    if choice is None:
+        assert question.busy or not question.ready(), "all are idle and nothing starts"
+    else:
+        assert choice.worker in question.idle
+        assert choice.task.signature.needed_bytes <= (choice.worker.capacity_bytes or 0)
+        assert choice.why

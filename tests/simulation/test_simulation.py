@@ -1,0 +1,82 @@
+"""The simulator itself: what it charges, what it stops, and that it needs neither torch nor Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pool.errors import GIB
+from pool.spec import WorkerId
+from scheduler.messages import CancelAsked, EndWorker, Outcome, StopTask, Submitted, WorkersWanted
+from scheduler.simulation import SimulatedGpu, VirtualCluster
+from scheduler.state import SchedulerState
+from scheduler.workload import InventedModel
+
+ROOT = Path(__file__).parents[2]
+MODEL = InventedModel("one", text_encoder_bytes=1 * GIB, diffusion_bytes=5 * GIB, vae_bytes=1 * GIB)
+
+PROGRAM = """
+import sys
+from scheduler.simulation import SimulatedGpu, VirtualCluster
+from scheduler.state import SchedulerState
+from scheduler.messages import Submitted
+from scheduler.workload import InventedModel
+
+model = InventedModel("one")
+cluster = VirtualCluster(SchedulerState(), [SimulatedGpu("gpu-0", 24 << 30, 1e10)])
+cluster.start(model.components)
+cluster.post(Submitted(0.0, model.job("job", "a cat", 1)))
+cluster.run()
+assert cluster.state.snapshot().resolved["succeeded"] == 1
+print(sorted(name for name in ("torch", "ray", "numpy", "asyncio", "threading") if name in sys.modules))
+"""
+
+
+def one_gpu(capacity_gib: int = 24) -> VirtualCluster:
+    gpu = SimulatedGpu(WorkerId("gpu-0"), capacity_gib * GIB, 1.0 * GIB, speed=2.0, start_seconds=3.0)
+    cluster = VirtualCluster(SchedulerState(), [gpu])
+    cluster.start(MODEL.components)
+    return cluster
+
+
+def test_a_run_takes_its_upload_and_its_seconds_at_the_speed_of_the_gpu() -> None:
+    """3 s start, 7 GiB at 1 GiB/s, (0.1 + 20 x 0.1 + 0.4) s at double speed."""
+    cluster = one_gpu()
+    cluster.post(Submitted(0.0, MODEL.job("job", "a cat", 1)))
+    cluster.run()
+    assert cluster.now == pytest.approx(3.0 + 7.0 + 1.25)
+
+
+def test_streamed_weights_take_their_time_in_every_step() -> None:
+    """On 4 GiB the 5 GiB of the diffusion model leave no room: 2 GiB go to activations, 1/8 to scratch."""
+    cluster = one_gpu(4)
+    cluster.post(Submitted(0.0, MODEL.job("job", "a cat", 1)))
+    cluster.run()
+    streamed = 20 * (5 * GIB - (2 * GIB - GIB // 8))
+    assert cluster.totals.streamed_bytes == streamed
+    assert cluster.now > streamed / GIB
+
+
+def test_a_stopped_run_ends_early_and_an_unwanted_worker_ends() -> None:
+    cluster = one_gpu()
+    cluster.post(Submitted(0.0, MODEL.job("job", "a cat", 1)))
+    cluster.post(CancelAsked(5.0, MODEL.job("job", "a cat", 1).job_id))
+    cluster.post(WorkersWanted(6.0, ()))
+    cluster.run()
+    assert list(cluster.outcomes.values()) == [Outcome.CANCELLED]
+    kinds = [type(command) for _, command in cluster.commands]
+    assert kinds.count(StopTask) == 1
+    assert kinds[-1] is EndWorker
+
+
+def test_it_runs_without_torch_and_without_ray() -> None:
+    """In a fresh interpreter, which says what it has loaded."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.strip()
+    assert "torch" not in loaded
+    assert "ray" not in loaded
+    assert loaded in ("[]", "['threading']"), loaded
