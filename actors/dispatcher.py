@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from actors.fleet import Clock, Fleet, InputsLost, Run, WorkerLost
 from actors.task_book import TaskBook
@@ -79,7 +80,7 @@ class Dispatcher:
         self._live: dict[WorkerId, _LiveWorker] = {}
         self._starts: dict[tuple[WorkerId, int], asyncio.Task[None]] = {}
         self._watches: dict[tuple[WorkerId, int], asyncio.Task[None]] = {}
-        #: waits for runs; kept here because the event loop holds them only weakly
+        #: waits for runs and for ticks; kept here because the event loop holds them only weakly
         self._waits: set[asyncio.Task[None]] = set()
         self._troubles: dict[WorkerId, str] = {}
 
@@ -155,9 +156,7 @@ class Dispatcher:
             case ResolveJob():
                 self._on_resolved(command)
             case LookAgain():
-                wait = asyncio.ensure_future(self._tick_after(command.after_seconds))
-                self._waits.add(wait)
-                wait.add_done_callback(self._waits.discard)
+                self._spawn(self._tick_after(command.after_seconds))
 
     async def _tick_after(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
@@ -222,7 +221,10 @@ class Dispatcher:
             command.worker_id, command.incarnation, command.task_id, command.attempt, 0, 0
         )
         run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
-        wait = asyncio.ensure_future(self._wait_for(command, worker, run))
+        self._spawn(self._wait_for(command, worker, run))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        wait = asyncio.ensure_future(work)
         self._waits.add(wait)
         wait.add_done_callback(self._waits.discard)
 

@@ -15,7 +15,7 @@ from pool.errors import AdapterMismatch, DoesNotFit, UnknownName
 from pool.spec import JobId, RunErrorKind, Stage, TaskId
 from pool.work import Latent
 from scheduler.config import SchedulerConfig
-from scheduler.messages import Outcome, RunEnded
+from scheduler.messages import LookAgain, Outcome, RunEnded, Submitted, Tick
 from scheduler.state import SchedulerState
 from tests.actors.fake_fleet import ME, Desk, FakeRef, dialogue, settle
 from tests.actors.fakes import FAIL, FakeCatalog, picture_of
@@ -425,6 +425,29 @@ async def test_a_latent_of_the_drivers_own_is_decoded() -> None:
     assert desk.fleet.running[0].inputs == (mine,)
     (ended,) = await desk.run_dry()
     assert ended.result.value.pixels_HWC.shape == (64, 128, 3)
+
+
+class WaitingState(SchedulerState):
+    """A core that wants to look again five seconds after anything was submitted."""
+
+    ticks: list[float]
+
+    def handle(self, event):
+        if isinstance(event, Tick):
+            self.ticks.append(event.at)
+        return super().handle(event) + ([LookAgain(5.0)] if isinstance(event, Submitted) else [])
+
+
+@dialogue
+async def test_the_core_is_woken_once_after_the_time_that_it_named() -> None:
+    state = WaitingState()
+    state.ticks = []
+    desk = await Desk(state=state).open()
+    await desk.submit(request())
+    await desk.clock.advance(4.9)
+    assert state.ticks == []
+    await desk.clock.advance(20.0)
+    assert state.ticks == [5.0]
 
 
 class BrokenState(SchedulerState):

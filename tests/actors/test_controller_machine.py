@@ -14,6 +14,7 @@ from actors.requests import GenerateRequest
 from actors.wire import SubmissionId
 from pool.spec import JobId, RunErrorKind
 from scheduler.config import SchedulerConfig
+from scheduler.invariants import validate
 from scheduler.messages import Outcome
 from tests.actors.fake_fleet import ME, Desk, Sent, settle
 from tests.actors.fakes import FAIL, FakeCatalog, picture_of
@@ -116,6 +117,7 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @invariant()
     def running_tasks_are_told(self) -> None:
+        validate(self.desk.state)
         running = self.desk.controller._running_for(ME)
         assert len(running) <= len(self.desk.fleet.running)
         assert not self.desk.controller._broken, self.desk.controller._broken

@@ -1,0 +1,80 @@
+"""How fast the scheduler core is, simulated workers included, and that one seed gives one log.
+
+5,000 jobs over 12 models with 4 LoRAs on 8 workers, all at once and as a steady stream. Imports neither torch nor Ray.
+Run from the repository: `python -m benchmarks.simulation [JOBS] [REPEATS]`.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from random import Random
+
+from pool.errors import GIB
+from pool.spec import WorkerId
+from scheduler.config import SchedulerConfig
+from scheduler.simulation import SimulatedGpu, VirtualCluster
+from scheduler.state import SchedulerState
+from scheduler.workload import InventedModel, Mix, all_at_once, poisson
+
+WORKERS = 8
+MIX = Mix(
+    [InventedModel(f"model-{n}") for n in range(12)], ["", "lora-1", "lora-2", "lora-3"], steps=(20, 30)
+)  # fmt: skip
+#: a little below what the workers can do
+JOBS_PER_SECOND = 2.4
+SEED = 1
+
+
+def simulate(jobs: int, per_second: float | None) -> tuple[VirtualCluster, float]:
+    """One simulation from nothing, and the seconds that it took: making the jobs, the core and the workers."""
+    began = time.perf_counter()
+    rng = Random(SEED)
+    gpus = [SimulatedGpu(WorkerId(f"gpu-{n}"), 24 * GIB, 10.0 * GIB) for n in range(WORKERS)]
+    cluster = VirtualCluster(SchedulerState(SchedulerConfig()), gpus)
+    cluster.start(MIX.components)
+    arrivals = all_at_once(jobs) if per_second is None else poisson(jobs, per_second, rng)
+    for submission in MIX.submissions(arrivals, rng):
+        cluster.post(submission)
+    cluster.run()
+    return cluster, time.perf_counter() - began
+
+
+def row(name: str, jobs: int, per_second: float | None, repeats: int) -> str:
+    """A row of the table: the median of several runs, all of which must give the same commands."""
+    runs = [simulate(jobs, per_second) for _ in range(repeats)]
+    first = runs[0][0]
+    assert all(cluster.commands == first.commands for cluster, _ in runs), "one seed gave two logs"
+    assert len(first.outcomes) == jobs, "a job was not resolved"
+    seconds = statistics.median(seconds for _, seconds in runs)
+    latencies = sorted(first.latency_seconds.values())
+    return (
+        f"| {name} | {jobs} | {first.totals.runs} | {WORKERS} | {first.totals.events} | {seconds:.2f} "
+        f"| {first.totals.events / seconds:.0f} | {first.now:.0f} | {latencies[jobs // 2]:.1f} "
+        f"| {latencies[jobs * 99 // 100]:.1f} | {first.totals.runs_resident / first.totals.runs:.0%} "
+        f"| {_peak_mib():.0f} |"
+    )
+
+
+def main(jobs: int = 5000, repeats: int = 5) -> None:
+    """Measure and print the table for RESULTS.md."""
+    print(
+        "| arrivals | jobs | tasks | workers | events | wall seconds (median) | events/s | virtual seconds "
+        "| p50 latency, virtual s | p99 | weights resident | peak memory, MiB |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print(row("all at once", jobs, None, repeats))
+    print(row(f"Poisson, {JOBS_PER_SECOND}/s", jobs, JOBS_PER_SECOND, repeats))
+    loaded = sorted(name for name in ("torch", "ray") if name in sys.modules)
+    assert not loaded, f"{loaded} were imported"
+
+
+def _peak_mib() -> float:
+    """Most memory that this process ever had, in MiB (Linux counts in KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:]))
