@@ -28,7 +28,6 @@ from scheduler.messages import (
     LookAgain,
     ReleaseResult,
     ResolveJob,
-    ResultLost,
     RunEnded,
     RunTask,
     StartFailed,
@@ -53,8 +52,8 @@ class _LiveWorker:
 class Dispatcher:
     """Runs the core. `on_resolved` is told of every job's end, while its result is still held.
 
-    `on_broken` is told once, with a text, when the core itself failed: a mistake of ours, after which nothing is
-    dispatched any more.
+    `on_broken` is told once, with a text, when core or shell made a mistake of ours, after which nothing is dispatched
+    any more.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Dispatcher:
         self._live: dict[WorkerId, _LiveWorker] = {}
         self._starts: dict[tuple[WorkerId, int], asyncio.Task[None]] = {}
         self._watches: dict[tuple[WorkerId, int], asyncio.Task[None]] = {}
-        #: waits for runs and for ticks; kept here because the event loop holds them only weakly
+        #: everything that goes on by itself; kept here because the event loop holds it only weakly
         self._waits: set[asyncio.Task[None]] = set()
         self._troubles: dict[WorkerId, str] = {}
 
@@ -113,9 +112,8 @@ class Dispatcher:
             while self._inbox:
                 for command in self._state.handle(self._inbox.popleft()):
                     self._carry_out(command)
-        except Exception:
-            self._broken = True
-            self._on_broken(traceback.format_exc())
+        except Exception as mistake:
+            self._break(mistake)
         finally:
             self._handling = False
         self._on_changed()
@@ -134,8 +132,8 @@ class Dispatcher:
     def close(self) -> None:
         """End all workers and wait for nothing any more. No event comes of it."""
         self._broken = True
-        for task in (*self._waits, *self._starts.values(), *self._watches.values()):
-            task.cancel()
+        for wait in tuple(self._waits):
+            wait.cancel()
         for worker_id, incarnation in (*self._starts, *self._watches):
             self._fleet.end(worker_id, incarnation)
         self._live.clear()
@@ -144,7 +142,7 @@ class Dispatcher:
         match command:
             case StartWorker():
                 key = (command.worker_id, command.incarnation)
-                self._starts[key] = asyncio.ensure_future(self._start(command))
+                self._starts[key] = self._spawn(self._start(command))
             case EndWorker():
                 self._end(command.worker_id, command.incarnation)
             case RunTask():
@@ -176,7 +174,7 @@ class Dispatcher:
             return
         self._starts.pop((worker_id, incarnation), None)
         self._live[worker_id] = _LiveWorker(spec)
-        self._watches[worker_id, incarnation] = asyncio.ensure_future(self._watch(worker_id, incarnation))
+        self._watches[worker_id, incarnation] = self._spawn(self._watch(worker_id, incarnation))
         self.tell(WorkerUp(self.now, spec))
 
     async def _watch(self, worker_id: WorkerId, incarnation: int) -> None:
@@ -223,20 +221,13 @@ class Dispatcher:
         run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
         self._spawn(self._wait_for(command, worker, run))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        wait = asyncio.ensure_future(work)
-        self._waits.add(wait)
-        wait.add_done_callback(self._waits.discard)
-
     async def _wait_for(self, command: RunTask, worker: _LiveWorker, run: Run) -> None:
-        lost: tuple[TaskId, ...] = ()
         try:
             report = await run.report
         except WorkerLost as raised:
             self._lose(command.worker_id, command.incarnation, str(raised))
             return
         except InputsLost as raised:
-            lost = self._book.tasks_with(raised.refs)
             report = _failed(command, worker, RunErrorKind.INPUT_LOST, str(raised))
         except Exception as raised:
             message = f"{type(raised).__name__}: {raised}"
@@ -246,11 +237,26 @@ class Dispatcher:
         worker.residency = report.residency
         del worker.runs[command.task_id]
         self._book.end(report, run.result)
-        for task_id in lost:
-            self._book.release(task_id)
-            self.tell(ResultLost(self.now, task_id))
         self.tell(RunEnded(self.now, report))
         self._book.settle(command.task_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Let `work` go on by itself; a mistake in it is as bad as one in the core."""
+        wait = asyncio.ensure_future(work)
+        self._waits.add(wait)
+        wait.add_done_callback(self._ended)
+        return wait
+
+    def _ended(self, wait: asyncio.Task[None]) -> None:
+        self._waits.discard(wait)
+        mistake = None if wait.cancelled() else wait.exception()
+        if mistake is not None:
+            self._break(mistake)
+
+    def _break(self, mistake: BaseException) -> None:
+        if not self._broken:
+            self._broken = True
+            self._on_broken("".join(traceback.format_exception(mistake)))
 
 
 def _failed(

@@ -21,11 +21,7 @@ class WorkerLost(Exception):
 
 
 class InputsLost(Exception):
-    """A run could not begin because inputs cannot be read any more."""
-
-    def __init__(self, refs: Sequence[ResultRef]) -> None:
-        super().__init__("the machine that held an input of this task is gone")
-        self.refs = tuple(refs)
+    """A run could not begin because an input cannot be read any more."""
 
 
 @dataclass(frozen=True, slots=True)

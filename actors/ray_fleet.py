@@ -64,7 +64,7 @@ class RayFleet:
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> Run:
         """See `Fleet`. The inputs are arguments of the call: Ray brings their bytes to the worker, not here."""
         report, result = self._runs[worker_id, incarnation].remote(request, *inputs)
-        return Run(_report(report, inputs), result)
+        return Run(_report(report), result)
 
     def stop(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
         """See `Fleet`."""
@@ -80,24 +80,18 @@ class RayFleet:
         return {w: report for w, report in zip(handles, reports, strict=True) if isinstance(report, HostMemory)}
 
 
-async def _report(report: Any, inputs: Sequence[ResultRef]) -> TaskReport:
+async def _report(report: Any) -> TaskReport:
     try:
         ended: TaskReport = await report
     except RayActorError as lost:
         raise WorkerLost(_reason(lost)) from lost
     except ObjectLostError as lost:
-        raise InputsLost(_lost_inputs(lost, inputs)) from lost
+        raise InputsLost(str(lost).splitlines()[0]) from lost
     except RayTaskError as raised:
         if isinstance(raised.cause, ObjectLostError):
-            raise InputsLost(_lost_inputs(raised.cause, inputs)) from raised
+            raise InputsLost(str(raised.cause).splitlines()[0]) from raised
         raise raised.cause from raised
     return ended
-
-
-def _lost_inputs(lost: ObjectLostError, inputs: Sequence[Any]) -> tuple[ResultRef, ...]:
-    """Those of `inputs` that the error names; all of them when it names another, so that all are made again."""
-    named = tuple(ref for ref in inputs if ref.hex() == lost.object_ref_hex)
-    return named or tuple(inputs)
 
 
 def _reason(lost: RayActorError) -> str:

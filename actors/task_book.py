@@ -6,7 +6,7 @@ result is held. Decides nothing; the core says when a result goes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.outcomes import TaskSummary
@@ -96,12 +96,6 @@ class TaskBook:
         if task_id in self._entries:
             self._entries[task_id].result = None
             self._drop_unneeded(task_id)
-
-    def tasks_with(self, refs: Iterable[ResultRef]) -> tuple[TaskId, ...]:
-        """The tasks whose held results these references are."""
-        wanted = tuple(refs)
-        held = {**{task_id: entry.result for task_id, entry in self._entries.items()}, **self._given}
-        return tuple(task_id for task_id, ref in held.items() if ref is not None and ref in wanted)
 
     def spec(self, task_id: TaskId) -> TaskSpec:
         """The task."""

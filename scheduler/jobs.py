@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from pool.spec import ComponentKey, JobId, JobSpec, TaskId, TaskSpec, WorkerId
+from scheduler.story import Status
 
 if TYPE_CHECKING:
     from scheduler.costs import Signature
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Order: TypeAlias = tuple[int, tuple[int, int]]
 
 
-class JobStatus(Enum):
+class JobStatus(Status):
     """Where a job stands."""
 
     ACTIVE = "active"  #: at least one task has to run for it
@@ -45,7 +45,7 @@ JOB_MOVES: Mapping[JobStatus, frozenset[JobStatus]] = {
 }
 
 
-class TaskStatus(Enum):
+class TaskStatus(Status):
     """Where a task stands. A task exists while it has to run or is running; its result outlives it."""
 
     BLOCKED = "blocked"  #: a result that it reads is not there

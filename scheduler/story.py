@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from pool.spec import JobId
 from scheduler.messages import (
@@ -46,6 +46,13 @@ class StoryLine:
     note: str = ""
 
 
+class Status(Enum):
+    """Where a job, task or worker stands. Hashed by identity: legal moves are looked up with every event, and an Enum's
+    own hash takes longer than all the rest of a move."""
+
+    __hash__ = object.__hash__
+
+
 class Movable(Protocol):
     """What has a status: Job, Task, Worker. `MOVES` maps each status to those that may follow."""
 
@@ -56,13 +63,8 @@ class Movable(Protocol):
     def name(self) -> str: ...
 
 
-class _Entry(NamedTuple):
-    at: float
-    cause: Event
-    subject: str
-    before: Enum | None
-    after: Enum
-    note: str
+#: at, event behind it, subject, status before and after, note
+_Entry: TypeAlias = tuple[float, Event, str, Status | None, Status, str]
 
 
 class Story:
@@ -80,27 +82,27 @@ class Story:
 
     def born(self, subject: Movable, note: str = "") -> None:
         """Note that `subject` is new."""
-        self._entries.append(_Entry(self._at, self._cause, subject.name, None, subject.status, note))
+        self._entries.append((self._at, self._cause, subject.name, None, subject.status, note))
 
-    def move(self, subject: Movable, to: Enum, note: str = "") -> None:
+    def move(self, subject: Movable, to: Status, note: str = "") -> None:
         """Give `subject` the status `to`, which must be a legal move."""
         before = subject.status
         assert to in subject.MOVES[before], f"{subject.name}: {before.value} -> {to.value} is no legal move\n" + dump(
             self.lines(frozenset({subject.name}))
         )
-        self._entries.append(_Entry(self._at, self._cause, subject.name, before, to, note))
+        self._entries.append((self._at, self._cause, subject.name, before, to, note))
         subject.status = to
 
     def lines(self, subjects: Container[str] | None = None) -> tuple[StoryLine, ...]:
         """What is kept of these subjects (of all when None), oldest first."""
-        return tuple(_in_words(e) for e in self._entries if subjects is None or e.subject in subjects)
+        return tuple(_in_words(e) for e in self._entries if subjects is None or e[2] in subjects)
 
     def of_job(self, job_id: JobId) -> tuple[StoryLine, ...]:
         """The moves of the job and of every task that it was submitted with, as far as they are kept."""
         subjects: set[str] = {job_id}
-        for entry in self._entries:
-            if isinstance(entry.cause, Submitted) and entry.cause.job.job_id == job_id:
-                subjects.update(task.task_id for task in entry.cause.job.tasks)
+        for _, cause, *_ in self._entries:
+            if isinstance(cause, Submitted) and cause.job.job_id == job_id:
+                subjects.update(task.task_id for task in cause.job.tasks)
         return self.lines(subjects)
 
 
@@ -115,8 +117,8 @@ def load(text: str) -> tuple[StoryLine, ...]:
 
 
 def _in_words(entry: _Entry) -> StoryLine:
-    before = "" if entry.before is None else str(entry.before.value)
-    return StoryLine(entry.at, describe(entry.cause), entry.subject, before, str(entry.after.value), entry.note)
+    at, cause, subject, before, after, note = entry
+    return StoryLine(at, describe(cause), subject, "" if before is None else before.value, after.value, note)
 
 
 def describe(event: Event) -> str:

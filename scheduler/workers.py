@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import ClassVar
 
 from pool.residency import Residency, Resident
 from pool.spec import ComponentKey, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Command, EndWorker, StartWorker
-from scheduler.story import Story
+from scheduler.story import Status, Story
 
 
-class WorkerStatus(Enum):
+class WorkerStatus(Status):
     """Where a worker stands."""
 
     STARTING = "starting"  #: a StartWorker is on its way; it answers as WorkerUp or StartFailed

@@ -27,10 +27,12 @@ def settings_for(options: PoolOptions) -> PoolConfig:
     from actors.config import CONFIG_NAME, CONFIG_VARIABLE, PoolConfig
 
     named = options.config is not None or bool(os.environ.get(CONFIG_VARIABLE)) or Path(CONFIG_NAME).is_file()
-    if not named and MODELS_FOLDER.is_dir():
-        config = PoolConfig().override(models=[MODELS_FOLDER], loras=[LORAS_FOLDER], output=OUTPUT_FOLDER)
-    else:
+    if named:
         config = PoolConfig.find(options.config)
+    elif MODELS_FOLDER.is_dir():
+        config = PoolConfig().override(models=[MODELS_FOLDER], loras=[LORAS_FOLDER], output=OUTPUT_FOLDER)
+    else:  # the example's models, but this folder's pictures
+        config = PoolConfig.find().override(output=OUTPUT_FOLDER)
     device = options.device.value if options.device is not None else None
     return config.override(workers=options.gpus, device=device, vram=options.vram)
 

@@ -168,7 +168,7 @@ class FakeFleet:
     def finish(self, sent: Sent) -> None:
         """The attempt ends as it would: well, stopped, or without its inputs."""
         if any(ref.lost for ref in sent.inputs):
-            self._answer(sent, InputsLost([ref for ref in sent.inputs if ref.lost]))
+            self._answer(sent, InputsLost("an input of this task is gone"))
         elif sent.stop_asked:
             self.fail(sent, RunErrorKind.CANCELLED)
         else:

@@ -186,9 +186,9 @@ class FakeEngine:
         return True
 
     def _say(self, pipe: str, word: str) -> None:
-        """Write to a named pipe; waits for a reader."""
+        """Write a line to a named pipe; waits for a reader."""
         assert self._folder is not None
-        (self._folder / pipe).write_text(word)
+        (self._folder / pipe).write_text(f"{word}\n")
 
     def _hear(self, pipe: str) -> str:
         """Read from a named pipe; waits for a writer."""

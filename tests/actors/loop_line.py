@@ -64,8 +64,8 @@ class ThreadFleet:
         ref = FakeRef()
 
         async def report() -> TaskReport:
-            if lost := [given for given in inputs if given.lost]:
-                raise InputsLost(lost)
+            if any(given.lost for given in inputs):
+                raise InputsLost("an input of this task is gone")
             values = [given.value for given in inputs]
             loop = asyncio.get_running_loop()
             told, ref.value = await loop.run_in_executor(thread, worker.run, request, *values)

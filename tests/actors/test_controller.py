@@ -112,6 +112,21 @@ async def test_a_report_that_comes_after_the_news_of_its_workers_death_counts_fo
 
 
 @dialogue
+async def test_a_late_report_does_not_hide_that_the_next_attempt_runs() -> None:
+    """1. A run ends and its worker dies; the death is told first. 2. The task runs again and nobody wants it any more.
+    3. The late report of the first attempt must not make the controller forget the second, which still ends."""
+    desk = await Desk().open()
+    await desk.submit(request())
+    desk.fleet.finish_and_die(desk.fleet.running[0])
+    await settle()
+    await desk.controller.cancel(ME, SubmissionId("s"))
+    (ended,) = await desk.run_dry()
+    assert ended.outcome is Outcome.CANCELLED
+    await desk.submit(request(), submission="next")
+    assert (await desk.run_dry())[-1].outcome is Outcome.SUCCEEDED
+
+
+@dialogue
 async def test_the_death_of_an_idle_worker_is_noticed() -> None:
     desk = await Desk().open()
     desk.fleet.kill("gpu-0")

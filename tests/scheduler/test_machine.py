@@ -210,9 +210,18 @@ class CoreMachine(RuleBasedStateMachine):
         now = None if task is None else (task.worker_id, task.incarnation, task.attempt)
         if now == (report.worker_id, report.incarnation, report.attempt):
             return  # the same numbers again after the task was forgotten: the shell reports a run once
-        before = dict(self.shell.resolved)
+        resolved, runs = dict(self.shell.resolved), self.runs()
         self.shell.report(report)
-        assert self.shell.resolved == before, "a late report resolved a job"
+        assert self.shell.resolved == resolved, "a late report resolved a job"
+        assert runs.items() <= self.runs().items(), "a late report ended a run"
+
+    def runs(self):
+        """What the core believes to run."""
+        workers = self.shell.state.fleet.workers.values()
+        return {w.worker_id: (w.incarnation, w.task_id, self.attempt_of(w.task_id)) for w in workers if w.task_id}
+
+    def attempt_of(self, task_id: TaskId) -> int:
+        return self.shell.state.demand.tasks[task_id].attempt
 
     @rule(number=ANY)
     def lose_result(self, number: int) -> None:
@@ -259,5 +268,5 @@ COMPONENT_UNKNOWN = ComponentUse(ComponentKey("nothing"), 1)
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
-    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -42,6 +42,17 @@ def test_some_errors_are_tried_again_up_to_the_limit(kind: RunErrorKind) -> None
     assert "attempt 3" in shell.error("j").message
 
 
+def test_a_report_of_an_earlier_attempt_is_dropped(shell: Shell) -> None:
+    """1. An encode is out of memory on a. 2. It is sent to a again. 3. The first report comes again: a runs on."""
+    shell.workers(a=64)
+    shell.submit(alone("j", encode("cat")))
+    shell.finish("a", RunErrorKind.OUT_OF_VRAM)
+    assert shell.report(shell.old[-1]) == []
+    assert shell.state.fleet.workers[WorkerId("a")].task_id == encode("cat").task_id
+    shell.finish("a")
+    assert shell.outcome("j") is Outcome.SUCCEEDED
+
+
 def test_a_second_attempt_assumes_that_the_worker_evicts_everything_first(shell: Shell) -> None:
     """1. A sample runs beside the text encoder. 2. It is out of memory. 3. It is sent again; the weights that the core
     then assumes are its own alone."""

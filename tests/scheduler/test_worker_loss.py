@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from pool.spec import RunErrorKind, WorkerId
+import pytest
+
+from pool.spec import RunCost, RunErrorKind, TaskId, WorkerId
 from scheduler.config import SchedulerConfig
 from scheduler.messages import EndWorker, Outcome, RunTask, StartFailed, StartWorker, WorkerDown
 from scheduler.workers import restart_delay_seconds
-from tests.scheduler.world import Shell, alone, encode, picture
+from tests.scheduler.world import Shell, alone, encode, picture, sample
 
 A = WorkerId("a")
 
@@ -109,6 +111,23 @@ def test_an_unwanted_idle_worker_ends_at_once_and_a_busy_one_after_its_run(shell
     commands = shell.finish("a")
     assert EndWorker(A, 1) in commands
     assert not any(isinstance(c, RunTask) for c in commands)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_task_waits_for_a_warm_worker_unless_that_is_to_end(shell: Shell, wanted: bool) -> None:
+    """1. Samples are known to take 10 s; a has their weights and is free in 1 s; b needs 6 s for the upload.
+    2. A sample waits for a. 3. When a is no longer wanted, it starts on b."""
+    given = TaskId("given")
+    shell.workers(a=64)
+    shell.submit(alone("first", sample(given, seed=1), given=(given,)))
+    shell.finish("a", cost=RunCost(run_seconds=10.0))
+    shell.submit(alone("second", sample(given, seed=2), given=(given,)))
+    shell.want("a", "b")
+    shell.come_up("b", link=1.0)
+    shell.want(*(["a", "b"] if wanted else ["b"]))
+    shell.tick(5.0)
+    shell.submit(alone("third", sample(given, seed=3), given=(given,)))
+    assert (shell.on("b") is None) == wanted
 
 
 def test_a_busy_worker_that_is_wanted_again_stays(shell: Shell) -> None:

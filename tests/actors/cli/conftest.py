@@ -13,6 +13,7 @@ import pytest
 from actors.cli.main import run
 from actors.cli.options import PoolOptions
 from actors.cli.session import Session
+from actors.config import CONFIG_VARIABLE
 from tests.actors.cli.fakes import FakePool
 
 
@@ -36,8 +37,9 @@ Command = Callable[..., Ended]
 
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """`command("generate", "a red circle", pool=FakePool())` in an empty folder."""
+    """`command("generate", "a red circle", pool=FakePool())` in a folder of its own."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
     def run_command(*arguments: str, pool: FakePool | None = None) -> Ended:

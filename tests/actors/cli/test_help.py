@@ -48,7 +48,7 @@ def test_help_names_every_command(command: Command) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_and_says_no_bool(command: Command, name: str) -> None:
+def test_every_command_has_help(command: Command, name: str) -> None:
     ended = command(name, "-h")
     assert ended.code == 0
     assert "Usage: modelpool " + name in ended.out

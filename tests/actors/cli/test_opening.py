@@ -63,5 +63,6 @@ def test_pictures_go_where_they_are_told_else_as_configured_else_to_outputs(empt
     assert output_for(PoolOptions(config=given), Path("mine")) == Path("mine")
     assert output_for(PoolOptions(config=given), None) == Path("pictures")
     assert output_for(PoolOptions(pool="running"), None) == Path("outputs")
+    assert output_for(PoolOptions(), None) == Path("outputs"), "the example's pictures go where the command was run"
     (empty_folder / "models").mkdir()
     assert output_for(PoolOptions(), None) == Path("outputs")
