@@ -51,12 +51,13 @@ def row(name: str, jobs: int, per_second: float | None, repeats: int) -> str:
     seconds = statistics.median(wall for _, wall, _ in runs)
     cpu_seconds = statistics.median(cpu for _, _, cpu in runs)
     latencies = sorted(first.latency_seconds.values())
-    return (
-        f"| {name} | {jobs} | {first.totals.runs} | {WORKERS} | {first.totals.events} "
-        f"| {seconds:.2f} | {cpu_seconds:.2f} {first.totals.events / cpu_seconds:.0f} | {first.now:.0f} | {latencies[jobs // 2]:.1f} "
-        f"| {latencies[jobs * 99 // 100]:.1f} | {first.totals.runs_resident / first.totals.runs:.0%} "
-        f"| {_peak_mib():.0f} |"
-    )
+    totals = first.totals
+    cells = [
+        *(name, jobs, totals.runs, WORKERS, totals.events, f"{seconds:.2f}", f"{cpu_seconds:.2f}"),
+        *(f"{totals.events / cpu_seconds:.0f}", f"{first.now:.0f}", f"{latencies[jobs // 2]:.1f}"),
+        *(f"{latencies[jobs * 99 // 100]:.1f}", f"{totals.runs_resident / totals.runs:.0%}", f"{_peak_mib():.0f}"),
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main(jobs: int = 5000, repeats: int = 5) -> None:

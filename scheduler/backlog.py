@@ -8,12 +8,12 @@ on a worker is found without looking at every task.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import TypeAlias
 
 from pool.residency import Resident
-from pool.spec import ComponentKey
+from pool.spec import ComponentKey, Stage
 from scheduler.costs import Signature
 from scheduler.jobs import Order, Task
 
@@ -26,8 +26,9 @@ _Use: TypeAlias = tuple[ComponentKey, str] | None
 class Backlog:
     """All ready tasks and nothing else."""
 
-    def __init__(self, overtaking_limit: int) -> None:
-        self._overtaking_limit = overtaking_limit
+    def __init__(self, limit_of: Callable[[Stage], int]) -> None:
+        """`limit_of` a stage: how many starts of later tasks a task of it lets pass."""
+        self._limit_of = limit_of
         #: distinct capacities of the live workers, ascending
         self.capacities: tuple[int, ...] = ()
         #: tasks that were passed over as often as the limit allows, in order
@@ -55,7 +56,7 @@ class Backlog:
             alike = self._alike[task.signature] = []
             self._by_use.setdefault(_first_use(task.signature), {})[task.signature] = None
         _file(alike, task)
-        if task.passed >= self._overtaking_limit:
+        if task.passed >= self._limit_of(task.spec.stage):
             _file(self.overdue, task)
         self._count += 1
 
@@ -70,7 +71,7 @@ class Backlog:
             del signatures[task.signature]
             if not signatures:
                 del self._by_use[_first_use(task.signature)]
-        if task.passed >= self._overtaking_limit:
+        if task.passed >= self._limit_of(task.spec.stage):
             _unfile(self.overdue, task)
         self._count -= 1
 
@@ -79,7 +80,7 @@ class Backlog:
         for tasks in self._classes[: self._classes_within(capacity_bytes)]:
             for passed in tasks[: bisect_left(tasks, task.order, key=_ORDER)]:
                 passed.passed += 1
-                if passed.passed == self._overtaking_limit:
+                if passed.passed == self._limit_of(passed.spec.stage):
                     _file(self.overdue, passed)
         self.remove(task)
 

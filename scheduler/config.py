@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from pool.errors import GIB, unknown_name, unusable_field
+from pool.spec import Stage
 
 #: names in `scheduler.placement.PLACEMENTS`
 PLACEMENT_NAMES = ("soonest", "arrival_order", "least_loaded")
@@ -23,6 +24,9 @@ class SchedulerConfig:
     max_attempts: int = 3
     #: starts of later tasks that one waiting task lets pass; after that it goes first
     overtaking_limit: int = 64
+    #: the same for a task that finishes a picture (a decode), where this is less: pictures come as they are made, not
+    #: all at the end, for the price of one more upload now and then where memory is short
+    finishing_limit: int = 4
     #: waiting tasks, in order, that one placement looks at
     window: int = 96
     #: results kept for later jobs when no live job reads them: at most so many ...
@@ -50,5 +54,9 @@ class SchedulerConfig:
             if isinstance(found, int | float) and found < _LEAST.get(field.name, 0):
                 raise unusable_field(field.name, found, f"at least {_LEAST.get(field.name, 0)}")
 
+    def limit_of(self, stage: Stage) -> int:
+        """Starts of later tasks that a waiting task of this stage lets pass."""
+        return min(self.overtaking_limit, self.finishing_limit) if stage is Stage.DECODE else self.overtaking_limit
 
-_LEAST = {"max_attempts": 1, "overtaking_limit": 1, "window": 1, "start_retry_limit": 1}
+
+_LEAST = {"max_attempts": 1, "overtaking_limit": 1, "finishing_limit": 1, "window": 1, "start_retry_limit": 1}

@@ -38,7 +38,7 @@ class Demand:
         #: why a task can run on no worker of the pool; None when it can
         self._unfit = unfit
         self.results = Results(config.kept_results, config.kept_result_bytes)
-        self.backlog = Backlog(config.overtaking_limit)
+        self.backlog = Backlog(config.limit_of)
         #: jobs that are not resolved, by order of submission
         self.jobs: dict[JobId, Job] = {}
         #: tasks that have to run or are running

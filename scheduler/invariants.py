@@ -81,7 +81,9 @@ def _task(state: SchedulerState, task: Task) -> None:
         assert name in demand.results.readers.get(need, ()), _story(state, name, f"is no reader of {need}")
     assert task.failures < state.config.max_attempts, _story(state, name, f"failed {task.failures} times")
     assert task.failures <= task.attempt, _story(state, name, "failed more often than it ran")
-    assert 0 <= task.passed <= state.config.overtaking_limit, _story(state, name, f"was passed {task.passed} times")
+    assert 0 <= task.passed <= state.config.limit_of(task.spec.stage), _story(
+        state, name, f"was passed {task.passed} times"
+    )
     if task.worker_id is not None:
         worker = state.fleet.workers[task.worker_id]
         assert worker.task_id == name, _story(state, name, f"is on {worker.name}, which runs {worker.task_id}")
@@ -130,7 +132,7 @@ def _backlog(state: SchedulerState) -> None:
             assert backlog.window(length, capacity_bytes) == fitting[:length], f"window of {length} at {capacity_bytes}"
             ends = (fitting[0], fitting[:length][-1]) if fitting else None
             assert backlog.ends(length, capacity_bytes) == ends, f"ends of {length} at {capacity_bytes}"
-    overdue = [t for t in filed if t.passed >= state.config.overtaking_limit]
+    overdue = [t for t in filed if t.passed >= state.config.limit_of(t.spec.stage)]
     assert backlog.overdue == overdue, f"overdue are {[t.name for t in overdue]}"
     firsts: dict[TaskId, None] = {}
     for task in {t.signature: t for t in reversed(filed)}.values():
@@ -181,7 +183,7 @@ def _nothing_waits_in_vain(state: SchedulerState) -> None:
     assert not could_start or busy, f"{could_start[0].name} waits, {idle[0].name} is idle and nothing runs"
     assert not could_start or state.tick_due is not None, f"{could_start[0].name} waits and nobody will look again"
     for task in could_start:
-        assert task.passed < state.config.overtaking_limit, _story(state, task.name, "is overdue and waits")
+        assert task.passed < state.config.limit_of(task.spec.stage), _story(state, task.name, "is overdue and waits")
         soonest = [w for w in busy if w.expected_end is not None]
         assert soonest, _story(state, task.name, f"waits beside {idle[0].name} for workers that promise nothing")
 

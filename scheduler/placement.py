@@ -128,9 +128,11 @@ def _costs_nothing(question: Question) -> Choice | None:
 
 def _soonest_of_equals(question: Question, tasks: Sequence[Task], promised: dict[WorkerId, float]) -> Choice | None:
     """`soonest` among tasks of one priority; adds to `promised` what it leaves to busy workers."""
-    limit = question.config.overtaking_limit
     for task in tasks if question.backlog.overdue else ():
-        if task.passed >= limit and (best := _best_idle(question, task.signature)) is not None:
+        if (
+            task.passed >= question.config.limit_of(task.spec.stage)
+            and (best := _best_idle(question, task.signature)) is not None
+        ):
             return _choice(question, task, best[0], f"passed over {task.passed} times, so it goes first; ")
     ranked: list[tuple[float, int, tuple[int, int], Task, Worker]] = []
     for task in {task.signature: task for task in reversed(tasks)}.values():  # the first of each signature

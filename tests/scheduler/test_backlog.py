@@ -45,7 +45,7 @@ KINDS = st.lists(st.tuples(st.integers(0, len(SPECS) - 1), st.integers(0, 2)), m
 def test_it_is_a_sorted_list_with_windows(kinds, capacities, data) -> None:
     """Whatever is filed, started, taken out and filed again, and whatever the capacities become meanwhile."""
     waiting = tasks_of(kinds)
-    backlog = Backlog(LIMIT)
+    backlog = Backlog(lambda stage: LIMIT)
     plain: list[Task] = []
     passed = dict.fromkeys(waiting, 0)
     for _ in range(30):
@@ -83,7 +83,7 @@ def test_it_is_a_sorted_list_with_windows(kinds, capacities, data) -> None:
 
 @given(KINDS)
 def test_it_finds_the_first_of_each_signature_by_what_that_uses(kinds) -> None:
-    backlog = Backlog(LIMIT)
+    backlog = Backlog(lambda stage: LIMIT)
     tasks = tasks_of(kinds)
     for task in tasks:
         backlog.add(task)

@@ -29,7 +29,7 @@ class Scene:
         self.config = SchedulerConfig(patch_switch_seconds=0.5, **config)  # type: ignore[arg-type]
         self.costs = Costs(0.5)
         self.costs.know(COMPONENTS)
-        self.backlog = Backlog(self.config.overtaking_limit)
+        self.backlog = Backlog(self.config.limit_of)
         self.workers: list[Worker] = []
 
     def worker(

@@ -144,6 +144,21 @@ def test_a_given_result_is_read_and_released_when_its_job_ends(shell: Shell) -> 
     assert shell.held == set()
 
 
+def test_a_given_result_is_held_while_its_job_lives(shell: Shell) -> None:
+    """1. A sample was made of a given result. 2. The decode waits for a large worker. 3. The sample's result is lost:
+    it can be made again, because what was given is still there."""
+    given = TaskId("from the driver")
+    second = sample(given)
+    third = decode(second.task_id, activation_bytes=30)
+    shell.want("small", "large")
+    shell.come_up("small", 20)
+    shell.submit(JobSpec(JobId("j"), (second, third), third.task_id, (given,)))
+    shell.finish("small")
+    assert given in shell.held
+    shell.lose_result(second.task_id)
+    assert shell.on("small") == second.task_id
+
+
 def test_a_given_result_saves_others_the_run(shell: Shell) -> None:
     """1. A job waits for an encode. 2. Another job brings that very result. 3. The encode does not run any more."""
     first = encode("cat")

@@ -52,7 +52,20 @@ def test_without_a_need_nobody_overtakes() -> None:
         cluster.post(submission)
     cluster.run()
     started = [
-        line.subject for line in cluster.state.log.lines() if line.after == "running" and "decode" in line.subject
+        line.subject for line in cluster.state.log.lines() if line.after == "running" and "sample" in line.subject
     ]
     assert len(started) == 50
     assert started == sorted(started, key=lambda name: int(name.split()[-2]))
+
+
+def test_pictures_come_as_they_are_made_and_not_all_at_the_end() -> None:
+    """Found with a batch on two workers: the first decode, which has to bring in the VAE, waited for all samples."""
+    cluster = VirtualCluster(SchedulerState(SchedulerConfig(story_length=None)), gpus(2))
+    what = mix(models=1, loras=1)
+    cluster.start(what.components)
+    for submission in what.submissions(all_at_once(50), Random(1)):
+        cluster.post(submission)
+    cluster.run()
+    running = [line.subject for line in cluster.state.log.lines() if line.after == "running"]
+    first_decode = next(i for i, name in enumerate(running) if "decode" in name)
+    assert sum("sample" in name for name in running[:first_decode]) <= 10
