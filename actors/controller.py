@@ -280,7 +280,7 @@ class Controller:
         submission.cancelled = True
         held, submission.held = submission.held, []
         self._end_unqueued(held)
-        for job_id in reversed(tuple(submission.live)):  # the waiting ones first: they must not start in between
+        for job_id in tuple(submission.live):
             self._dispatcher.tell(CancelAsked(self._dispatcher.now, job_id))
 
     def _resolved(self, command: ResolveJob) -> None:

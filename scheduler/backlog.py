@@ -29,6 +29,7 @@ class Backlog:
     def __init__(self, limit_of: Callable[[Stage], int]) -> None:
         """`limit_of` a stage: how many starts of later tasks a task of it lets pass."""
         self._limit_of = limit_of
+        self._limits = frozenset(limit_of(stage) for stage in Stage)
         #: distinct capacities of the live workers, ascending
         self.capacities: tuple[int, ...] = ()
         #: tasks that were passed over as often as the limit allows, in order
@@ -80,7 +81,7 @@ class Backlog:
         for tasks in self._classes[: self._classes_within(capacity_bytes)]:
             for passed in tasks[: bisect_left(tasks, task.order, key=_ORDER)]:
                 passed.passed += 1
-                if passed.passed == self._limit_of(passed.spec.stage):
+                if passed.passed in self._limits and passed.passed == self._limit_of(passed.spec.stage):
                     _file(self.overdue, passed)
         self.remove(task)
 

@@ -242,6 +242,18 @@ async def test_cancelling_stops_what_runs_and_starts_nothing_that_waits() -> Non
 
 
 @dialogue
+async def test_a_submission_cancelled_while_it_is_checked_never_runs() -> None:
+    desk = await Desk().open()
+    submitting = asyncio.ensure_future(desk.submit(request(seed=1), request(seed=2)))
+    await asyncio.sleep(0)  # the catalog is asked, and has not answered
+    await desk.controller.cancel(ME, SubmissionId("s"))
+    await submitting
+    assert desk.fleet.sent == []
+    assert [job.outcome for job in await desk.hear()] == [Outcome.CANCELLED] * 2
+    assert desk.controller._clients[ME].submissions == {}
+
+
+@dialogue
 async def test_cancelling_leaves_other_submissions_alone() -> None:
     desk = await Desk().open()
     await desk.submit(request(seed=1), submission="mine")
@@ -333,6 +345,19 @@ async def test_progress_is_told_of_the_run_that_goes_on_and_of_no_other() -> Non
     desk.fleet.kill("gpu-0")
     await settle()
     await desk.tell_step(sample, 3, 3)  # late news of the lost attempt
+    (running,) = (await desk.controller.news(ME, desk.cursor, 0.0)).running
+    assert (running.step, running.steps) == (0, 0)
+
+
+@dialogue
+async def test_steps_of_an_attempt_that_is_over_are_not_told_of_the_next() -> None:
+    desk = await Desk().open()
+    await desk.submit(request())
+    first = desk.fleet.running[0]
+    desk.fleet.fail(first, RunErrorKind.OUT_OF_VRAM)
+    await settle()
+    assert desk.fleet.running[0].task_id == first.task_id
+    await desk.tell_step(first, 1, 2)
     (running,) = (await desk.controller.news(ME, desk.cursor, 0.0)).running
     assert (running.step, running.steps) == (0, 0)
 
