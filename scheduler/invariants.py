@@ -5,6 +5,8 @@ Called after each event in tests; a shell may call it when idle, or before it re
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pool.residency import Resident, plan
 from pool.spec import JobId, Stage, TaskId
 from scheduler.costs import predict
@@ -190,6 +192,9 @@ def _nothing_waits_in_vain(state: SchedulerState) -> None:
 
 def _predictions(state: SchedulerState) -> None:
     """What is remembered of a signature on a worker is what a plan of now says."""
+    counts = Counter(task.signature for task in state.demand.tasks.values())
+    for signature, count in counts.items():
+        assert signature.tasks == count, f"{count} tasks have {signature.stage} {signature.uses}, not {signature.tasks}"
     seen: dict[tuple[Stage, int, JobId | str], None] = {}
     for task in state.demand.tasks.values():
         signature = task.signature
