@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pool.activation import with_margin
@@ -82,7 +82,8 @@ class Catalog:
         """
         path = _find("model", name, self._model_folders)
         ref = ModelRef(path.stem, str(path), self._sha256(path))
-        return self._refs.setdefault(ref.sha256, ref)
+        name = self._refs.setdefault(ref.sha256, ref).name
+        return replace(ref, name=name)  # where the file is now: it may have been renamed
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
         """The LoRA called `name`. Raises UnknownName or CorruptFile."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pool.activation import peak_bytes
 from pool.checkpoints.families import LatentFacts
+from pool.errors import CorruptFile
 from pool.patcher import ModelPatcher
 from pool.sampling.run import denoise_picture
 from pool.text.encode import encode_prompt, match_lengths
@@ -62,6 +63,9 @@ def sample(
 
         device = diffusion_model.device
         samples_CHW = denoise_picture(predict_noise, work, shape_CHW, cond_LD, uncond_LD, device, hooks)
+    if not torch.isfinite(samples_CHW).all():
+        loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
+        raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
     return Latent(samples_CHW.numpy())
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from pool.catalog import Catalog
 from pool.devices import sim
 from pool.engine import Engine, EngineSettings
-from pool.errors import AdapterMismatch, DoesNotFit
+from pool.errors import AdapterMismatch, CorruptFile, DoesNotFit
 from pool.residency import needed_bytes
 from pool.spec import Role, RunCost, TaskId, TaskSpec
 from pool.work import (
@@ -222,11 +222,23 @@ def test_a_lora_of_another_architecture_is_refused_with_counts(folder: Path, cat
     other.unlink()
 
 
+def test_a_latent_that_is_no_number_is_an_error_that_names_the_lora(folder: Path, catalog: Catalog) -> None:
+    """Found in a review: NaN weights made a black picture that counted as a success."""
+    path = folder / "loras" / "broken.safetensors"
+    tensors = load_file(folder / "loras" / "twist.safetensors")
+    save_file({k: torch.full_like(t, float("nan")) if "up" in k else t for k, t in tensors.items()}, path)
+    engine = open_engine("sim", PLENTY_BYTES)
+    with pytest.raises(CorruptFile, match="broken"):
+        Pipeline(engine, catalog, {"broken": 1.0}).picture()
+    engine.close()
+    path.unlink()
+
+
 def test_a_copy_under_another_name_is_the_same_work(folder: Path, catalog: Catalog) -> None:
     copy = folder / "copy.safetensors"
     copy.write_bytes((folder / "toy.safetensors").read_bytes())
     one = EncodeWork(catalog.find_model("toy"), (), "x")
-    assert catalog.find_model("copy") == one.model
+    assert catalog.find_model("copy") == dataclasses.replace(one.model, path=str(copy))
     other = dataclasses.replace(one, model=ModelRef("copy", str(copy), one.model.sha256))
     assert task_id(one, ()) == task_id(other, ())
     assert task_id(one, ()) != task_id(dataclasses.replace(one, text="y"), ())
