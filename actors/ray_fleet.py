@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from actors.fleet import InputsLost, Run, WorkerLost
 from actors.host_memory import HostMemory
@@ -22,6 +22,9 @@ from pool.spec import TaskId, TaskReport, WorkerId, WorkerSpec
 COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
 
 _REASON_CHARACTERS = 400
+
+#: Ray's words for a worker that is gone; the last two (its memory monitor, a lost node) are no RayActorErrors
+WORKER_GONE = (RayActorError, OutOfMemoryError, NodeDiedError)
 
 
 class RayFleet:
@@ -50,7 +53,7 @@ class RayFleet:
         handle = self._handles[worker_id, incarnation]
         try:
             await handle.watch.options(concurrency_group=WATCH).remote()
-        except RayActorError as lost:
+        except WORKER_GONE as lost:
             return _reason(lost)
         return "it was closed"
 
@@ -83,7 +86,7 @@ class RayFleet:
 async def _report(report: Any) -> TaskReport:
     try:
         ended: TaskReport = await report
-    except RayActorError as lost:
+    except WORKER_GONE as lost:
         raise WorkerLost(_reason(lost)) from lost
     except ObjectLostError as lost:
         raise InputsLost(str(lost).splitlines()[0]) from lost
@@ -94,7 +97,7 @@ async def _report(report: Any) -> TaskReport:
     return ended
 
 
-def _reason(lost: RayActorError) -> str:
+def _reason(lost: RayError) -> str:
     """Ray's many lines as one, without the ids."""
     lines = (line.strip() for line in str(lost).splitlines())
     ids = ("class_name:", "actor_id:", "pid:", "namespace:", "ip:", "name:")

@@ -57,7 +57,9 @@ class ThreadFleet:
 
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         if known := self._workers.pop((worker_id, incarnation), None):
-            known[1].shutdown(wait=False, cancel_futures=True)
+            worker, thread = known
+            worker._should_stop = lambda request: True  # a thread cannot be killed, as a process would be
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> Run:
         worker, thread = self._workers[worker_id, incarnation]
