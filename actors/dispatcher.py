@@ -82,6 +82,7 @@ class Dispatcher:
         #: everything that goes on by itself; kept here because the event loop holds it only weakly
         self._waits: set[asyncio.Task[None]] = set()
         self._troubles: dict[WorkerId, str] = {}
+        self._runs_sent = 0
 
     @property
     def now(self) -> float:
@@ -124,7 +125,7 @@ class Dispatcher:
         if worker is None or worker.spec.incarnation != step.incarnation:
             return False
         known = worker.runs.get(step.task_id)
-        if known is None or known.attempt != step.attempt:
+        if known is None or known.run != step.run:
             return False
         worker.runs[step.task_id] = step
         return True
@@ -148,7 +149,7 @@ class Dispatcher:
             case RunTask():
                 self._run(command)
             case StopTask():
-                self._fleet.stop(command.worker_id, command.incarnation, command.task_id, command.attempt)
+                self._stop(command)
             case ReleaseResult():
                 self._book.release(command.task_id)
             case ResolveJob():
@@ -214,12 +215,18 @@ class Dispatcher:
 
     def _run(self, command: RunTask) -> None:
         worker = self._live[command.worker_id]
-        request, inputs = self._book.begin(command.task_id, command.attempt)
+        self._runs_sent += 1
+        request, inputs = self._book.begin(command.task_id, command.attempt, self._runs_sent)
         worker.runs[command.task_id] = StepDone(
-            command.worker_id, command.incarnation, command.task_id, command.attempt, 0, 0
+            command.worker_id, command.incarnation, command.task_id, request.run, 0, 0
         )
         run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
         self._spawn(self._wait_for(command, worker, run))
+
+    def _stop(self, command: StopTask) -> None:
+        worker = self._live.get(command.worker_id)
+        if worker is not None and worker.spec.incarnation == command.incarnation and command.task_id in worker.runs:
+            self._fleet.stop(command.worker_id, command.incarnation, worker.runs[command.task_id].run)
 
     async def _wait_for(self, command: RunTask, worker: _LiveWorker, run: Run) -> None:
         try:

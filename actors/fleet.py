@@ -13,7 +13,7 @@ from typing import Protocol
 
 from actors.host_memory import HostMemory
 from actors.wire import ResultRef, RunRequest
-from pool.spec import TaskId, TaskReport, WorkerId, WorkerSpec
+from pool.spec import TaskReport, WorkerId, WorkerSpec
 
 
 class WorkerLost(Exception):
@@ -51,8 +51,8 @@ class Fleet(Protocol):
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> Run:
         """Send an attempt to a started worker."""
 
-    def stop(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
-        """Ask an attempt to end at its next step."""
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
+        """Ask a run to end at its next step. It may be over already."""
 
     async def memory_reports(self) -> dict[WorkerId, HostMemory]:
         """The host memory of every worker that answers."""

@@ -22,7 +22,7 @@ from actors.host_memory import HostMemory, host_memory
 from actors.wire import RunRequest, StepDone
 from pool.errors import UserError
 from pool.residency import Residency
-from pool.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec, WorkerId, WorkerSpec
+from pool.spec import RunCost, RunError, RunErrorKind, TaskReport, TaskSpec, WorkerId, WorkerSpec
 from pool.work import Encoded, Latent, Picture, Result, RunHooks, Stopped, Work
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: steps are told this often, counted from the start of a run; the last one is told by the report. A message costs the
 #: controller about as much as a task, so runs that are over sooner send none
 PROGRESS_SECONDS = 0.05
-#: stops that are remembered for runs that have not begun; the scheduler sends at most one run ahead
+#: stops that are remembered; a stop may come before its run begins, and the scheduler sends at most one run ahead
 STOPS_REMEMBERED = 16
 
 
@@ -78,8 +78,8 @@ class GpuWorker:
         self._on_step = on_step
         self._progress_seconds = progress_seconds
         self._engine: Engine | None = None
-        #: attempts that should stop, oldest first; touched by several threads, one atomic operation at a time
-        self._stops: dict[tuple[TaskId, int], None] = {}
+        #: runs that should stop, oldest first; touched by several threads, one atomic operation at a time
+        self._stops: dict[int, None] = {}
         self._ended = threading.Event()
 
     def start(self) -> WorkerSpec:
@@ -106,8 +106,6 @@ class GpuWorker:
             error = run_error(raised)
             if _device_is_broken(raised):
                 self._ended.set()
-        finally:
-            self._stops.pop((request.task.task_id, request.attempt), None)
         report = TaskReport(
             task_id=request.task.task_id,
             attempt=request.attempt,
@@ -120,9 +118,9 @@ class GpuWorker:
         )
         return report, result
 
-    def stop(self, task_id: TaskId, attempt: int) -> None:
-        """Let that attempt end at its next step. Does nothing when it is over."""
-        self._stops[task_id, attempt] = None
+    def stop(self, run: int) -> None:
+        """Let that run end at its next step, also when it has not begun yet. Does nothing when it is over."""
+        self._stops[run] = None
         for old in tuple(self._stops)[:-STOPS_REMEMBERED]:
             self._stops.pop(old, None)
 
@@ -145,7 +143,7 @@ class GpuWorker:
         self._ended.set()
 
     def _should_stop(self, request: RunRequest) -> bool:
-        return (request.task.task_id, request.attempt) in self._stops
+        return request.run in self._stops
 
     def _step_teller(self, request: RunRequest) -> Callable[[int, int], None]:
         """A function that passes steps on, but not too often and not the last one."""
@@ -156,8 +154,8 @@ class GpuWorker:
             now = time.monotonic()
             if step < steps and now - told_at >= self._progress_seconds:
                 told_at = now
-                task_id, attempt = request.task.task_id, request.attempt
-                self._on_step(StepDone(self._worker_id, self._incarnation, task_id, attempt, step, steps))
+                task_id, run = request.task.task_id, request.run
+                self._on_step(StepDone(self._worker_id, self._incarnation, task_id, run, step, steps))
 
         return tell
 

@@ -16,7 +16,7 @@ from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, Ray
 from actors.fleet import InputsLost, Run, WorkerLost
 from actors.host_memory import HostMemory
 from actors.wire import ResultRef, RunRequest
-from pool.spec import TaskId, TaskReport, WorkerId, WorkerSpec
+from pool.spec import TaskReport, WorkerId, WorkerSpec
 
 #: concurrency groups of a worker: one thread runs, others answer and stop, one waits for as long as the worker lives
 COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
@@ -69,11 +69,11 @@ class RayFleet:
         report, result = self._runs[worker_id, incarnation].remote(request, *inputs)
         return Run(_report(report), result)
 
-    def stop(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
         """See `Fleet`."""
         handle = self._handles.get((worker_id, incarnation))
         if handle is not None:
-            handle.stop.options(concurrency_group=CONTROL).remote(task_id, attempt)
+            handle.stop.options(concurrency_group=CONTROL).remote(run)
 
     async def memory_reports(self) -> dict[WorkerId, HostMemory]:
         """See `Fleet`."""

@@ -62,11 +62,11 @@ class TaskBook:
             self._drop_unneeded(task_id)
         return tuple(summaries)
 
-    def begin(self, task_id: TaskId, attempt: int) -> tuple[RunRequest, tuple[ResultRef, ...]]:
+    def begin(self, task_id: TaskId, attempt: int, run: int) -> tuple[RunRequest, tuple[ResultRef, ...]]:
         """A task is sent to a worker: what to send. All its inputs are held; the core waits for that."""
         entry = self._entries[task_id]
         entry.running = True
-        request = RunRequest(entry.spec, entry.work, attempt, fresh=entry.ran_out_of_vram)
+        request = RunRequest(entry.spec, entry.work, attempt, run, fresh=entry.ran_out_of_vram)
         return request, tuple(self._held(need) for need in entry.spec.needs)
 
     def end(self, report: TaskReport, result: ResultRef) -> None:

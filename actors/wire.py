@@ -27,12 +27,15 @@ ResultRef: TypeAlias = object
 class RunRequest:
     """One attempt at one task, for a worker. Its inputs travel beside it, in the order of `task.needs`.
 
+    run    counts all runs that a controller sent. Names this one: attempts of a task start at 1 again when the same
+           work is asked for again later
     fresh  take all weights off the GPU first: the attempt before ran out of memory
     """
 
     task: TaskSpec
     work: Work
     attempt: int
+    run: int
     fresh: bool = False
 
 
@@ -43,7 +46,7 @@ class StepDone:
     worker_id: WorkerId
     incarnation: int
     task_id: TaskId
-    attempt: int
+    run: int
     step: int
     steps: int
 

@@ -157,10 +157,10 @@ class FakeFleet:
         self.sent.append(sent)
         return Run(sent.report, sent.ref)
 
-    def stop(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
         for sent in self.running:
-            if (sent.worker_id, sent.incarnation, sent.task_id) == (worker_id, incarnation, task_id):
-                sent.stop_asked = sent.stop_asked or sent.request.attempt == attempt
+            if (sent.worker_id, sent.incarnation, sent.request.run) == (worker_id, incarnation, run):
+                sent.stop_asked = True
 
     async def memory_reports(self) -> dict:
         return {}
@@ -289,7 +289,7 @@ class Desk:
 
     async def tell_step(self, sent: Sent, step: int, steps: int) -> None:
         await self.controller.step_done(
-            StepDone(sent.worker_id, sent.incarnation, sent.task_id, sent.request.attempt, step, steps)
+            StepDone(sent.worker_id, sent.incarnation, sent.task_id, sent.request.run, step, steps)
         )
 
 

@@ -20,7 +20,7 @@ from actors.gpu_worker import GpuWorker
 from actors.line import ResultGone
 from actors.outcomes import PoolLost
 from actors.wire import RunRequest, StepDone
-from pool.spec import TaskId, TaskReport, WorkerId, WorkerSpec
+from pool.spec import TaskReport, WorkerId, WorkerSpec
 from pool.work import Result
 from scheduler.state import SchedulerState
 from tests.actors.fake_fleet import FakeRef
@@ -75,8 +75,8 @@ class ThreadFleet:
 
         return Run(report(), ref)
 
-    def stop(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
-        self._workers[worker_id, incarnation][0].stop(task_id, attempt)
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
+        self._workers[worker_id, incarnation][0].stop(run)
 
     async def memory_reports(self) -> dict:
         return {worker_id: worker.memory_report() for (worker_id, _), (worker, _) in self._workers.items()}

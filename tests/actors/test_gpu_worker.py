@@ -12,7 +12,7 @@ from actors.gpu_worker import GpuWorker, result_bytes
 from actors.requests import GenerateRequest
 from actors.wire import RunRequest, StepDone
 from pool.errors import CorruptFile, DoesNotFit
-from pool.spec import JobId, RunErrorKind, Stage, TaskId, WorkerId
+from pool.spec import JobId, RunErrorKind, Stage, WorkerId
 from pool.work import Encoded, Latent, Picture, SampleWork, Stopped
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FakeCatalog, FakeEngine, result_of
 
@@ -30,8 +30,8 @@ class Bench:
         self.work = cut.works[self.task.task_id]
         self.inputs = tuple(result_of(cut.works[need], ()) for need in self.task.needs)
 
-    def run(self, attempt: int = 1):
-        return self.worker.run(RunRequest(self.task, self.work, attempt), *self.inputs)
+    def run(self, run: int = 1, attempt: int = 1):
+        return self.worker.run(RunRequest(self.task, self.work, attempt, run), *self.inputs)
 
 
 class RaisingEngine(FakeEngine):
@@ -70,9 +70,9 @@ def test_a_run_comes_back_with_its_result_cost_and_residency() -> None:
 def test_steps_are_told_when_time_allows_but_for_the_last_which_the_report_tells() -> None:
     bench = Bench(steps=5)
     bench.worker.start()
-    bench.run(attempt=7)
+    bench.run(run=7)
     assert [(s.step, s.steps) for s in bench.steps] == [(n, 5) for n in range(1, 5)]
-    assert {(s.worker_id, s.incarnation, s.task_id, s.attempt) for s in bench.steps} == {
+    assert {(s.worker_id, s.incarnation, s.task_id, s.run) for s in bench.steps} == {
         ("gpu-0", 4, bench.task.task_id, 7)
     }
     bench.worker._progress_seconds = 1e9
@@ -123,14 +123,22 @@ def test_a_worker_whose_gpu_is_broken_is_over_after_its_report(name, over) -> No
     assert bench.worker._ended.is_set() == over
 
 
-def test_a_stop_ends_that_attempt_and_no_other() -> None:
-    bench = Bench(prompt="a red circle")
+def test_a_stop_ends_that_run_and_no_other() -> None:
+    bench = Bench()
     bench.worker.start()
-    bench.worker.stop(bench.task.task_id, 2)
-    bench.worker.stop(TaskId("another"), 1)
-    assert bench.run(attempt=1)[0].error is None
-    assert bench.run(attempt=2)[0].error.kind is RunErrorKind.CANCELLED
-    assert bench.run(attempt=3)[0].error is None
+    bench.worker.stop(2)
+    assert bench.run(run=1)[0].error is None
+    assert bench.run(run=2)[0].error.kind is RunErrorKind.CANCELLED
+    assert bench.run(run=3)[0].error is None
+
+
+def test_a_stop_that_comes_too_late_does_not_stop_the_same_work_when_it_is_asked_for_again() -> None:
+    """Attempts of a task start at 1 again when it was forgotten in between."""
+    bench = Bench()
+    bench.worker.start()
+    assert bench.run(run=1, attempt=1)[0].error is None
+    bench.worker.stop(1)
+    assert bench.run(run=2, attempt=1)[0].error is None
 
 
 def test_a_stop_from_another_thread_ends_a_run_at_its_next_step() -> None:
@@ -144,7 +152,7 @@ def test_a_stop_from_another_thread_ends_a_run_at_its_next_step() -> None:
 
     def stop() -> None:
         reached.wait()
-        bench.worker.stop(bench.task.task_id, 1)
+        bench.worker.stop(1)
 
     stopper = threading.Thread(target=stop)
     stopper.start()
@@ -157,9 +165,8 @@ def test_stops_that_come_too_late_do_not_pile_up() -> None:
     bench = Bench()
     bench.worker.start()
     for number in range(1000):
-        bench.worker.stop(TaskId(f"over-{number}"), 1)
-    bench.worker.stop(bench.task.task_id, 1)
-    assert bench.run()[0].error.kind is RunErrorKind.CANCELLED
+        bench.worker.stop(number)
+    assert bench.run(run=number)[0].error.kind is RunErrorKind.CANCELLED
     assert len(bench.worker._stops) <= 16
 
 
