@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pool.checkpoints.adapter_keys import looks_like_lora, split_key
 from pool.checkpoints.detect import detect
 from pool.checkpoints.families import Family, LatentFacts
 from pool.checkpoints.infer import latent_facts
-from pool.checkpoints.lora_names import looks_like_lora, split_key, style_of
+from pool.checkpoints.lora_names import style_of
 from pool.checkpoints.safetensors_file import Header, TensorEntry, read_header
 from pool.errors import UnknownArchitecture
 from pool.spec import Role

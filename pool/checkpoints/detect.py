@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pool.checkpoints import infer
+from pool.checkpoints.adapter_keys import looks_like_lora
 from pool.checkpoints.families import SD1, Family
-from pool.checkpoints.lora_names import looks_like_lora
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.errors import UnknownArchitecture
 from pool.spec import Role

@@ -1,4 +1,4 @@
-"""The names that LoRA files use for a model's weights, and what each of their tensors is. Torch-free at run time.
+"""The names that LoRA files use for a model's weights. Torch-free at run time.
 
 Knows the public naming conventions. Which weight a name means is not written here: it follows from the key map, which
 has both spellings of every weight, the checkpoint's and the module's. Does not read tensors and does not compute
@@ -7,7 +7,7 @@ has both spellings of every weight, the checkpoint's and the module's. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pool.spec import Role
@@ -15,48 +15,6 @@ from pool.spec import Role
 if TYPE_CHECKING:
     from pool.checkpoints.build import BuiltComponent
     from pool.checkpoints.key_map import KeyMap, RowRange
-
-#: ends of a LoRA file's keys and the part that each is. The longer of two that fit is meant.
-PARTS: tuple[tuple[str, str], ...] = (
-    (".lora_up.weight", "up"),
-    (".lora_down.weight", "down"),
-    (".lora_mid.weight", "mid"),
-    (".lora_B.weight", "up"),
-    (".lora_A.weight", "down"),
-    (".lora_B.default.weight", "up"),
-    (".lora_A.default.weight", "down"),
-    (".lora_B", "up"),
-    (".lora_A", "down"),
-    (".lora.up.weight", "up"),
-    (".lora.down.weight", "down"),
-    ("_lora.up.weight", "up"),
-    ("_lora.down.weight", "down"),
-    (".lora_linear_layer.up.weight", "up"),
-    (".lora_linear_layer.down.weight", "down"),
-    (".alpha", "alpha"),
-    (".dora_scale", "dora_scale"),
-    (".lora_magnitude_vector.weight", "dora_scale"),
-    (".lora_magnitude_vector", "dora_scale"),
-    (".diff", "diff"),
-    (".diff_b", "diff_b"),
-    (".hada_w1_a", "hada_w1_a"),
-    (".hada_w1_b", "hada_w1_b"),
-    (".hada_w2_a", "hada_w2_a"),
-    (".hada_w2_b", "hada_w2_b"),
-    (".hada_t1", "hada_t1"),
-    (".hada_t2", "hada_t2"),
-    (".lokr_w1", "lokr_w1"),
-    (".lokr_w1_a", "lokr_w1_a"),
-    (".lokr_w1_b", "lokr_w1_b"),
-    (".lokr_w2", "lokr_w2"),
-    (".lokr_w2_a", "lokr_w2_a"),
-    (".lokr_w2_b", "lokr_w2_b"),
-    (".lokr_t2", "lokr_t2"),
-    (".oft_blocks", "oft_blocks"),
-)
-
-#: parts that only a LoRA, or one of its relatives, has
-_TELLING_PARTS = frozenset({"up", "down", "hada_w1_a", "lokr_w1", "lokr_w1_a", "oft_blocks", "diff"})
 
 #: how the base names of each component begin, and whose convention that is. The first that fits counts.
 STYLES: tuple[tuple[str, Role, str], ...] = (
@@ -73,23 +31,6 @@ STYLES: tuple[tuple[str, Role, str], ...] = (
     ("text_model.", Role.TEXT_ENCODER, "bare keys"),
 )
 BARE_STYLE = "bare keys"
-
-
-def split_key(key: str) -> tuple[str, str] | None:
-    """The base name and the part of one key of a LoRA file; None for a key that is no part of a LoRA.
-
-    `split_key("lora_unet_mid_block_resnets_0_conv1.lora_up.weight") == ("lora_unet_mid_block_resnets_0_conv1", "up")`
-    """
-    fitting = [(len(end), end, part) for end, part in PARTS if key.endswith(end) and len(key) > len(end)]
-    if not fitting:
-        return None
-    length, _, part = max(fitting)
-    return key[:-length], part
-
-
-def looks_like_lora(keys: Iterable[str]) -> bool:
-    """Whether a file with `keys` is a LoRA or one of its relatives."""
-    return any((split := split_key(key)) is not None and split[1] in _TELLING_PARTS for key in keys)
 
 
 def style_of(base_name: str) -> tuple[Role, str]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from pool.checkpoints.adapter_keys import split_key
 from pool.checkpoints.key_map import RowRange
-from pool.checkpoints.lora_names import split_key
 from pool.checkpoints.mapped_file import MappedFile
 from pool.errors import AdapterMismatch, CorruptFile
 from pool.patches.patch_set import LowRank, WeightPatch

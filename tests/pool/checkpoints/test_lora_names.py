@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pool.checkpoints.adapter_keys import PARTS, looks_like_lora, split_key
 from pool.checkpoints.build import BuiltComponent, open_checkpoint
-from pool.checkpoints.lora_names import PARTS, looks_like_lora, lora_key_map, split_key, style_of
+from pool.checkpoints.lora_names import lora_key_map, style_of
 from pool.spec import Role
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.tiny_checkpoint import TEXT_TARGETS, UNET_TARGETS, write_tiny_checkpoint
