@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pool.ops.context import current
+from pool.ops.packed import PackedWeight
 
 #: takes a fresh float32 (or float64) copy of a weight, which it may write into, and returns the changed weight
 WeightFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -25,6 +26,8 @@ def cast(weight: Tensor, device: torch.device, dtype: torch.dtype, functions: Se
     """
     if functions:
         return apply_weight_functions(weight, functions, device, dtype)
+    if isinstance(weight, PackedWeight):
+        return weight.moved(device, lambda part: _moved(part, device)).unpack(dtype)
     if weight.device != device:
         weight = _moved(weight, device)
     if weight.dtype != dtype and weight.is_floating_point():
@@ -35,17 +38,21 @@ def cast(weight: Tensor, device: torch.device, dtype: torch.dtype, functions: Se
 def apply_weight_functions(
     weight: Tensor, functions: Sequence[WeightFunction], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """`weight` moved to `device`, converted to float32, changed by `functions` in order, and converted to `dtype`.
+    """`weight` moved to `device`, unpacked and in float32, changed by `functions` in order, and converted to `dtype`.
 
     Computes in float64 when `dtype` is that. Without functions nothing passes through float32. `weight` is not written.
     """
-    working = weight.detach()
-    is_copy = working.device != device
-    if is_copy:
-        working = _moved(working, device)
+    working_dtype = torch.float64 if dtype is torch.float64 else torch.float32
+    if isinstance(weight, PackedWeight):
+        packed = weight.moved(device, lambda part: _moved(part, device))
+        working, is_copy = packed.unpack(working_dtype if functions else dtype), True
+    else:
+        working = weight.detach()
+        is_copy = working.device != device
+        if is_copy:
+            working = _moved(working, device)
     if not functions:
         return working.to(dtype) if working.is_floating_point() else working
-    working_dtype = torch.float64 if dtype is torch.float64 else torch.float32
     is_copy = is_copy or working.dtype is not working_dtype
     working = (
         working.to(working_dtype).contiguous() if is_copy else working.clone(memory_format=torch.contiguous_format)
@@ -61,6 +68,8 @@ def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype, padding_idx: int
     A table of 250,000 rows is thus neither moved nor converted for a few of them.
     """
     there = ids if table.device == ids.device else ids.to(table.device)
+    if isinstance(table, PackedWeight):
+        return cast(table.gather(there, dtype), ids.device, dtype)
     if table.dtype.itemsize == 1 and table.is_floating_point():  # torch gathers no 8-bit floats
         rows = torch.embedding(table.view(torch.uint8), there, padding_idx).view(table.dtype)
     else:

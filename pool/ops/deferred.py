@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pool.devices.torch_private import make_wrapper, no_torch_function
 from pool.ops.cast import WeightFunction, cast, gather_rows
+from pool.ops.packed import PackedWeight
 
 _EMBEDDING = torch.ops.aten.embedding.default
 
@@ -51,7 +52,9 @@ def as_computed(
 
     While a graph is compiled, and where a gradient may be wanted, it is computed at once.
     """
-    if not functions and weight.device == device and (weight.dtype == dtype or not weight.is_floating_point()):
+    is_packed = isinstance(weight, PackedWeight)
+    is_there = weight.device == device and (weight.dtype == dtype or not weight.is_floating_point())
+    if is_there and not functions and not is_packed:
         return weight
     if torch.compiler.is_compiling() or (weight.requires_grad and torch.is_grad_enabled()):
         return cast(weight, device, dtype, functions)

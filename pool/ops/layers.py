@@ -16,6 +16,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from pool.ops.cast import cast, gather_rows
 from pool.ops.context import check_interrupt, current
+from pool.ops.packed import PackedWeight
+from pool.ops.side_path import SIDE_PATH_ATTRIBUTE
 
 
 def _weights(layer: nn.Module, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -29,7 +31,7 @@ def _weights(layer: nn.Module, x: Tensor) -> tuple[Tensor | None, Tensor | None]
             None if bias is None else cast(bias, x.device, x.dtype, functions.get("bias", ())),
         )
     device, dtype = x.device, x.dtype
-    if weight is not None and (weight.dtype != dtype or weight.device != device):
+    if weight is not None and (weight.dtype != dtype or weight.device != device or isinstance(weight, PackedWeight)):
         weight = cast(weight, device, dtype)  # type: ignore[assignment]
     if bias is not None and (bias.dtype != dtype or bias.device != device):
         bias = cast(bias, device, dtype)  # type: ignore[assignment]
@@ -40,7 +42,9 @@ def _linear(self: nn.Linear, x: Tensor) -> Tensor:
     check_interrupt()
     weight, bias = _weights(self, x)
     assert weight is not None
-    return F.linear(x, weight, bias)
+    out = F.linear(x, weight, bias)
+    side_path = self.__dict__.get(SIDE_PATH_ATTRIBUTE)
+    return out if side_path is None else side_path.added_to(out, x)
 
 
 def _conv(self: Any, x: Tensor) -> Tensor:
