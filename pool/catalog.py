@@ -121,7 +121,7 @@ class Catalog:
             opened = self._open(model)
             component = opened.component(_role_of(work))
             latent = opened.checkpoint.latent
-            counted = activation_bytes(work, component.built.module, component.compute_dtype, latent)
+            counted = activation_bytes(work, component.built.module, component.form.compute_dtype, latent)
             self._activations[key] = with_margin(counted, self._device_kind)
         return self._activations[key]
 

@@ -132,7 +132,7 @@ class Engine:
                 role,
                 component.built.module,
                 self._device.torch_device,
-                component.compute_dtype,
+                component.form,
                 self._device.memory.ledger,
             )
             self._patchers[component.key] = base

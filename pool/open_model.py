@@ -19,6 +19,7 @@ from pool.patches.patch_set import PatchSet
 from pool.precision import compute_dtype
 from pool.sizing import OwnWeights, component_spec, component_use, own_weights
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from pool.weight_form import WeightForm
 from pool.work import LoraRef, ModelRef
 
 
@@ -29,16 +30,16 @@ class Component:
     key: ComponentKey
     role: Role
     built: BuiltComponent
-    compute_dtype: torch.dtype
+    form: WeightForm
     weights: tuple[OwnWeights, ...]
 
     def spec(self) -> ComponentSpec:
         """Its sizes."""
-        return component_spec(self.key, self.role, self.weights, self.compute_dtype)
+        return component_spec(self.key, self.role, self.weights, self.form)
 
     def use(self, patches: PatchSet, passes: int = 1) -> ComponentUse:
         """What a run with `patches` needs."""
-        return component_use(self.key, self.weights, self.compute_dtype, patches, passes)
+        return component_use(self.key, self.weights, self.form, patches, passes)
 
 
 class OpenModel:
@@ -63,7 +64,7 @@ class OpenModel:
                 ComponentKey(f"{self.ref.name}/{role.value}@{self.ref.sha256[:10]}"),
                 role,
                 built,
-                compute_dtype(role, storage, self._device_kind),
+                WeightForm(compute_dtype(role, storage, self._device_kind)),
                 weights,
             )
         return self._components[role]

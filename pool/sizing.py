@@ -1,6 +1,6 @@
 """How many bytes the weights of a module take: resident, on the bus, and as scratch while they move.
 
-Pure functions of host weights, a compute dtype and a patch set, used by the patcher that moves the weights and by the
+Pure functions of host weights, their form and a patch set, used by the patcher that moves the weights and by the
 catalog that tells the scheduler about them. Reads shapes and dtypes only; touches no weight.
 """
 
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pool.ops import stored_bytes
 from pool.patches.patch_set import PatchSet
 from pool.residency import ModuleBytes
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from pool.weight_form import WeightForm
 
 #: patches are computed in float32
 PATCH_ITEM_BYTES = 4
@@ -48,75 +50,69 @@ def own_weights(root: nn.Module) -> Iterator[OwnWeights]:
             yield OwnWeights(name, module, parameters, buffers)
 
 
-def resident_bytes(weight: Tensor, compute_dtype: torch.dtype) -> int:
-    """Bytes of `weight` on the device: floating point in compute dtype, the rest as it is."""
-    return weight.numel() * (compute_dtype.itemsize if weight.is_floating_point() else weight.dtype.itemsize)
-
-
-def module_bytes(weights: Iterable[OwnWeights], compute_dtype: torch.dtype) -> tuple[ModuleBytes, ...]:
-    """The sizes of every module with weights, in the order given."""
+def module_bytes(weights: Iterable[OwnWeights], form: WeightForm) -> tuple[ModuleBytes, ...]:
+    """The sizes of every module with weights, in the order given. Buffers are kept as they are."""
     return tuple(
         ModuleBytes(
             own.name,
-            sum(resident_bytes(p, compute_dtype) for p in own.parameters.values())
-            + sum(b.nbytes for b in own.buffers.values()),
-            sum(p.nbytes for p in own.parameters.values()) + sum(b.nbytes for b in own.buffers.values()),
+            sum(form.resident_bytes(p) for p in own.parameters.values()) + sum(b.nbytes for b in own.buffers.values()),
+            sum(stored_bytes(p) for p in own.parameters.values()) + sum(b.nbytes for b in own.buffers.values()),
         )
         for own in weights
     )
 
 
-def component_spec(
-    key: ComponentKey, role: Role, weights: Iterable[OwnWeights], compute_dtype: torch.dtype
-) -> ComponentSpec:
+def component_spec(key: ComponentKey, role: Role, weights: Iterable[OwnWeights], form: WeightForm) -> ComponentSpec:
     """The sizes of all of them together, as the plan needs them."""
-    modules = module_bytes(weights, compute_dtype)
+    modules = module_bytes(weights, form)
     return ComponentSpec(key, role, sum(m.resident_bytes for m in modules), sum(m.upload_bytes for m in modules))
 
 
 def component_use(
-    key: ComponentKey, weights: Iterable[OwnWeights], compute_dtype: torch.dtype, patches: PatchSet, passes: int = 1
+    key: ComponentKey, weights: Iterable[OwnWeights], form: WeightForm, patches: PatchSet, passes: int = 1
 ) -> ComponentUse:
     """What a run with `patches` needs beside the weights themselves."""
     held = tuple(weights)
-    touched = patches.parameters
-    patched_bytes = sum(
-        sum(resident_bytes(p, compute_dtype) for p in own.parameters.values())
-        for own in held
-        if not touched.isdisjoint(own.parameter_names)
-    )
     return ComponentUse(
         component=key,
-        scratch_bytes=scratch_bytes(held, compute_dtype, patches),
+        scratch_bytes=scratch_bytes(held, form, patches),
         patch_digest=patches.digest,
-        patched_bytes=patched_bytes,
+        patched_bytes=merged_bytes(held, form, patches),
         passes=passes,
     )
 
 
-def scratch_bytes(weights: Iterable[OwnWeights], compute_dtype: torch.dtype, patches: PatchSet) -> int:
+def merged_bytes(weights: Iterable[OwnWeights], form: WeightForm, patches: PatchSet) -> int:
+    """Resident bytes of the modules that have patches merged in: what another patch set uploads anew."""
+    touched = patches.parameters
+    return sum(
+        sum(form.resident_bytes(p) for p in own.parameters.values())
+        for own in weights
+        if any(own.full_name(n) in touched and form.merges(p) for n, p in own.parameters.items())
+    )
+
+
+def scratch_bytes(weights: Iterable[OwnWeights], form: WeightForm, patches: PatchSet) -> int:
     """The working set of the hungriest module, streamed or while it loads.
 
     A streamed module holds the compute-dtype copies of all its parameters at once, and for the one under way its
     storage copy and, when it is patched, its float32 copy and the factors of one patch.
     """
-    return max((_module_scratch(own, compute_dtype, patches) for own in weights), default=0)
+    return max((_module_scratch(own, form, patches) for own in weights), default=0)
 
 
-def _module_scratch(own: OwnWeights, compute_dtype: torch.dtype, patches: PatchSet) -> int:
+def _module_scratch(own: OwnWeights, form: WeightForm, patches: PatchSet) -> int:
     gathers_first = isinstance(own.module, nn.Embedding) and not patches.functions(own.full_name("weight"))
-    held_bytes = 0 if gathers_first else sum(resident_bytes(p, compute_dtype) for p in own.parameters.values())
-    under_way = max(
-        (_in_conversion(p, compute_dtype, patches, own.full_name(n)) for n, p in own.parameters.items()), default=0
-    )
+    held_bytes = 0 if gathers_first else sum(form.computed_bytes(p) for p in own.parameters.values())
+    under_way = max((_in_conversion(p, form, patches, own.full_name(n)) for n, p in own.parameters.items()), default=0)
     return held_bytes + under_way
 
 
-def _in_conversion(weight: Tensor, compute_dtype: torch.dtype, patches: PatchSet, name: str) -> int:
+def _in_conversion(weight: Tensor, form: WeightForm, patches: PatchSet, name: str) -> int:
     """Bytes beside the compute-dtype copy while that copy is being made."""
     functions = patches.functions(name)
-    storage_bytes = 0 if weight.dtype == compute_dtype and not functions else weight.nbytes
+    storage_bytes = stored_bytes(weight) if functions or form.converts(weight) else 0
     if not functions:
         return storage_bytes
-    float_bytes = weight.numel() * PATCH_ITEM_BYTES if compute_dtype != torch.float32 else 0
+    float_bytes = weight.numel() * PATCH_ITEM_BYTES if form.compute_dtype != torch.float32 else 0
     return storage_bytes + float_bytes + max(f.value.working_bytes for f in functions)

@@ -69,7 +69,7 @@ def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype, padding_idx: int
     """
     there = ids if table.device == ids.device else ids.to(table.device)
     if isinstance(table, PackedWeight):
-        return cast(table.gather(there, dtype), ids.device, dtype)
+        return cast(table.rows_for(there, dtype), ids.device, dtype)
     if table.dtype.itemsize == 1 and table.is_floating_point():  # torch gathers no 8-bit floats
         rows = torch.embedding(table.view(torch.uint8), there, padding_idx).view(table.dtype)
     else:

@@ -64,7 +64,7 @@ class PackedWeight(Tensor):
             return self
         return packed_weight(self.codec, {k: move(p) for k, p in self.parts.items()}, self.shape, self.dtype)
 
-    def gather(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    def rows_for(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows of the values for `ids`, which are on the device of the parts."""
         return torch.embedding(self.unpack(dtype), ids)
 

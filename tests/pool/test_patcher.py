@@ -17,6 +17,7 @@ from pool.devices import sim
 from pool.patcher import ModelPatcher, WeightsTarget
 from pool.patches.patch_set import PatchSet
 from pool.spec import UNPATCHED, ComponentKey, Role
+from pool.weight_form import WeightForm
 from tests.pool.toy import Toy, make_patch, make_toy, patches_for, reference
 
 DEVICE = "sim:0"  # a name until `sim.install` has run
@@ -35,7 +36,9 @@ def _device() -> None:
 
 
 def patcher_of(toy: Toy, device: str = DEVICE) -> ModelPatcher:
-    return ModelPatcher.of(ComponentKey("toy"), Role.DIFFUSION_MODEL, toy, torch.device(device), torch.float32)
+    return ModelPatcher.of(
+        ComponentKey("toy"), Role.DIFFUSION_MODEL, toy, torch.device(device), WeightForm(torch.float32)
+    )
 
 
 def output(patcher: ModelPatcher) -> torch.Tensor:

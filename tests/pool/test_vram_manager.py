@@ -16,6 +16,7 @@ from pool.errors import DoesNotFit
 from pool.patcher import ModelPatcher
 from pool.spec import ComponentKey, Role
 from pool.vram_manager import VramManager
+from pool.weight_form import WeightForm
 from tests.pool.toy import make_toy, patches_for
 
 DEVICE = "sim:0"  # a name until `sim.install` has run
@@ -32,7 +33,7 @@ def _device() -> None:
 
 def patcher_of(name: str, seed: int) -> ModelPatcher:
     return ModelPatcher.of(
-        ComponentKey(name), Role.DIFFUSION_MODEL, make_toy(seed), torch.device(DEVICE), torch.float32
+        ComponentKey(name), Role.DIFFUSION_MODEL, make_toy(seed), torch.device(DEVICE), WeightForm(torch.float32)
     )
 
 

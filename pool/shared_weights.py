@@ -1,0 +1,206 @@
+"""One module on the host and, where asked for, on the device: the weights that all clones of a patcher share.
+
+Host weights are views of the mapped file and are never written. What is on the device is said by a `WeightsTarget`;
+`SharedWeights.realize` works out the difference and moves only that. Taking patches off is uploading again, so there is
+nothing to restore. Knows one component on one device; not what should be resident (`pool.residency`), nor when
+(`pool.vram_manager`), nor which patches a clone wants (`pool.patcher`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pool.devices.transfers import TransferLedger
+from pool.ops import (
+    PackedWeight,
+    SidePath,
+    WeightFunction,
+    apply_weight_functions,
+    set_side_path,
+    set_weight_functions,
+    swap_to_casting,
+)
+from pool.patches.patch_set import PatchSet
+from pool.residency import ModuleBytes, Resident
+from pool.sizing import OwnWeights, merged_bytes, module_bytes, own_weights
+from pool.spec import UNPATCHED, ComponentKey, Role
+from pool.weight_form import WeightForm
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsTarget:
+    """What should be on the device: these modules with these patches. The rest streams, with the same patches."""
+
+    resident: frozenset[str]
+    patches: PatchSet
+
+
+@dataclass(frozen=True, slots=True)
+class RealizeReport:
+    """What moving to a target took.
+
+    uploaded_bytes  weights as they crossed the bus, in storage dtype
+    freed_bytes     resident bytes given back
+    switched        something was resident with another patch set
+    """
+
+    uploaded_bytes: int
+    freed_bytes: int
+    switched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """How one module's patches should reach it.
+
+    merged  digest of those that its resident bytes carry
+    live    names of own parameters whose patches are computed at each use
+    digest  of these
+    """
+
+    merged: str
+    live: tuple[str, ...]
+    digest: str
+
+
+class SharedWeights:
+    """The module that all clones of a patcher run, and which of its modules are on the device."""
+
+    def __init__(
+        self,
+        key: ComponentKey,
+        role: Role,
+        module: nn.Module,
+        device: torch.device,
+        form: WeightForm,
+        ledger: TransferLedger | None = None,
+    ) -> None:
+        """Take `module`, whose parameters are host tensors that nobody writes from now on.
+
+        Gives every instance in `module` its casting class. Moves nothing. `ledger` is told of weights that stream, for
+        devices that do not count by themselves.
+        """
+        self.key = key
+        self.role = role
+        self.module = module
+        self.device = device
+        self.form = form
+        self.ledger = ledger
+        self.owned = {own.name: own for own in own_weights(module)}
+        self.sizes: dict[str, ModuleBytes] = {m.name: m for m in module_bytes(self.owned.values(), form)}
+        self._realized = PatchSet()
+        #: digest of the patches that each resident module's bytes carry; resident exactly when named here
+        self._carried: dict[str, str] = {}
+        #: digest of the patches that each module computes at use; absent when it computes none
+        self._hooked: dict[str, str] = {}
+        self._settled = True
+        self._merged_bytes = 0
+        swap_to_casting(module)
+
+    @property
+    def resident_modules(self) -> frozenset[str]:
+        """Names of the modules that are on the device now."""
+        return frozenset(self._carried)
+
+    def resident(self) -> Resident:
+        """What is on the device now, with the patch set it was realized with."""
+        held_bytes = sum(self.sizes[name].resident_bytes for name in self._carried)
+        return Resident(self.key, held_bytes, self._realized.digest, self._merged_bytes)
+
+    def realize(self, target: WeightsTarget) -> RealizeReport:
+        """Bring the module to `target`, moving the difference only: first what leaves, then what arrives.
+
+        When something raises (out of memory, say) every module is either wholly on the device or wholly off it, and
+        `resident()` tells the truth; call again with a target to go on.
+        """
+        patches = target.patches
+        is_same = self._realized.digest == patches.digest
+        if self._settled and is_same and self._carried.keys() == target.resident:
+            return RealizeReport(0, 0, False)
+        self._settled = False
+        switched = bool(self._carried) and not is_same
+        wanted = {n: self._wanted(own, patches, n in target.resident) for n, own in self.owned.items()}
+        freed_bytes = 0
+        for name in [n for n, d in self._carried.items() if n not in target.resident or d != wanted[n].merged]:
+            freed_bytes += self._put_back(self.owned[name])
+        self._realized = patches
+        self._merged_bytes = merged_bytes(self.owned.values(), self.form, patches)
+        uploaded_bytes = 0
+        for name, own in self.owned.items():
+            if name in target.resident and name not in self._carried:
+                uploaded_bytes += self._upload(own, patches, wanted[name])
+        for name, own in self.owned.items():
+            self._hook(own, patches, wanted[name])
+        self._settled = True
+        return RealizeReport(uploaded_bytes, freed_bytes, switched)
+
+    def shrink(self, kept: Iterable[str]) -> RealizeReport:
+        """Keep only these modules on the device, with the patches they carry."""
+        return self.realize(WeightsTarget(self.resident_modules & frozenset(kept), self._realized))
+
+    def unload(self) -> RealizeReport:
+        """Take every byte off the device."""
+        return self.realize(WeightsTarget(frozenset(), PatchSet()))
+
+    def _wanted(self, own: OwnWeights, patches: PatchSet, resident: bool) -> _Wanted:
+        merged = [n for n, host in own.parameters.items() if resident and self.form.merges(host)]
+        live = tuple(n for n in own.parameters if n not in merged)
+        return _Wanted(
+            patches.digest_for(own.full_name(n) for n in merged),
+            live,
+            patches.digest_for(own.full_name(n) for n in live),
+        )
+
+    def _put_back(self, own: OwnWeights) -> int:
+        """Host views in place of device copies. Returns the bytes given back."""
+        for name, host in own.parameters.items():
+            own.module._parameters[name] = nn.Parameter(host, requires_grad=False)
+        for name, buffer in own.buffers.items():
+            own.module._buffers[name] = buffer
+        del self._carried[own.name]
+        return self.sizes[own.name].resident_bytes
+
+    def _upload(self, own: OwnWeights, patches: PatchSet, wanted: _Wanted) -> int:
+        """Device copies in place of host views. Returns the bytes that crossed the bus."""
+        arrived = {
+            name: self._arrive(host, () if name in wanted.live else patches.functions(own.full_name(name)))
+            for name, host in own.parameters.items()
+        }
+        buffers = {name: host.to(self.device) for name, host in own.buffers.items()}
+        self._hook(own, patches, wanted)
+        for name, weight in arrived.items():
+            own.module._parameters[name] = nn.Parameter(weight, requires_grad=False)
+        own.module._buffers.update(buffers)
+        self._carried[own.name] = wanted.merged
+        return self.sizes[own.name].upload_bytes
+
+    def _arrive(self, host: Tensor, functions: tuple[WeightFunction, ...]) -> Tensor:
+        if isinstance(host, PackedWeight):
+            return host.moved(self.device, lambda part: part.to(self.device))
+        if self.form.stays_stored(host):
+            return host.to(self.device)
+        return apply_weight_functions(host, functions, self.device, self.form.compute_dtype)
+
+    def _hook(self, own: OwnWeights, patches: PatchSet, wanted: _Wanted) -> None:
+        """Let a module compute at each use what its bytes do not carry."""
+        if self._hooked.get(own.name, UNPATCHED) == wanted.digest:
+            return
+        for name, host in own.parameters.items():
+            functions = patches.functions(own.full_name(name)) if name in wanted.live else ()
+            beside = _side_path(own.module, host, patches, own.full_name(name)) if functions else None
+            set_weight_functions(own.module, name, () if beside is not None else functions)
+            if isinstance(own.module, nn.Linear) and name == "weight":
+                set_side_path(own.module, beside)
+        self._hooked[own.name] = wanted.digest
+
+
+def _side_path(module: nn.Module, host: Tensor, patches: PatchSet, parameter: str) -> SidePath | None:
+    """The patches of a packed weight as a product beside its layer; None when they cannot be one, or need not."""
+    if not isinstance(module, nn.Linear) or not isinstance(host, PackedWeight):
+        return None
+    factors = patches.low_rank_factors(parameter)
+    return None if factors is None else SidePath(*factors)
