@@ -19,6 +19,7 @@ from actors.orders import Order
 from actors.recipe import Recipe
 from actors.requests import GenerateRequest
 from pool.errors import UserError
+from pool.recent import Recent
 from pool.spec import ComponentSpec, ComponentUse, JobId, Role, TaskId
 from pool.work import LoraRef, ModelRef, Work
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 K = TypeVar("K")
 
+#: answers about combinations of models and LoRAs that are kept; each LoRA strength makes new ones
+REMEMBERED = 4096
 #: distributions whose version can change a picture
 PICTURE_VERSIONS = ("modelpool", "torch", "diffusers", "transformers")
 
@@ -158,8 +161,8 @@ class _RememberingCatalog:
         self._loras: dict[tuple[str, float], LoraRef] = {}
         self._components: dict[ModelRef, Mapping[Role, ComponentSpec]] = {}
         self._sizes: dict[ModelRef, tuple[int, int]] = {}
-        self._uses: dict[tuple[ModelRef, Role, tuple[LoraRef, ...], int], ComponentUse] = {}
-        self._touches: dict[tuple[ModelRef, Role, LoraRef], bool] = {}
+        self._uses: Recent[tuple[ModelRef, Role, tuple[LoraRef, ...], int], ComponentUse] = Recent(REMEMBERED)
+        self._touches: Recent[tuple[ModelRef, Role, LoraRef], bool] = Recent(REMEMBERED)
 
     def forget_names(self) -> None:
         """Files may have come or gone."""
@@ -186,10 +189,10 @@ class _RememberingCatalog:
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         key = (model, role, loras, passes)
-        return _once(self._uses, key, lambda: self._catalog.use(model, role, loras, passes))
+        return self._uses.get(key, lambda: self._catalog.use(model, role, loras, passes))
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
-        return _once(self._touches, (model, role, lora), lambda: self._catalog.touches(model, role, lora))
+        return self._touches.get((model, role, lora), lambda: self._catalog.touches(model, role, lora))
 
     def activation_bytes(self, model: ModelRef, work: Work) -> int:
         return self._catalog.activation_bytes(model, work)

@@ -16,12 +16,15 @@ from pool.checkpoints.describe import describe, describe_lora, native_size
 from pool.checkpoints.file_hash import file_sha256
 from pool.errors import UserError, unknown_name
 from pool.open_model import OpenModel
+from pool.recent import Recent
 from pool.spec import ComponentSpec, ComponentUse, Role
 from pool.stages import activation_bytes, latent_cells
 from pool.work import DecodeWork, EncodeWork, LoraRef, ModelRef, SampleWork, Work, stage_of
 
 WEIGHTS_SUFFIX = ".safetensors"
 
+#: needs of combinations of models and LoRAs that are kept; each LoRA strength makes new ones
+USES_REMEMBERED = 4096
 #: prior for a step at one latent cell and one byte of weights, seconds; the scheduler corrects it by what it measures
 _PRIOR_SECONDS_PER_CELL_BYTE = 1e-12
 _PRIOR_SECONDS = 0.02
@@ -61,7 +64,7 @@ class Catalog:
         self._device_kind = device_kind
         self._opened: dict[str, OpenModel] = {}
         self._activations: dict[tuple[object, ...], int] = {}
-        self._uses: dict[tuple[object, ...], ComponentUse] = {}
+        self._uses: Recent[tuple[object, ...], ComponentUse] = Recent(USES_REMEMBERED)
         self._specs: dict[str, dict[Role, ComponentSpec]] = {}
         self._refs: dict[str, ModelRef] = {}
         self._hashed: dict[tuple[Path, int, int], str] = {}
@@ -104,11 +107,12 @@ class Catalog:
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """What a run of one component with `loras` needs. Raises AdapterMismatch for a LoRA of another architecture."""
-        key = (model.sha256, role, loras, passes)
-        if key not in self._uses:
+
+        def find() -> ComponentUse:
             opened = self._open(model)
-            self._uses[key] = opened.component(role).use(opened.patch_set(role, loras), passes)
-        return self._uses[key]
+            return opened.component(role).use(opened.patch_set(role, loras), passes)
+
+        return self._uses.get((model.sha256, role, loras, passes), find)
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         """Whether a LoRA changes this component. Raises AdapterMismatch."""

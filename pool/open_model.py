@@ -17,10 +17,14 @@ from pool.checkpoints.lora_names import lora_key_map
 from pool.patches.lora_file import LoraMatch, match_lora, require_match
 from pool.patches.patch_set import PatchSet
 from pool.precision import compute_dtype
+from pool.recent import Recent
 from pool.sizing import OwnWeights, component_spec, component_use, own_weights
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from pool.weight_form import WeightForm
 from pool.work import LoraRef, ModelRef
+
+#: patch sets of a model that are kept; each is some 20 KiB and made again in about a millisecond
+PATCH_SETS_REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class OpenModel:
         self._device_kind = device_kind
         self._components: dict[Role, Component] = {}
         self._matches: dict[str, LoraMatch] = {}
-        self._patch_sets: dict[tuple[Role, tuple[LoraRef, ...]], PatchSet] = {}
+        self._patch_sets: Recent[tuple[Role, tuple[LoraRef, ...]], PatchSet] = Recent(PATCH_SETS_REMEMBERED)
 
     def component(self, role: Role) -> Component:
         """The component of this role, built."""
@@ -86,14 +90,16 @@ class OpenModel:
     def patch_set(self, role: Role, loras: Iterable[LoraRef]) -> PatchSet:
         """The patches of `loras`, in order and at their strengths, for one component."""
         chosen = tuple(loras)
-        if (role, chosen) not in self._patch_sets:
+
+        def find() -> PatchSet:
             patches = (
                 replace(patch, strength=lora.strength)
                 for lora in chosen
                 for patch in self.match(lora).patches.get(role, ())
             )
-            self._patch_sets[role, chosen] = PatchSet(tuple(patches))
-        return self._patch_sets[role, chosen]
+            return PatchSet(tuple(patches))
+
+        return self._patch_sets.get((role, chosen), find)
 
 
 def _largest_dtype(weights: Iterable[OwnWeights]) -> torch.dtype:
