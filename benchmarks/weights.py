@@ -1,0 +1,299 @@
+"""Weights and patches beside plain torch, diffusers and PEFT: forwards, merges, restores, clones and loading.
+
+Everything runs on one CPU thread in turns (A B C A B C ...), timed by the CPU time of this process, so that other work
+on the machine disturbs all rows alike; figures are medians, ratios are medians of the ratios of one turn. Run from the
+repository: `python -m benchmarks.weights [forward|patched|merge|clone|load] ...` (all of them without arguments).
+PEFT and accelerate are needed for the comparison rows; they come with the "dev" extra.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import diffusers
+import peft
+import torch
+from torch import Tensor, nn
+
+from benchmarks.weights_loading import print_loading
+from pool.patcher import ModelPatcher, WeightsTarget
+from pool.patches.patch_set import LowRank, PatchSet, WeightPatch
+from pool.spec import ComponentKey, Role
+from pool.weight_form import WeightForm
+
+CPU = torch.device("cpu")
+RANK = 16
+#: 80 matrices with 60 million parameters together
+MATRICES, WIDTH = 80, 866
+#: rank-1 keys of the clone row
+CLONED_KEYS = 1000
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A call to time, and what is done before each without being timed."""
+
+    call: Callable[[], object]
+    before: Callable[[], object] = lambda: None
+
+    def __call__(self) -> object:
+        """The call alone."""
+        return self.call()
+
+
+Rows = Mapping[str, Callable[[], object]]
+
+
+def turns(rows: Rows, rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each row's call, a list of `rounds` each, taken in turns after one round that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in rows}
+    for number in range(rounds + 1):
+        for name, call in rows.items():
+            if isinstance(call, Timed):
+                call.before()
+            begun = time.process_time()
+            call()
+            if number:
+                seconds[name].append(time.process_time() - begun)
+    return seconds
+
+
+def print_table(title: str, seconds: Mapping[str, list[float]], base: str) -> None:
+    """A row for each entry: its median and the median of its ratio to `base` in the same turn."""
+    print(f"\n{title}\n\n| what | median ms | ratio |\n|---|---|---|")
+    for name, taken in seconds.items():
+        ratio = statistics.median(t / b for t, b in zip(taken, seconds[base], strict=True))
+        print(f"| {name} | {1000 * statistics.median(taken):.2f} | {ratio:.3f} |", flush=True)
+
+
+def unet() -> diffusers.UNet2DConditionModel:
+    """A UNet of the SD1 shape with 50 million random parameters."""
+    torch.manual_seed(0)
+    config = {
+        "block_out_channels": (96, 192, 384, 384),
+        "layers_per_block": 2,
+        "cross_attention_dim": 256,
+        "attention_head_dim": 8,
+        "sample_size": 32,
+    }
+    module = diffusers.UNet2DConditionModel(**config)
+    return module.eval().requires_grad_(False)
+
+
+def in_storage(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy whose parameters are rounded to `dtype`."""
+    return copy.deepcopy(module).to(dtype)
+
+
+def patcher(module: nn.Module) -> ModelPatcher:
+    """A patcher over `module` that computes in float32 on the CPU."""
+    return ModelPatcher.of(ComponentKey("bench"), Role.DIFFUSION_MODEL, module, CPU, WeightForm(torch.float32))
+
+
+def everything(of: ModelPatcher) -> frozenset[str]:
+    """All modules resident."""
+    return frozenset(m.name for m in of.modules())
+
+
+def attention_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The weights that a LoRA of the usual kind targets."""
+    return {
+        f"{name}.weight": linear.weight
+        for name, linear in module.named_modules()
+        if isinstance(linear, nn.Linear) and name.endswith(ATTENTION)
+    }
+
+
+def lora(weights: Mapping[str, Tensor], seed: int, rank: int = RANK) -> PatchSet:
+    """A random low-rank patch for each weight."""
+    generator = torch.Generator().manual_seed(seed)
+    patches = []
+    for name, weight in weights.items():
+        up_OR = torch.randn(weight.shape[0], rank, generator=generator) * 0.01
+        down_RI = torch.randn(rank, weight.shape[1], generator=generator) * 0.01
+        patches.append(WeightPatch(name, f"bench-{seed}:{name}", LowRank(up_OR, down_RI, 1.0)))
+    return PatchSet(tuple(patches))
+
+
+def joined(sets: Iterable[PatchSet]) -> PatchSet:
+    """All patches in order."""
+    return PatchSet(tuple(p for patches in sets for p in patches.patches))
+
+
+def caller(module: nn.Module) -> Callable[[], Tensor]:
+    """A forward of a UNet with fixed inputs: batch 2, 32 x 32 latents, 77 tokens."""
+    torch.manual_seed(1)
+    inputs = (torch.randn(2, 4, 32, 32), torch.tensor([10, 500]), torch.randn(2, 77, 256))
+
+    def call() -> Tensor:
+        with torch.no_grad():
+            result: Tensor = module(*inputs, return_dict=False)[0]
+            return result
+
+    return call
+
+
+def running(of: ModelPatcher) -> Callable[[], Tensor]:
+    """As `caller`, through a patcher."""
+    call = caller(of.module)
+
+    def run() -> Tensor:
+        with of.running():
+            return call()
+
+    return run
+
+
+def realized(module: nn.Module, resident: bool, patches: PatchSet = PatchSet()) -> ModelPatcher:  # noqa: B008 - frozen
+    """A patcher over `module`, realized with all modules resident or none."""
+    made = patcher(module)
+    made.patches = patches
+    made.realize(WeightsTarget(everything(made) if resident else frozenset(), patches))
+    return made
+
+
+def print_forward(rounds: int = 15) -> None:
+    """Forwards without patches, from float32 and from float16 files."""
+    plain = unet()
+    million = sum(p.numel() for p in plain.parameters()) / 1e6
+    resident = realized(copy.deepcopy(plain), True)
+    rows = {"plain torch": caller(plain), "modelpool, resident": running(resident)}
+    half = in_storage(plain, torch.float16)
+    layerwise = copy.deepcopy(plain)
+    layerwise.enable_layerwise_casting(storage_dtype=torch.float16, compute_dtype=torch.float32)
+    rows["modelpool, float16 file, resident in float32"] = running(realized(copy.deepcopy(half), True))
+    rows["modelpool, float16 file, streamed"] = running(realized(copy.deepcopy(half), False))
+    rows["diffusers layerwise casting, float16"] = caller(layerwise)
+    print_table(f"Forward of a UNet with {million:.0f} million parameters", turns(rows, rounds), "plain torch")
+
+
+def print_patched(rounds: int = 15) -> None:
+    """Forwards with LoRAs of rank 16 on all attention matrices."""
+    plain = unet()
+    weights = attention_weights(plain)
+    sets = [lora(weights, seed) for seed in range(4)]
+    rows = {"plain torch, no LoRA": caller(plain)}
+    for count in (1, 4):
+        patches = joined(sets[:count])
+        rows[f"modelpool, {count} merged"] = running(realized(copy.deepcopy(plain), True, patches))
+        rows[f"modelpool, {count} on the fly"] = running(realized(copy.deepcopy(plain), False, patches))
+        rows[f"PEFT, {count} unmerged"] = caller(with_peft(copy.deepcopy(plain), sets[:count]))
+    seconds = turns(rows, rounds)
+    print_table(f"Forward with LoRAs on {len(weights)} attention matrices", seconds, "plain torch, no LoRA")
+    pairs = zip(seconds["modelpool, 4 on the fly"], seconds["modelpool, 1 on the fly"], strict=True)
+    print(f"\n4 LoRAs on the fly cost {statistics.median(a / b for a, b in pairs):.2f} times one.")
+
+
+def with_peft(module: diffusers.UNet2DConditionModel, sets: list[PatchSet]) -> nn.Module:
+    """`module` with each of `sets` as an active PEFT adapter."""
+    names = [f"lora{n}" for n in range(len(sets))]
+    for name in names:
+        config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(ATTENTION))
+        module.add_adapter(config, adapter_name=name)
+    fill_adapters(module, dict(zip(names, sets, strict=True)))
+    module.set_adapters(names)
+    return module.eval().requires_grad_(False)
+
+
+def fill_adapters(module: nn.Module, adapters: Mapping[str, PatchSet]) -> None:
+    """Write the factors of each patch set into the PEFT layers of its name."""
+    for adapter, patches in adapters.items():
+        for patch in patches.patches:
+            layer = module.get_submodule(patch.parameter.removesuffix(".weight"))
+            assert isinstance(patch.value, LowRank)
+            layer.lora_A[adapter].weight.data.copy_(patch.value.down_RI)
+            layer.lora_B[adapter].weight.data.copy_(patch.value.up_OR)
+
+
+class Matrices(nn.Module):
+    """Linear layers without a bias, for merging only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(MATRICES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One after the other."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def print_merge(rounds: int = 7) -> None:
+    """Putting a LoRA of rank 16 into 80 matrices, and taking it out again."""
+    torch.manual_seed(0)
+    module = Matrices().requires_grad_(False)
+    weights = dict(module.named_parameters())
+    patches = lora(weights, 0)
+    half_module = in_storage(module, torch.float16)
+    adapted = peft.get_peft_model(
+        copy.deepcopy(module), peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=r"layers\.\d+")
+    )
+    fill_adapters(adapted.base_model.model, {"default": patches})
+    merges = {
+        "bare products and additions": lambda: [
+            w + p.value.up_OR @ p.value.down_RI for w, p in zip(weights.values(), patches.patches, strict=True)
+        ],
+        "modelpool, merge": switch(module, PatchSet(), patches),
+        "PEFT, merge": Timed(adapted.merge_adapter, adapted.unmerge_adapter),
+    }
+    million = sum(w.numel() for w in weights.values()) / 1e6
+    seconds = turns(merges, rounds)
+    print_table(
+        f"Merge of a LoRA over {MATRICES} matrices, {million:.0f} million parameters", seconds, next(iter(merges))
+    )
+    restores = {
+        "bare conversion float16 to float32": lambda: [p.float() for p in half_module.parameters()],
+        "modelpool, restore from a float16 file": switch(half_module, patches, PatchSet()),
+    }
+    print_table("Restore the unpatched weights", turns(restores, rounds), next(iter(restores)))
+
+
+def switch(module: nn.Module, before: PatchSet, after: PatchSet) -> Timed:
+    """A call that switches all resident weights from one patch set to another; the way back is not timed."""
+    shared = patcher(copy.deepcopy(module))
+    resident = everything(shared)
+    return Timed(
+        lambda: shared.realize(WeightsTarget(resident, after)),
+        lambda: shared.realize(WeightsTarget(resident, before)),
+    )
+
+
+def print_clone(rounds: int = 2000) -> None:
+    """A clone of a patcher with 1,000 patched keys."""
+    module = nn.ModuleDict({f"l{n}": nn.Linear(4, 4, bias=False) for n in range(CLONED_KEYS)}).requires_grad_(False)
+    base = patcher(module)
+    base.patches = lora(dict(module.named_parameters()), 0, rank=1)
+    assert len(base.patches.parameters) == CLONED_KEYS
+    seconds = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        base.clone()
+        seconds.append(time.perf_counter() - begun)
+    print(f"\nA clone with {CLONED_KEYS} patched keys: {1e6 * statistics.median(seconds):.2f} microseconds (median).")
+
+
+PARTS: Mapping[str, Callable[[], None]] = {
+    "forward": print_forward,
+    "patched": print_patched,
+    "merge": print_merge,
+    "clone": print_clone,
+    "load": print_loading,
+}
+
+
+def main(parts: Iterable[str]) -> None:
+    """Print the tables asked for, or all."""
+    torch.set_num_threads(1)
+    for name in parts or PARTS:
+        PARTS[name]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
