@@ -18,15 +18,16 @@ from pool.devices.transfers import TransferLedger
 from pool.ops import (
     PackedWeight,
     SidePath,
-    WeightFunction,
     apply_weight_functions,
     set_side_path,
     set_weight_functions,
     swap_to_casting,
 )
 from pool.patches.patch_set import PatchSet
+from pool.patches.rounding import round_to, seed_of
+from pool.quantization.quantize import requantize
 from pool.residency import ModuleBytes, Resident
-from pool.sizing import OwnWeights, merged_bytes, module_bytes, own_weights
+from pool.sizing import OwnWeights, merged_bytes, merges, module_bytes, own_weights
 from pool.spec import UNPATCHED, ComponentKey, Role
 from pool.weight_form import WeightForm
 
@@ -147,7 +148,7 @@ class SharedWeights:
         return self.realize(WeightsTarget(frozenset(), PatchSet()))
 
     def _wanted(self, own: OwnWeights, patches: PatchSet, resident: bool) -> _Wanted:
-        merged = [n for n, host in own.parameters.items() if resident and self.form.merges(host)]
+        merged = [n for n, h in own.parameters.items() if resident and merges(h, own.full_name(n), self.form, patches)]
         live = tuple(n for n in own.parameters if n not in merged)
         return _Wanted(
             patches.digest_for(own.full_name(n) for n in merged),
@@ -167,7 +168,7 @@ class SharedWeights:
     def _upload(self, own: OwnWeights, patches: PatchSet, wanted: _Wanted) -> int:
         """Device copies in place of host views. Returns the bytes that crossed the bus."""
         arrived = {
-            name: self._arrive(host, () if name in wanted.live else patches.functions(own.full_name(name)))
+            name: self._arrive(host, own.full_name(name), PatchSet() if name in wanted.live else patches)
             for name, host in own.parameters.items()
         }
         buffers = {name: host.to(self.device) for name, host in own.buffers.items()}
@@ -178,12 +179,21 @@ class SharedWeights:
         self._carried[own.name] = wanted.merged
         return self.sizes[own.name].upload_bytes
 
-    def _arrive(self, host: Tensor, functions: tuple[WeightFunction, ...]) -> Tensor:
+    def _arrive(self, host: Tensor, name: str, patches: PatchSet) -> Tensor:
+        functions = patches.functions(name)
+        if not self.form.stays_stored(host):
+            return apply_weight_functions(host, functions, self.device, self.form.compute_dtype)
+        if functions:
+            values = apply_weight_functions(host, functions, self.device, torch.float32)
+            seed = seed_of(name)
+            return (
+                requantize(values, host, seed, name)
+                if isinstance(host, PackedWeight)
+                else round_to(values, host.dtype, seed)
+            )
         if isinstance(host, PackedWeight):
             return host.moved(self.device, lambda part: part.to(self.device))
-        if self.form.stays_stored(host):
-            return host.to(self.device)
-        return apply_weight_functions(host, functions, self.device, self.form.compute_dtype)
+        return host.to(self.device)
 
     def _hook(self, own: OwnWeights, patches: PatchSet, wanted: _Wanted) -> None:
         """Let a module compute at each use what its bytes do not carry."""

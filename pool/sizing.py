@@ -6,6 +6,7 @@ catalog that tells the scheduler about them. Reads shapes and dtypes only; touch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -88,8 +89,20 @@ def merged_bytes(weights: Iterable[OwnWeights], form: WeightForm, patches: Patch
     return sum(
         sum(form.resident_bytes(p) for p in own.parameters.values())
         for own in weights
-        if any(own.full_name(n) in touched and form.merges(p) for n, p in own.parameters.items())
+        if any(
+            own.full_name(n) in touched and merges(p, own.full_name(n), form, patches)
+            for n, p in own.parameters.items()
+        )
     )
+
+
+def merges(weight: Tensor, name: str, form: WeightForm, patches: PatchSet) -> bool:
+    """Patches are merged into the resident copy of `weight`, the parameter `name`.
+
+    Those that change its shape never are: what is resident has the bytes that the plan knows of.
+    """
+    shape = tuple(weight.shape)
+    return form.merges(weight) and patches.patched_shape(name, shape) == shape
 
 
 def scratch_bytes(weights: Iterable[OwnWeights], form: WeightForm, patches: PatchSet) -> int:
@@ -103,7 +116,12 @@ def scratch_bytes(weights: Iterable[OwnWeights], form: WeightForm, patches: Patc
 
 def _module_scratch(own: OwnWeights, form: WeightForm, patches: PatchSet) -> int:
     gathers_first = isinstance(own.module, nn.Embedding) and not patches.functions(own.full_name("weight"))
-    held_bytes = 0 if gathers_first else sum(form.computed_bytes(p) for p in own.parameters.values())
+    held_bytes = 0
+    if not gathers_first:
+        held_bytes = sum(
+            form.computed_bytes(p) * _patched_numel(p, own.full_name(n), patches) // max(p.numel(), 1)
+            for n, p in own.parameters.items()
+        )
     under_way = max((_in_conversion(p, form, patches, own.full_name(n)) for n, p in own.parameters.items()), default=0)
     return held_bytes + under_way
 
@@ -114,5 +132,11 @@ def _in_conversion(weight: Tensor, form: WeightForm, patches: PatchSet, name: st
     storage_bytes = stored_bytes(weight) if functions or form.converts(weight) else 0
     if not functions:
         return storage_bytes
-    float_bytes = weight.numel() * PATCH_ITEM_BYTES if form.compute_dtype != torch.float32 else 0
+    numel = _patched_numel(weight, name, patches)
+    grown_bytes = weight.numel() * PATCH_ITEM_BYTES if numel != weight.numel() else 0
+    float_bytes = grown_bytes + (numel * PATCH_ITEM_BYTES if form.compute_dtype != torch.float32 else 0)
     return storage_bytes + float_bytes + max(f.value.working_bytes for f in functions)
+
+
+def _patched_numel(weight: Tensor, name: str, patches: PatchSet) -> int:
+    return math.prod(patches.patched_shape(name, tuple(weight.shape)))

@@ -1,0 +1,121 @@
+"""The three forms of resident weights compute the same function of (host weights, patch set), each in its own bytes.
+
+Proves, for plain and packed storage: what is resident has the bytes that the sizes say; STORED gives bit for bit what
+COMPUTE gives, patched or not, resident or streamed; STORED_MERGED rounds once and is near; a packed linear layer takes
+a LoRA beside it; and going back to no patches gives the exact bytes again.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pool.devices import sim
+from pool.ops import stored_bytes
+from pool.patcher import ModelPatcher, WeightsTarget
+from pool.patches.patch_set import PatchSet
+from pool.quantization.quantize import quantize
+from pool.spec import ComponentKey, Role
+from pool.weight_form import ResidentForm, WeightForm
+from tests.pool.toy import Toy, make_toy, patches_for
+
+DEVICE = "sim:0"
+IDS_BL = torch.tensor([[1, 4, 9, 49, 0], [2, 2, 7, 30, 5]])
+WEIGHTS = ("wide.weight", "narrow.weight", "conv.weight", "table.weight")
+LINEARS = ("wide", "narrow")
+STORAGES = ("float16", "float8_e4m3fn", "packed")
+
+
+@pytest.fixture(autouse=True)
+def _device() -> None:
+    sim.install()
+    sim.configure(0, 1 << 30)
+
+
+def toy_in(storage: str) -> Toy:
+    """The same random weights, stored as asked; "packed" quantizes the linear layers and leaves the rest in float16."""
+    toy = make_toy(3, torch.float16 if storage == "packed" else getattr(torch, storage))
+    if storage == "packed":
+        for name in LINEARS:
+            layer = toy.get_submodule(name)
+            packed = quantize(layer._parameters["weight"].float(), "float8_e4m3fn")
+            layer._parameters["weight"] = nn.Parameter(packed, requires_grad=False)
+    return toy
+
+
+def patcher_of(toy: Toy, form: ResidentForm) -> ModelPatcher:
+    return ModelPatcher.of(
+        ComponentKey("toy"), Role.DIFFUSION_MODEL, toy, torch.device(DEVICE), WeightForm(torch.float32, form)
+    )
+
+
+def output(patcher: ModelPatcher, patches: PatchSet, resident: bool) -> torch.Tensor:
+    names = frozenset(m.name for m in patcher.modules()) if resident else frozenset[str]()
+    patcher.realize(WeightsTarget(names, patches))
+    with patcher.running() as module:
+        return module(IDS_BL.to(DEVICE)).to("cpu")
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("form", ResidentForm)
+def test_resident_bytes_are_those_of_the_form_and_leave_wholly(form: ResidentForm, storage: str) -> None:
+    patcher = patcher_of(toy_in(storage), form)
+    patches = patches_for(make_toy(), "a", WEIGHTS)
+    for wanted in (PatchSet(), patches):
+        patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), wanted))
+        assert patcher.resident().resident_bytes == patcher.spec().weight_bytes == sim.memory_stats(0).used_bytes
+    patcher.unload()
+    assert sim.memory_stats(0).used_bytes == 0
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_stored_weights_stay_as_small_as_the_file(storage: str) -> None:
+    toy = toy_in(storage)
+    of_file = sum(stored_bytes(p) for p in toy.parameters()) + sum(b.nbytes for b in toy.buffers())
+    assert patcher_of(toy, ResidentForm.STORED).spec().weight_bytes == of_file
+    assert patcher_of(toy_in(storage), ResidentForm.COMPUTE).spec().weight_bytes > of_file
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("patched", [False, True], ids=["plain", "patched"])
+def test_stored_and_computed_give_the_same_bits_resident_and_streamed(patched: bool, storage: str) -> None:
+    patches = patches_for(make_toy(), "a", WEIGHTS, 0.7) if patched else PatchSet()
+    results = [
+        output(patcher_of(toy_in(storage), form), patches, resident)
+        for form in (ResidentForm.COMPUTE, ResidentForm.STORED)
+        for resident in (True, False)
+    ]
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_merging_into_the_storage_format_rounds_and_stays_near(storage: str) -> None:
+    patches = patches_for(make_toy(), "a", WEIGHTS, 0.7)
+    exact = output(patcher_of(toy_in(storage), ResidentForm.COMPUTE), patches, True)
+    patcher = patcher_of(toy_in(storage), ResidentForm.STORED_MERGED)
+    unpatched = output(patcher, PatchSet(), True)
+    merged = output(patcher, patches, True)
+    error = (merged - exact).norm() / exact.norm()
+    assert 0 < error < (0.01 if storage == "float16" else 0.15)
+    assert torch.equal(merged, output(patcher_of(toy_in(storage), ResidentForm.STORED_MERGED), patches, True))
+    assert torch.equal(output(patcher, PatchSet(), True), unpatched)
+
+
+def test_a_lora_on_a_packed_layer_is_a_product_beside_it() -> None:
+    """And equals the same LoRA added to the unpacked weight, but for the order of additions."""
+    toy = toy_in("packed")
+    patches = patches_for(make_toy(), "a", ("wide.weight",), 0.7)
+    patcher = patcher_of(toy, ResidentForm.COMPUTE)
+    result = output(patcher, patches, True)
+    assert "_side_path" in toy.wide.__dict__
+    assert not toy.wide.__dict__["_weight_functions"]
+    plain = toy_in("packed")
+    for name in LINEARS:
+        layer = plain.get_submodule(name)
+        unpacked = layer._parameters["weight"].unpack(torch.float32)
+        layer._parameters["weight"] = nn.Parameter(unpacked, requires_grad=False)
+    expected = output(patcher_of(plain, ResidentForm.COMPUTE), patches, True)
+    assert torch.allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(result, output(patcher, PatchSet(), True))
+    assert "_side_path" not in toy.wide.__dict__
