@@ -32,6 +32,8 @@ RANK = 16
 MATRICES, WIDTH = 80, 866
 #: rank-1 keys of the clone row
 CLONED_KEYS = 1000
+#: latents with much work a layer, and with so little that what is done beside it shows
+SIDES = (32, 8)
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 
 
@@ -73,7 +75,7 @@ def print_table(title: str, seconds: Mapping[str, list[float]], base: str) -> No
 
 
 def unet() -> diffusers.UNet2DConditionModel:
-    """A UNet of the SD1 shape with 50 million random parameters."""
+    """A UNet of the SD1 shape with 78 million random parameters."""
     torch.manual_seed(0)
     config = {
         "block_out_channels": (96, 192, 384, 384),
@@ -126,10 +128,10 @@ def joined(sets: Iterable[PatchSet]) -> PatchSet:
     return PatchSet(tuple(p for patches in sets for p in patches.patches))
 
 
-def caller(module: nn.Module) -> Callable[[], Tensor]:
-    """A forward of a UNet with fixed inputs: batch 2, 32 x 32 latents, 77 tokens."""
+def caller(module: nn.Module, side: int) -> Callable[[], Tensor]:
+    """A forward of a UNet with fixed inputs: batch 2, latents of `side` x `side`, 77 tokens."""
     torch.manual_seed(1)
-    inputs = (torch.randn(2, 4, 32, 32), torch.tensor([10, 500]), torch.randn(2, 77, 256))
+    inputs = (torch.randn(2, 4, side, side), torch.tensor([10, 500]), torch.randn(2, 77, 256))
 
     def call() -> Tensor:
         with torch.no_grad():
@@ -139,9 +141,9 @@ def caller(module: nn.Module) -> Callable[[], Tensor]:
     return call
 
 
-def running(of: ModelPatcher) -> Callable[[], Tensor]:
+def running(of: ModelPatcher, side: int) -> Callable[[], Tensor]:
     """As `caller`, through a patcher."""
-    call = caller(of.module)
+    call = caller(of.module, side)
 
     def run() -> Tensor:
         with of.running():
@@ -163,14 +165,20 @@ def print_forward(rounds: int = 15) -> None:
     plain = unet()
     million = sum(p.numel() for p in plain.parameters()) / 1e6
     resident = realized(copy.deepcopy(plain), True)
-    rows = {"plain torch": caller(plain), "modelpool, resident": running(resident)}
     half = in_storage(plain, torch.float16)
+    converted, streamed = realized(copy.deepcopy(half), True), realized(copy.deepcopy(half), False)
     layerwise = copy.deepcopy(plain)
     layerwise.enable_layerwise_casting(storage_dtype=torch.float16, compute_dtype=torch.float32)
-    rows["modelpool, float16 file, resident in float32"] = running(realized(copy.deepcopy(half), True))
-    rows["modelpool, float16 file, streamed"] = running(realized(copy.deepcopy(half), False))
-    rows["diffusers layerwise casting, float16"] = caller(layerwise)
-    print_table(f"Forward of a UNet with {million:.0f} million parameters", turns(rows, rounds), "plain torch")
+    for side in SIDES:
+        rows = {
+            "plain torch": caller(plain, side),
+            "modelpool, resident": running(resident, side),
+            "modelpool, float16 file, resident in float32": running(converted, side),
+            "modelpool, float16 file, streamed": running(streamed, side),
+            "diffusers layerwise casting, float16": caller(layerwise, side),
+        }
+        title = f"Forward of a UNet with {million:.0f} million parameters, latents {side} x {side}"
+        print_table(title, turns(rows, rounds), "plain torch")
 
 
 def print_patched(rounds: int = 15) -> None:
@@ -178,16 +186,20 @@ def print_patched(rounds: int = 15) -> None:
     plain = unet()
     weights = attention_weights(plain)
     sets = [lora(weights, seed) for seed in range(4)]
-    rows = {"plain torch, no LoRA": caller(plain)}
-    for count in (1, 4):
-        patches = joined(sets[:count])
-        rows[f"modelpool, {count} merged"] = running(realized(copy.deepcopy(plain), True, patches))
-        rows[f"modelpool, {count} on the fly"] = running(realized(copy.deepcopy(plain), False, patches))
-        rows[f"PEFT, {count} unmerged"] = caller(with_peft(copy.deepcopy(plain), sets[:count]))
-    seconds = turns(rows, rounds)
-    print_table(f"Forward with LoRAs on {len(weights)} attention matrices", seconds, "plain torch, no LoRA")
-    pairs = zip(seconds["modelpool, 4 on the fly"], seconds["modelpool, 1 on the fly"], strict=True)
-    print(f"\n4 LoRAs on the fly cost {statistics.median(a / b for a, b in pairs):.2f} times one.")
+    merged = {n: realized(copy.deepcopy(plain), True, joined(sets[:n])) for n in (1, 4)}
+    on_the_fly = {n: realized(copy.deepcopy(plain), False, joined(sets[:n])) for n in (1, 4)}
+    unmerged = {n: with_peft(copy.deepcopy(plain), sets[:n]) for n in (1, 4)}
+    for side in SIDES:
+        rows = {"plain torch, no LoRA": caller(plain, side)}
+        for count in (1, 4):
+            rows[f"modelpool, {count} merged"] = running(merged[count], side)
+            rows[f"modelpool, {count} on the fly"] = running(on_the_fly[count], side)
+            rows[f"PEFT, {count} unmerged"] = caller(unmerged[count], side)
+        seconds = turns(rows, rounds)
+        title = f"Forward with LoRAs on {len(weights)} attention matrices, latents {side} x {side}"
+        print_table(title, seconds, "plain torch, no LoRA")
+        pairs = zip(seconds["modelpool, 4 on the fly"], seconds["modelpool, 1 on the fly"], strict=True)
+        print(f"\n4 LoRAs on the fly cost {statistics.median(a / b for a, b in pairs):.2f} times one.")
 
 
 def with_peft(module: diffusers.UNet2DConditionModel, sets: list[PatchSet]) -> nn.Module:
