@@ -38,6 +38,14 @@ class AdapterMismatch(UserError):
     """A LoRA whose keys do not belong to the model that it was asked for."""
 
 
+class PatchFailed(UserError):
+    """A weight patch that cannot be applied to its weight. The message names patch, parameter and shapes."""
+
+
+class BadQuantization(UserError):
+    """Quantized weights that are not stored as their format says, or a format that cannot do what was asked."""
+
+
 class DoesNotFit(UserError):
     """A run that cannot be done within a memory budget, however much is streamed."""
 

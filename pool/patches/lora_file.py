@@ -1,78 +1,49 @@
 """A LoRA file as patches for the components of one model.
 
 Reads the file through a mapping; the factors stay views of it. Which name of the file means which rows of which
-parameter is the key map's business (`pool.checkpoints.lora_names`).
+parameter is the key map's business (`pool.checkpoints.lora_names`). Nothing of a file is dropped without being counted
+and named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from pool.checkpoints.adapter_keys import split_key
 from pool.checkpoints.key_map import RowRange
-from pool.checkpoints.mapped_file import MappedFile
-from pool.errors import AdapterMismatch, CorruptFile
-from pool.patches.patch_set import LowRank, WeightPatch
+from pool.errors import AdapterMismatch, CorruptFile, PatchFailed
+from pool.patches.adapter_entries import AdapterEntry, Strange, read_adapters
+from pool.patches.adapter_values import bias_range, placed_value
+from pool.patches.patch_set import WeightPatch
 from pool.spec import Role
-
-#: the parts of an entry that `LowRank` computes; one with others is told as strange, not applied in half
-_LOW_RANK_PARTS = {"up", "down", "alpha"}
-
-
-@dataclass(frozen=True, slots=True)
-class LoraEntry:
-    """The factors for one weight, by their name in the file. `scale` is alpha over rank, 1 without an alpha."""
-
-    name: str
-    up: Tensor
-    down: Tensor
-    scale: float
-
-    @property
-    def rank(self) -> int:
-        """The inner size of the product."""
-        return int(self.down.shape[0])
 
 
 @dataclass(frozen=True, slots=True)
 class LoraMatch:
     """How a LoRA file meets a model.
 
-    patches  for each component that it touches, patches of strength 1 in the order of the file
+    patches  for each component that it touches, patches of strength 1 in the order of the names
     matched  entries that belong to the model; `total` in the file
-    strange  names of the others, sorted
+    strange  the others, with the reason
     """
 
     patches: Mapping[Role, tuple[WeightPatch, ...]]
     matched: int
     total: int
-    strange: tuple[str, ...]
+    strange: tuple[Strange, ...]
 
-
-def read_lora(path: Path) -> tuple[tuple[LoraEntry, ...], tuple[str, ...]]:
-    """Every low-rank entry of the file, and the names of keys and entries that are something else; each in name order.
-
-    Factors are views of the file's mapping. Raises CorruptFile when the file is not whole, holds nothing of a LoRA, or
-    has a factor without its other half or of another rank.
-    """
-    tensors = MappedFile.open(path).tensors()
-    parts: dict[str, dict[str, Tensor]] = {}
-    strange: list[str] = []
-    for key, tensor in tensors.items():
-        split = split_key(key)
-        if split is None:
-            strange.append(key)
-        else:
-            parts.setdefault(split[0], {})[split[1]] = tensor
-    if not parts:
-        raise CorruptFile(f"{path}: found no LoRA keys, expected pairs such as 'NAME.lora_up.weight' and 'lora_down'")
-    low_rank = {name for name, held in parts.items() if held.keys() <= _LOW_RANK_PARTS}
-    strange += [f"{name} ({', '.join(sorted(held))})" for name, held in parts.items() if name not in low_rank]
-    return tuple(_entry(path, name, parts[name]) for name in sorted(low_rank)), tuple(sorted(strange))
+    @property
+    def warning(self) -> str | None:
+        """What to tell of a file that is used in part: counts and the first that are not used. None for a whole one."""
+        if not self.strange:
+            return None
+        named = "; ".join(str(s) for s in self.strange[:3])
+        more = f"; and {len(self.strange) - 3} more" if len(self.strange) > 3 else ""
+        return f"{self.matched} of {self.total} keys matched, not used: {named}{more}"
 
 
 def match_lora(
@@ -81,23 +52,36 @@ def match_lora(
     key_maps: Mapping[Role, Mapping[str, tuple[RowRange, ...]]],
     shapes: Mapping[Role, Mapping[str, tuple[int, ...]]],
 ) -> LoraMatch:
-    """Find the rows that each entry of the file is for. One whose shape does not fit its weight is strange too.
+    """Find the rows that each entry of the file is for. One that does not fit its weight is strange, as is one for a
+    weight that an entry of another name is for already.
 
-    Raises CorruptFile as `read_lora` does.
+    The factors that matched are looked through once for numbers that are not finite: here, where a person still hears
+    of it and each process comes by once for a file, and not whenever a patch is computed.
+
+    Raises CorruptFile as `read_adapters` does, and for numbers that are not finite.
     """
-    entries, others = read_lora(path)
+    file = read_adapters(path)
     patches: dict[Role, list[WeightPatch]] = {}
-    strange = list(others)
-    for entry in entries:
-        role = next((r for r, names in key_maps.items() if entry.name in names), None)
-        found = _patches(entry, sha256, key_maps[role][entry.name], shapes[role]) if role is not None else ()
-        if role is not None and found:
-            patches.setdefault(role, []).extend(found)
-        else:
-            strange.append(entry.name)
+    strange = list(file.strange)
+    taken: dict[tuple[Role, str, int, int], str] = {}
+    used: list[AdapterEntry] = []
+    for entry in file.entries:
+        try:
+            role, ranges = _targets(entry, key_maps, shapes)
+            made = _patches(entry, sha256, ranges, shapes[role])
+            for target in ranges:
+                rows = (role, target.key, target.start, target.rows)
+                if rows in taken:
+                    raise PatchFailed(f"{taken[rows]!r} is for the same rows of {target.key!r}")
+            taken |= {(role, t.key, t.start, t.rows): entry.name for t in ranges}
+        except PatchFailed as reason:
+            strange.append(Strange(entry.name, str(reason)))
+            continue
+        patches.setdefault(role, []).extend(made)
+        used.append(entry)
+    _expect_finite(path, used)
     frozen = {role: tuple(ps) for role, ps in patches.items()}
-    total = len(entries) + len(others)
-    return LoraMatch(frozen, total - len(strange), total, tuple(strange))
+    return LoraMatch(frozen, len(used), len(file.entries) + len(file.strange), tuple(strange))
 
 
 def require_match(match: LoraMatch, lora: str, model: str, architecture: str) -> None:
@@ -109,37 +93,58 @@ def require_match(match: LoraMatch, lora: str, model: str, architecture: str) ->
         )
 
 
-def _entry(path: Path, name: str, parts: Mapping[str, Tensor]) -> LoraEntry:
-    for half, other in (("up", "down"), ("down", "up")):
-        if half not in parts:
-            raise CorruptFile(f"{path}: {name!r} has no {half!r} factor, expected one beside its {other!r} factor")
-    up, down = parts["up"], parts["down"]
-    rank = int(down.shape[0]) if down.ndim else 0
-    if up.ndim < 2 or down.ndim < 2 or up.shape[1] != rank or rank == 0:
-        raise CorruptFile(
-            f"{path}: {name!r} has factors of shapes {tuple(up.shape)} and {tuple(down.shape)}, "
-            "expected (O, R) and (R, I)"
-        )
-    alpha = parts.get("alpha")
-    return LoraEntry(name, up, down, 1.0 if alpha is None else float(alpha) / rank)
+def _targets(
+    entry: AdapterEntry,
+    key_maps: Mapping[Role, Mapping[str, tuple[RowRange, ...]]],
+    shapes: Mapping[Role, Mapping[str, tuple[int, ...]]],
+) -> tuple[Role, tuple[RowRange, ...]]:
+    """The component and the rows that `entry` is for. Raises PatchFailed when the model has no such weight."""
+    # norms are named by their parameter in some files and by their module in others
+    names = (entry.name, entry.name.removesuffix(".weight"), entry.name.removesuffix(".scale"))
+    for role, known in key_maps.items():
+        name = next((n for n in names if n in known), None)
+        if name is None:
+            continue
+        ranges = known[name]
+        if not entry.is_bias:
+            return role, ranges
+        keys = [target.key.removesuffix("weight") + "bias" for target in ranges]
+        missing = next((key for key in keys if key not in shapes[role]), None)
+        if missing is not None:
+            raise PatchFailed(f"the model has no {missing!r}")
+        return role, tuple(bias_range(target, key) for target, key in zip(ranges, keys, strict=True))
+    raise PatchFailed("the model has no weight of this name")
 
 
 def _patches(
-    entry: LoraEntry, sha256: str, ranges: tuple[RowRange, ...], shapes: Mapping[str, tuple[int, ...]]
+    entry: AdapterEntry, sha256: str, ranges: tuple[RowRange, ...], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[WeightPatch, ...]:
-    """One patch for each range of rows that the entry's weight became; none when a shape does not fit."""
-    up_OR, down_RI = entry.up.flatten(1), entry.down.flatten(1)
-    columns = down_RI.shape[1]
-    if sum(r.rows for r in ranges) != up_OR.shape[0]:
-        return ()
+    """One patch for each range of rows that the entry's weight became. Raises PatchFailed when one does not fit."""
     made = []
-    for r in ranges:
-        shape = shapes[r.key]
-        numel = 1
-        for size in shape[1:]:
-            numel *= size
-        if numel != columns:
-            return ()
-        value = LowRank(up_OR.narrow(0, r.source_start, r.rows), down_RI, entry.scale)
-        made.append(WeightPatch(r.key, f"{sha256}:{entry.name}", value, 1.0, r.start, r.rows))
+    for target in ranges:
+        value, offset = placed_value(entry, target, shapes[target.key])
+        patch = WeightPatch(target.key, f"{sha256}:{entry.name}", value, offset=offset)
+        patch.patched_shape(shapes[target.key])
+        made.append(patch)
     return tuple(made)
+
+
+def _expect_finite(path: Path, entries: Iterable[AdapterEntry]) -> None:
+    for entry in entries:
+        for part, tensor in entry.parts.items():
+            if tensor.is_floating_point() and not _is_finite(tensor):
+                wide = tensor.float()
+                count = int(wide.numel() - torch.isfinite(wide).sum())
+                raise CorruptFile(
+                    f"{path}: the {part!r} factor of {entry.name!r} holds {count} of {tensor.numel()} numbers that are "
+                    "infinite or undefined, expected finite numbers"
+                )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """One pass without copies: a sum is finite only if all that it is of are. Looks closer when the sum overflowed."""
+    if tensor.dtype.itemsize == 1:
+        return bool(torch.isfinite(tensor.float()).all())
+    if bool(torch.isfinite(tensor.sum(dtype=torch.float64 if tensor.dtype is torch.float64 else torch.float32))):
+        return True
+    return bool(torch.isfinite(tensor).all())

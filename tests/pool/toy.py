@@ -56,7 +56,7 @@ def make_patch(parameter: str, shape: tuple[int, ...], identity: str, strength: 
     rows, columns = shape[0], int(torch.Size(shape[1:]).numel())
     up_OR = torch.randn(rows, 2, generator=generator).half()
     down_RI = torch.randn(2, columns, generator=generator).half()
-    return WeightPatch(parameter, identity, LowRank(up_OR, down_RI, 0.1), strength, 0, rows)
+    return WeightPatch(parameter, identity, LowRank(up_OR, down_RI, 0.1), strength)
 
 
 def patches_for(toy: Toy, identity: str, names: tuple[str, ...], strength: float = 1.0) -> PatchSet:

@@ -1,0 +1,1 @@
+"""Kinds of adapters: each makes the delta of one weight from small factors."""

@@ -1,0 +1,118 @@
+"""Every golden adapter case comes out as ComfyUI computes it, within 1e-6, but for the faults that are named here.
+
+The faults are not waved through: each is put on top of what the pool computes, and the golden value comes out of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from pool.patches.adapters.additive import Additive
+from pool.patches.adapters.dora import DoRA
+from pool.patches.adapters.rotation import BOFT, OFT
+from pool.patches.weight_patch import WeightPatch
+from tests.pool.patches.golden_adapters import AdapterCase, adapter_cases
+
+CASES = adapter_cases()
+
+#: upstream applies the strength of a rotation twice
+STRENGTH_TWICE = ("oft_linear_s0.5", "oft_linear_constraint_s0.5", "oft_conv", "oft_dora", "boft_linear_s0.5")
+#: upstream does not rescale
+NOT_RESCALED = ("oft_rescale_ignored",)
+#: added to the weight in half precision upstream, and in float32 here
+HALF_MATHS = ("lora_fp16_weight_fp16_math", "lora_fp16_weight_fp32_math", "lora_bf16_weight_bf16_math")
+
+
+def error_of(found: Tensor, case: AdapterCase) -> float:
+    assert (found.shape, found.dtype) == (case.expected.shape, case.expected.dtype)
+    return (found.double() - case.expected.double()).abs().max().item()
+
+
+def test_there_are_as_many_cases_as_the_readme_says() -> None:
+    assert len(CASES) == 48
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n not in (*STRENGTH_TWICE, *NOT_RESCALED, *HALF_MATHS)])
+def test_golden_case(name: str) -> None:
+    case = CASES[name]
+    assert error_of(case.patched(), case) <= 1e-6
+    if not case.specification["changed"]:
+        assert torch.equal(case.patched(), case.weight)
+
+
+@pytest.mark.parametrize("name", HALF_MATHS)
+def test_half_precision_maths_differ_by_their_own_rounding(name: str) -> None:
+    """Upstream rounds the delta and the sum to it, some also the products; a unit of numbers up to 4 is 4 eps."""
+    case = CASES[name]
+    assert error_of(case.patched(), case) <= 4 * torch.finfo(case.weight.dtype).eps
+
+
+@pytest.mark.parametrize("name", ["oft_linear_s0.5", "oft_linear_constraint_s0.5", "oft_conv"])
+def test_upstreams_rotation_is_ours_at_the_squared_strength(name: str) -> None:
+    case = CASES[name]
+    assert error_of(case.patched(), case) > 1e-3
+    (patch,) = case.patches
+    squared = replace(case, patches=(replace(patch, strength=patch.strength**2),))
+    assert error_of(squared.patched(), case) <= 1e-6
+
+
+def test_upstreams_butterfly_blends_what_ours_has_blended() -> None:
+    case = CASES["boft_linear_s0.5"]
+    assert error_of(case.patched(), case) > 1e-3
+    assert error_of(torch.lerp(case.weight, case.patched(), 0.5), case) <= 1e-6
+
+
+def test_upstreams_rotation_under_dora_is_weaker() -> None:
+    """The delta that the magnitude is put on has the strength in it already."""
+    case = CASES["oft_dora"]
+    (patch,) = case.patches
+    assert isinstance(patch.value, DoRA)
+    weaker = DoRA(Weaker(patch.value.value, patch.strength), patch.value.magnitude, patch.value.shape)
+    assert error_of(replace(case, patches=(replace(patch, value=weaker),)).patched(), case) <= 1e-6
+    assert error_of(case.patched(), case) > 1e-3
+
+
+def test_upstream_leaves_out_the_rescaling() -> None:
+    case = CASES["oft_rescale_ignored"]
+    (patch,) = case.patches
+    assert isinstance(patch.value, OFT)
+    plain = replace(case, patches=(replace(patch, value=replace(patch.value, rescale=None)),))
+    assert error_of(plain.patched(), case) <= 1e-6
+    assert patch.value.rescale is not None
+    assert torch.allclose(case.patched(), plain.patched() * patch.value.rescale, atol=1e-6)
+
+
+def test_a_butterfly_without_alpha_works() -> None:
+    """Upstream logs an error and leaves the weight alone."""
+    case = CASES["boft_linear_s1.0"]
+    (patch,) = case.patches
+    assert isinstance(patch.value, BOFT)
+    assert patch.value.cap == 0.0
+    assert error_of(case.patched(), case) <= 1e-6
+
+
+class Weaker(Additive):
+    """A delta at a fraction of its strength."""
+
+    def __init__(self, value: Additive, fraction: float) -> None:
+        self.value, self.fraction = value, fraction
+
+    @property
+    def working_bytes(self) -> int:
+        return self.value.working_bytes
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        self.value.check(shape)
+
+    def delta(self, weight: Tensor) -> Tensor:
+        return self.value.delta(weight) * self.fraction
+
+
+def test_patches_can_be_compared_and_named() -> None:
+    one = CASES["diff"].patches[0]
+    assert one == WeightPatch("k", "diff:0", CASES["set"].patches[0].value, 0.7)
+    assert one.name == "patch 'diff:0' of 'k'"
