@@ -12,8 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
+from pool.compute_tools import ComputeTools
+from pool.devices.capabilities import detect_capabilities
 from pool.devices.kinds import OpenDevice, open_device
+from pool.devices.upload_road import UploadRoad
+from pool.devices.uploads import AHEAD_BYTES
 from pool.open_model import OpenModel
+from pool.ops.attention import AttentionBackend, attention_priority
 from pool.patcher import ModelPatcher
 from pool.residency import Residency
 from pool.spec import ComponentKey, Role, RunCost, TaskSpec
@@ -36,6 +41,8 @@ from pool.work import (
 
 #: what is copied once at start to learn the speed of the link, at most
 LINK_PROBE_BYTES = 32 << 20
+#: of a small device, no more than this part is for copies that are made ahead
+AHEAD_SHARE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +73,18 @@ class EngineFacts:
 class Engine:
     """One GPU's worth of models. Open with `Engine.open`, end with `close`."""
 
-    def __init__(self, device: OpenDevice, facts: EngineFacts) -> None:
+    def __init__(
+        self,
+        device: OpenDevice,
+        facts: EngineFacts,
+        road: UploadRoad,
+        attention: tuple[AttentionBackend, ...] = (),
+    ) -> None:
         self._device = device
         self._facts = facts
         self._vram = VramManager(facts.capacity_bytes)
+        self._road = road
+        self._tools = ComputeTools(device.memory.ledger, road, attention=attention)
         self._tokenizer = ClipTokenizer.load()
         self._models: dict[str, OpenModel] = {}
         self._patchers: dict[ComponentKey, ModelPatcher] = {}
@@ -83,7 +98,12 @@ class Engine:
         torch.set_num_threads(settings.threads)
         device = open_device(settings.device, settings.index, settings.budget_bytes)
         capacity_bytes = min(device.memory.total_bytes(), settings.budget_bytes or device.memory.total_bytes())
-        return cls(device, EngineFacts(capacity_bytes, _measure_link(device.torch_device, capacity_bytes), device.name))
+        link = _measure_link(device.torch_device, capacity_bytes)
+        road = UploadRoad.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, capacity_bytes // AHEAD_SHARE))
+        capabilities = detect_capabilities(device.kind, settings.index, capacity_bytes)
+        # copies that are made ahead are outside of what plans know of
+        facts = EngineFacts(capacity_bytes - road.ahead_bytes, link, device.name)
+        return cls(device, facts, road, attention_priority(capabilities))
 
     def introduce(self) -> EngineFacts:
         """What this engine can hold and how fast bytes get there."""
@@ -133,7 +153,7 @@ class Engine:
                 component.built.module,
                 self._device.torch_device,
                 component.form,
-                self._device.memory.ledger,
+                self._tools,
             )
             self._patchers[component.key] = base
             self._vram.add(base)
@@ -142,8 +162,9 @@ class Engine:
         return clone
 
     def close(self) -> None:
-        """Take every byte off the device. Idempotent."""
+        """Take every byte off the device, and give back what streaming took of the host. Idempotent."""
         self._vram.unload_all()
+        self._road.close()
 
     def _patcher(self, work: Work) -> ModelPatcher:
         match work:

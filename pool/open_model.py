@@ -20,7 +20,7 @@ from pool.precision import compute_dtype
 from pool.recent import Recent
 from pool.sizing import OwnWeights, component_spec, component_use, own_weights
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
-from pool.weight_form import WeightForm
+from pool.weight_form import WeightForm, resident_form
 from pool.work import LoraRef, ModelRef
 
 #: patch sets of a model that are kept; each is some 20 KiB and made again in about a millisecond
@@ -68,7 +68,7 @@ class OpenModel:
                 ComponentKey(f"{self.ref.name}/{role.value}@{self.ref.sha256[:10]}"),
                 role,
                 built,
-                WeightForm(compute_dtype(role, storage, self._device_kind)),
+                WeightForm(compute_dtype(role, storage, self._device_kind), resident_form(storage, self._device_kind)),
                 weights,
             )
         return self._components[role]

@@ -1,35 +1,47 @@
-"""`ModelPatcher`: one component with one patch set.
+"""`ModelPatcher`: one component with one patch set, and what its runs are told.
 
 Clones share the weights and own a patch set; cloning is O(1). What a clone wants becomes so when it is realized
 (`pool.shared_weights`). Does not decide what should be resident (`pool.residency`), nor when (`pool.vram_manager`).
+docs/patcher.md says what each method of ComfyUI's ModelPatcher is called here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from pool.devices.transfers import TransferLedger
-from pool.ops import compute
+from pool.compute_tools import ComputeTools
+from pool.keyed_patches import KeyedPatches, patches_from, with_wrappers_last
+from pool.options.callbacks import CallbackPoint
+from pool.options.model_options import ModelOptions
+from pool.patcher_extras import PatcherExtras
 from pool.patches.patch_set import PatchSet, WeightPatch
+from pool.patches.values import PatchedWeight
 from pool.residency import ModuleBytes, Resident
 from pool.shared_weights import RealizeReport, SharedWeights, WeightsTarget
 from pool.sizing import component_spec, component_use
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from pool.weight_form import WeightForm
+from pool.weight_hooks.shelf import PatchedShelf
 
 __all__ = ["ModelPatcher", "RealizeReport", "WeightsTarget"]
 
 
 class ModelPatcher:
-    """One component with one patch set. Build with `ModelPatcher.of`, vary with `clone` and `add_patches`."""
+    """One component with one patch set. Build with `ModelPatcher.of`, vary with `clone` and `add_patches`.
 
-    def __init__(self, weights: SharedWeights, patches: PatchSet) -> None:
+    patches  what `realize` is to be asked for, weight wrappers last
+    extras   options, callbacks, injections and the like; assign a changed value:
+             `patcher.extras = patcher.extras.with_object_patch(...)`
+    """
+
+    def __init__(self, weights: SharedWeights, patches: PatchSet, extras: PatcherExtras | None = None) -> None:
         self._weights = weights
         self.patches = patches
+        self.extras = extras or PatcherExtras()
 
     @classmethod
     def of(
@@ -39,13 +51,13 @@ class ModelPatcher:
         module: nn.Module,
         device: torch.device,
         form: WeightForm,
-        ledger: TransferLedger | None = None,
+        tools: ComputeTools | None = None,
     ) -> ModelPatcher:
         """A patcher over `module`, whose parameters are host tensors that nobody writes from now on.
 
         Gives every instance in `module` its casting class. Moves nothing.
         """
-        return cls(SharedWeights(key, role, module, device, form, ledger), PatchSet())
+        return cls(SharedWeights(key, role, module, device, form, tools), PatchSet())
 
     @property
     def key(self) -> ComponentKey:
@@ -67,9 +79,25 @@ class ModelPatcher:
         """What runs compute in."""
         return self._weights.form.compute_dtype
 
+    @property
+    def model_options(self) -> ModelOptions:
+        """What runs of this patcher are told."""
+        return self.extras.options
+
     def clone(self) -> ModelPatcher:
-        """A patcher that shares the weights and starts from the same patch set. O(1)."""
-        return ModelPatcher(self._weights, self.patches)
+        """A patcher that shares the weights and starts from the same patch set and extras. O(1) in both.
+
+        Additional models are cloned with it, attachments that ask for it too.
+        """
+        return self._clone({})
+
+    def _clone(self, made: dict[int, ModelPatcher]) -> ModelPatcher:
+        """The clone, or the one that was `made` already: additional models may name each other in a circle."""
+        if id(self) not in made:
+            twin = made[id(self)] = ModelPatcher(self._weights, self.patches, self.extras)
+            twin.extras = self.extras.cloned(lambda patcher: patcher._clone(made))
+            self.extras.callbacks.call(CallbackPoint.ON_CLONE, self, twin)
+        return made[id(self)]
 
     def is_clone(self, other: ModelPatcher) -> bool:
         """Both run the same module."""
@@ -79,9 +107,36 @@ class ModelPatcher:
         """Both run the same module with equal patches."""
         return self.is_clone(other) and self.patches.digest == other.patches.digest
 
-    def add_patches(self, patches: Iterable[WeightPatch]) -> None:
-        """Apply `patches` after the ones there, from the next `realize` on. Other clones are not affected."""
-        self.patches = self.patches.with_patches(patches)
+    def add_patches(
+        self,
+        patches: Iterable[WeightPatch] | KeyedPatches,
+        strength_patch: float = 1.0,
+        strength_model: float = 1.0,
+        identity: str | None = None,
+    ) -> tuple[str, ...]:
+        """Apply `patches` after the ones there, from the next `realize` on. Other clones are not affected.
+
+        Either ready patches, which are taken as they are, or ComfyUI's form: key, (key, offset) or (key, offset,
+        function) -> value. Of these the ones whose key is a parameter are taken, with both strengths; `identity` names
+        the values for digests, and without it no other call's are ever taken for equal. Weight wrappers
+        (`pool.keyed_patches.weight_wrapper`) stay behind all other patches, also those that are added later.
+        Returns the parameters that got a patch, in order. Raises PatchFailed for a value of no known kind.
+        """
+        if isinstance(patches, Mapping):
+            hosts = self._weights.host_parameters
+            patches = patches_from(patches, hosts, strength_patch, strength_model, identity)
+        added = tuple(patches)
+        self.patches = with_wrappers_last(self.patches, added)
+        return tuple(dict.fromkeys(patch.parameter for patch in added))
+
+    def get_key_patches(self, prefix: str = "") -> dict[str, PatchedWeight]:
+        """Each parameter whose name begins with `prefix`: its host weight with its patches, ready to be a patch's value
+        elsewhere, which is what merging models is made of."""
+        return {
+            name: PatchedWeight(host, self.patches.patches_for(name))
+            for name, host in self._weights.host_parameters.items()
+            if name.startswith(prefix)
+        }
 
     def spec(self) -> ComponentSpec:
         """The component's sizes."""
@@ -105,25 +160,45 @@ class ModelPatcher:
         """What is on the device now, with the patch set it was realized with (not necessarily this clone's)."""
         return self._weights.resident()
 
-    def realize(self, target: WeightsTarget) -> RealizeReport:
+    def realize(self, target: WeightsTarget, shelf: PatchedShelf | None = None) -> RealizeReport:
         """Bring the module to `target`, moving the difference only: first what leaves, then what arrives.
 
+        What leaves goes on `shelf`, if there is one, and what is found there need not be computed and moved again.
         When something raises (out of memory, say) every module is either wholly on the device or wholly off it, and
         `resident()` tells the truth; call again with a target to go on.
         """
-        return self._weights.realize(target)
+        return self._told(self._weights.realize(target, shelf))
 
     def shrink(self, kept: frozenset[str]) -> RealizeReport:
         """Keep only these modules on the device, with the patches they carry."""
-        return self._weights.shrink(kept)
+        return self._told(self._weights.shrink(kept))
 
     def unload(self) -> RealizeReport:
         """Take every byte off the device."""
-        return self._weights.unload()
+        return self._told(self._weights.unload())
 
     @contextmanager
-    def running(self, interrupt: Callable[[], None] | None = None) -> Iterator[nn.Module]:
-        """The module, ready to be called with inputs on `device`; `interrupt` is called at each layer's head."""
-        w = self._weights
-        with torch.no_grad(), compute(w.device, w.form.compute_dtype, interrupt, w.ledger):
+    def running(
+        self, interrupt: Callable[[], None] | None = None, options: ModelOptions | None = None
+    ) -> Iterator[nn.Module]:
+        """The module, ready to be called with inputs on `device`; `interrupt` is called at each layer's head.
+
+        Inside the block the module acts as the extras say, with `options` in place of their own when given; after it
+        nothing of them is left on the module. Raises UnusableField for an option that it has no place for.
+        """
+        w, extras = self._weights, self.extras
+        with (
+            torch.no_grad(),
+            w.tools.computing(w.device, w.form.compute_dtype, w.streams, interrupt),
+            extras.entered(self, options or extras.options),
+            w.around_changes(lambda: extras.ejected(self)),
+        ):
             yield w.module
+
+    def _told(self, report: RealizeReport) -> RealizeReport:
+        """`report`, after those who want to hear of it have."""
+        if report.uploaded_bytes:
+            self.extras.callbacks.call(CallbackPoint.ON_LOAD, self, report)
+        elif report.freed_bytes and not self._weights.resident_modules:
+            self.extras.callbacks.call(CallbackPoint.ON_DETACH, self, report)
+        return report

@@ -8,13 +8,16 @@ nothing to restore. Knows one component on one device; not what should be reside
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
-from pool.devices.transfers import TransferLedger
+from pool.compute_tools import ComputeTools
 from pool.ops import (
     PackedWeight,
     SidePath,
@@ -30,6 +33,7 @@ from pool.residency import ModuleBytes, Resident
 from pool.sizing import OwnWeights, merged_bytes, merges, module_bytes, own_weights
 from pool.spec import UNPATCHED, ComponentKey, Role
 from pool.weight_form import WeightForm
+from pool.weight_hooks.shelf import PatchedShelf, Shelved
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +82,18 @@ class SharedWeights:
         module: nn.Module,
         device: torch.device,
         form: WeightForm,
-        ledger: TransferLedger | None = None,
+        tools: ComputeTools | None = None,
     ) -> None:
         """Take `module`, whose parameters are host tensors that nobody writes from now on.
 
-        Gives every instance in `module` its casting class. Moves nothing. `ledger` is told of weights that stream, for
-        devices that do not count by themselves.
+        Gives every instance in `module` its casting class. Moves nothing.
         """
         self.key = key
         self.role = role
         self.module = module
         self.device = device
         self.form = form
-        self.ledger = ledger
+        self.tools = tools or ComputeTools()
         self.owned = {own.name: own for own in own_weights(module)}
         self.sizes: dict[str, ModuleBytes] = {m.name: m for m in module_bytes(self.owned.values(), form)}
         self._realized = PatchSet()
@@ -100,40 +103,74 @@ class SharedWeights:
         self._hooked: dict[str, str] = {}
         self._settled = True
         self._merged_bytes = 0
+        #: what is around each change of weights while a run is under way
+        self._around: Callable[[], AbstractContextManager[None]] = nullcontext
         swap_to_casting(module)
+
+    @cached_property
+    def host_parameters(self) -> Mapping[str, Tensor]:
+        """Every parameter on the host, by its full name. Nobody may write into them."""
+        own_parameters = ((own, name, host) for own in self.owned.values() for name, host in own.parameters.items())
+        return MappingProxyType({own.full_name(name): host for own, name, host in own_parameters})
 
     @property
     def resident_modules(self) -> frozenset[str]:
         """Names of the modules that are on the device now."""
         return frozenset(self._carried)
 
+    @property
+    def streams(self) -> bool:
+        """Some weights are on the host and come when they are used."""
+        return len(self._carried) < len(self.owned)
+
     def resident(self) -> Resident:
         """What is on the device now, with the patch set it was realized with."""
         held_bytes = sum(self.sizes[name].resident_bytes for name in self._carried)
         return Resident(self.key, held_bytes, self._realized.digest, self._merged_bytes)
 
-    def realize(self, target: WeightsTarget) -> RealizeReport:
+    @contextmanager
+    def around_changes(self, around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Weights that change inside the block do so inside `around()`, itself inside what was there before."""
+        before = self._around
+
+        @contextmanager
+        def both() -> Iterator[None]:
+            with around(), before():
+                yield
+
+        self._around = both
+        try:
+            yield
+        finally:
+            self._around = before
+
+    def realize(self, target: WeightsTarget, shelf: PatchedShelf | None = None) -> RealizeReport:
         """Bring the module to `target`, moving the difference only: first what leaves, then what arrives.
 
+        What leaves goes on `shelf`, if there is one, and what is found there need not be computed and moved again.
         When something raises (out of memory, say) every module is either wholly on the device or wholly off it, and
         `resident()` tells the truth; call again with a target to go on.
         """
-        patches = target.patches
-        is_same = self._realized.digest == patches.digest
+        is_same = self._realized.digest == target.patches.digest
         if self._settled and is_same and self._carried.keys() == target.resident:
             return RealizeReport(0, 0, False)
+        with self._around():
+            return self._change(target, shelf)
+
+    def _change(self, target: WeightsTarget, shelf: PatchedShelf | None) -> RealizeReport:
+        patches = target.patches
         self._settled = False
-        switched = bool(self._carried) and not is_same
+        switched = bool(self._carried) and self._realized.digest != patches.digest
         wanted = {n: self._wanted(own, patches, n in target.resident) for n, own in self.owned.items()}
         freed_bytes = 0
         for name in [n for n, d in self._carried.items() if n not in target.resident or d != wanted[n].merged]:
-            freed_bytes += self._put_back(self.owned[name])
+            freed_bytes += self._put_back(self.owned[name], shelf)
         self._realized = patches
         self._merged_bytes = merged_bytes(self.owned.values(), self.form, patches)
         uploaded_bytes = 0
         for name, own in self.owned.items():
             if name in target.resident and name not in self._carried:
-                uploaded_bytes += self._upload(own, patches, wanted[name])
+                uploaded_bytes += self._bring(own, patches, wanted[name], shelf)
         for name, own in self.owned.items():
             self._hook(own, patches, wanted[name])
         self._settled = True
@@ -156,14 +193,30 @@ class SharedWeights:
             patches.digest_for(own.full_name(n) for n in live),
         )
 
-    def _put_back(self, own: OwnWeights) -> int:
-        """Host views in place of device copies. Returns the bytes given back."""
+    def _put_back(self, own: OwnWeights, shelf: PatchedShelf | None) -> int:
+        """Host views in place of device copies, which go on `shelf`. Returns the bytes given back."""
+        held_bytes = self.sizes[own.name].resident_bytes
+        if shelf is not None:
+            parameters = {name: own.module._parameters[name] for name in own.parameters}
+            buffers = {name: own.module._buffers[name] for name in own.buffers}
+            shelf.put((own.name, self._carried[own.name]), Shelved(parameters, buffers, held_bytes))
         for name, host in own.parameters.items():
             own.module._parameters[name] = nn.Parameter(host, requires_grad=False)
         for name, buffer in own.buffers.items():
             own.module._buffers[name] = buffer
         del self._carried[own.name]
-        return self.sizes[own.name].resident_bytes
+        return held_bytes
+
+    def _bring(self, own: OwnWeights, patches: PatchSet, wanted: _Wanted, shelf: PatchedShelf | None) -> int:
+        """Device copies in place of host views, off the shelf if they are there. Returns the bytes uploaded."""
+        shelved = None if shelf is None else shelf.take((own.name, wanted.merged))
+        if shelved is None:
+            return self._upload(own, patches, wanted)
+        self._hook(own, patches, wanted)
+        own.module._parameters.update(shelved.parameters)
+        own.module._buffers.update(shelved.buffers)
+        self._carried[own.name] = wanted.merged
+        return 0
 
     def _upload(self, own: OwnWeights, patches: PatchSet, wanted: _Wanted) -> int:
         """Device copies in place of host views. Returns the bytes that crossed the bus."""

@@ -62,7 +62,10 @@ def sample(
             return noise_BCHW
 
         device = diffusion_model.device
-        samples_CHW = denoise_picture(predict_noise, work, shape_CHW, cond_LD, uncond_LD, device, hooks)
+        options = diffusion_model.model_options
+        samples_CHW = denoise_picture(
+            predict_noise, work, shape_CHW, cond_LD, uncond_LD, device, hooks, options=options
+        )
     if not torch.isfinite(samples_CHW).all():
         loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
         raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")

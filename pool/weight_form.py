@@ -59,6 +59,17 @@ class WeightForm:
         return is_packed(weight) or (weight.is_floating_point() and weight.dtype != self.compute_dtype)
 
 
+def resident_form(storage: torch.dtype, device_kind: str) -> ResidentForm:
+    """The form for a component stored mostly in `storage`, on a device of this kind.
+
+    Weights of 8 bits are that small so that more of them fit on a GPU: there they stay so. Elsewhere memory is the
+    host's anyway, and conversion at each use costs more than it saves.
+    """
+    if device_kind == "cuda" and storage.is_floating_point and storage.itemsize == 1:
+        return ResidentForm.STORED
+    return ResidentForm.COMPUTE
+
+
 def is_packed(weight: Tensor) -> bool:
     """Whether `weight` is stored in packed form."""
     return isinstance(weight, PackedWeight)

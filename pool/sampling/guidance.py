@@ -1,7 +1,7 @@
 """From a model that predicts noise to a `denoise` that a sampler can step with, guided by a text.
 
-Knows how an eps-prediction model is asked (scaled input, timestep) and classifier-free guidance; knows no sampler and
-no architecture.
+Knows how an eps-prediction model is asked (scaled input, timestep), classifier-free guidance, and which sampler
+functions of the run's options are called when; knows no sampler and no architecture.
 
 Shape legend: B batch, C latent channels, H W latent height and width, L tokens, D text width.
 """
@@ -9,49 +9,180 @@ Shape legend: B batch, C latent channels, H W latent height and width, L tokens,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from pool.options.model_options import Args, ModelOptions
+from pool.options.run_context import call_facts
+from pool.options.wrappers import WrapperPoint
+from pool.sampling.conditions import COND, UNCOND, ApplyHooks, Batch, Condition, batches
 from pool.sampling.samplers import Denoise
 from pool.sampling.schedules import SigmaTable
 
 #: (x_BCHW float32 of unit variance, timestep_B float32, context_BLD) -> predicted noise_BCHW, in any float dtype
 PredictNoise: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+Conditions: TypeAlias = Sequence[Condition | None]
+
+#: wrappers that see predictions as clean latents
+_CLEAN_POINTS = (WrapperPoint.CALC_COND_BATCH, WrapperPoint.APPLY_MODEL)
 
 
 def guided_denoiser(
-    predict_noise: PredictNoise, table: SigmaTable, cond_BLD: Tensor, uncond_BLD: Tensor | None, cfg: float
+    predict_noise: PredictNoise,
+    table: SigmaTable,
+    cond: Tensor | Condition,
+    uncond: Tensor | Condition | None,
+    cfg: float,
+    options: ModelOptions | None = None,
+    apply_hooks: ApplyHooks | None = None,
 ) -> Denoise:
-    """A `denoise` that predicts noise for both texts and goes `cfg` times the way from `uncond_BLD` to `cond_BLD`.
+    """A `denoise` that predicts noise for both texts and goes `cfg` times the way from `uncond` to `cond`.
 
-    Both texts run as one batch, `uncond_BLD` first; apart if they differ in length, so that neither is padded with what
-    the model was not trained on. With `cfg` 1 only `cond_BLD` runs, and `uncond_BLD` may be None. B is that of x_BCHW.
+    Texts are [B, L, D] with the B of x_BCHW. Both run as one batch, `uncond` first; apart if they differ in length, so
+    that neither is padded with what the model was not trained on, or in their hooks. With `cfg` 1 only `cond` runs,
+    unless the options say otherwise, and `uncond` may be None.
+    `apply_hooks` is called before each batch. The sampler functions of `options` are called as in ComfyUI; they see
+    predictions as clean latents, which rounds otherwise than the plain run, in the last bits.
     """
-    assert cfg == 1.0 or uncond_BLD is not None, f"cfg {cfg} needs the unconditional context"
-    if cfg == 1.0 or uncond_BLD is None:
-        contexts = [cond_BLD]
-    elif uncond_BLD.shape == cond_BLD.shape:
-        contexts = [torch.cat([uncond_BLD, cond_BLD])]
-    else:
-        contexts = [uncond_BLD, cond_BLD]
+    assert cfg == 1.0 or uncond is not None, f"cfg {cfg} needs the unconditional context"
+    options = options or ModelOptions()
+    runs_uncond = uncond is not None and (cfg != 1.0 or options.disable_cfg1_optimization)
+    conditions = (_condition(cond), _condition(uncond) if runs_uncond else None)
+    guider = _Guider(predict_noise, table, conditions, cfg, options, apply_hooks)
+    sees_clean = options.guides or options.model_function_wrapper is not None
+    sees_clean = sees_clean or any(options.wrappers.at(point) for point in _CLEAN_POINTS)
+    denoise: Denoise = options.wrappers.around(
+        WrapperPoint.PREDICT_NOISE, guider.guess_by_functions if sees_clean else guider.guess
+    )
+    return denoise
 
-    def predict(x_BCHW: Tensor, timestep: float, context_BLD: Tensor) -> Tensor:
-        batch = len(context_BLD)
-        x_BCHW = x_BCHW.repeat(batch // len(x_BCHW), 1, 1, 1)
-        timestep_B = torch.full((batch,), timestep, dtype=torch.float32, device=x_BCHW.device)
-        return predict_noise(x_BCHW, timestep_B, context_BLD).to(x_BCHW.dtype)
 
-    def denoise(x_BCHW: Tensor, sigma: float) -> Tensor:
+def _condition(text: Tensor | Condition | None) -> Condition | None:
+    return Condition(text) if isinstance(text, Tensor) else text
+
+
+class _Guider:
+    """The two ways to a guided guess: plain, and through the functions of a run's options."""
+
+    def __init__(
+        self,
+        predict_noise: PredictNoise,
+        table: SigmaTable,
+        conditions: tuple[Condition | None, Condition | None],
+        cfg: float,
+        options: ModelOptions,
+        apply_hooks: ApplyHooks | None,
+    ) -> None:
+        self._predict_noise, self._table, self._cfg = predict_noise, table, cfg
+        self._conditions, self._options, self._apply_hooks = conditions, options, apply_hooks
+        self._batches = batches(conditions)
+        #: someone may look at the facts of a call
+        self._tells = not options.transformer.is_empty or bool(options.wrappers.entries) or apply_hooks is not None
+
+    def guess(self, x_BCHW: Tensor, sigma: float) -> Tensor:
+        """The guided guess by plain classifier-free guidance, in terms of noise."""
         # times the inverse: dividing by a number may round differently on another device
         scaled_BCHW = x_BCHW * (1.0 / math.sqrt(sigma**2 + 1.0))
-        timestep = table.timestep(sigma)
-        noises = torch.cat([predict(scaled_BCHW, timestep, context) for context in contexts])
-        if len(noises) == len(x_BCHW):
-            return x_BCHW - noises * sigma
-        uncond_BCHW, cond_BCHW = noises.chunk(2)
-        return x_BCHW - (uncond_BCHW + (cond_BCHW - uncond_BCHW) * cfg) * sigma
+        noises: dict[int, Tensor] = {}
+        for batch in self._batches:
+            self._prepare(batch, sigma)
+            copies = _repeated(scaled_BCHW, len(batch.context_BLD))
+            predicted = self._predict(copies, sigma, batch.context_BLD, batch.members)
+            noises |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
+        if UNCOND not in noises:
+            return x_BCHW - noises[COND] * sigma
+        return x_BCHW - (noises[UNCOND] + (noises[COND] - noises[UNCOND]) * self._cfg) * sigma
 
-    return denoise
+    def guess_by_functions(self, x_BCHW: Tensor, sigma: float) -> Tensor:
+        """The guided guess through the sampler functions of the options, in terms of clean latents."""
+        options = self._options
+        sigma_B = torch.full((len(x_BCHW),), sigma, dtype=torch.float32, device=x_BCHW.device)
+        common: Args = {
+            "input": x_BCHW,
+            "sigma": sigma_B,
+            "timestep": sigma_B,
+            "cond_scale": self._cfg,
+            "model": self._predict_noise,
+            "model_options": options,
+        }
+        if options.sampler_calc_cond_batch_function is not None:
+            guesses = options.sampler_calc_cond_batch_function({**common, "conds": list(self._conditions)})
+        else:
+            calc = options.wrappers.around(WrapperPoint.CALC_COND_BATCH, self._calc_cond_batch)
+            guesses = calc(list(self._conditions), x_BCHW, sigma)
+        for pre_cfg in options.sampler_pre_cfg_function:
+            guesses = pre_cfg({**common, "conds": list(self._conditions), "conds_out": guesses})
+        cond, uncond = guesses[COND], guesses[UNCOND]
+        clean: Args = {**common, "cond_denoised": cond, "uncond_denoised": uncond}
+        denoised_BCHW = self._combined(clean)
+        for post_cfg in options.sampler_post_cfg_function:
+            args = {"cond": self._conditions[COND], "uncond": self._conditions[UNCOND], "denoised": denoised_BCHW}
+            denoised_BCHW = post_cfg({**clean, **args})
+        return denoised_BCHW
+
+    def _combined(self, clean: Args) -> Tensor:
+        x_BCHW, cond, uncond = clean["input"], clean["cond_denoised"], clean["uncond_denoised"]
+        if self._options.sampler_cfg_function is None:
+            combined_BCHW: Tensor = uncond + (cond - uncond) * self._cfg
+            return combined_BCHW
+        texts = {"input_cond": self._conditions[COND], "input_uncond": self._conditions[UNCOND]}
+        args = {**clean, **texts, "cond": x_BCHW - cond, "uncond": x_BCHW - uncond}
+        removed_BCHW: Tensor = self._options.sampler_cfg_function(args)
+        guided_BCHW: Tensor = x_BCHW - removed_BCHW
+        return guided_BCHW
+
+    def _calc_cond_batch(self, conditions: Conditions, x_BCHW: Tensor, sigma: float) -> list[Tensor]:
+        """The clean guess of each condition; zeros for None."""
+        same = len(conditions) == len(self._conditions) and all(map(_is, conditions, self._conditions))
+        guesses: dict[int, Tensor] = {}
+        for batch in self._batches if same else batches(conditions):
+            self._prepare(batch, sigma)
+            predicted = self._ask(_repeated(x_BCHW, len(batch.context_BLD)), sigma, batch)
+            guesses |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
+        return [guesses.get(place, torch.zeros_like(x_BCHW)) for place in range(len(conditions))]
+
+    def _ask(self, x_BCHW: Tensor, sigma: float, batch: Batch) -> Tensor:
+        """The clean guesses of one batch, through the wrappers that are around a model call."""
+        sigma_B = torch.full((len(x_BCHW),), sigma, dtype=torch.float32, device=x_BCHW.device)
+
+        def level(asked_B: Tensor | float) -> float:
+            # reading a number back from the device waits for it: only when a wrapper changed it
+            return sigma if asked_B is sigma_B else float(torch.as_tensor(asked_B).flatten()[0])
+
+        def apply_model(x: Tensor, t: Tensor | float, c_crossattn: Tensor, **_: Any) -> Tensor:
+            at = level(t)
+            scaled_BCHW = x * (1.0 / math.sqrt(at**2 + 1.0))
+            return x - self._predict(scaled_BCHW, at, c_crossattn, batch.members) * at
+
+        apply = self._options.wrappers.around(WrapperPoint.APPLY_MODEL, apply_model)
+        wrapper = self._options.model_function_wrapper
+        if wrapper is None:
+            guesses: Tensor = apply(x_BCHW, sigma_B, batch.context_BLD)
+            return guesses
+        context = {"c_crossattn": batch.context_BLD, "transformer_options": self._options.transformer}
+        members = list(batch.members)
+        return wrapper(apply, {"input": x_BCHW, "timestep": sigma_B, "c": context, "cond_or_uncond": members})
+
+    def _prepare(self, batch: Batch, sigma: float) -> None:
+        if self._apply_hooks is not None:
+            self._apply_hooks(batch.hooks, sigma)
+
+    def _predict(self, scaled_BCHW: Tensor, sigma: float, context_BLD: Tensor, members: tuple[int, ...]) -> Tensor:
+        count, device = len(context_BLD), scaled_BCHW.device
+        timestep_B = torch.full((count,), self._table.timestep(sigma), dtype=torch.float32, device=device)
+        if not self._tells:
+            return self._predict_noise(scaled_BCHW, timestep_B, context_BLD).to(scaled_BCHW.dtype)
+        sigmas_B = torch.full((count,), sigma, dtype=torch.float32, device=device)
+        with call_facts(sigmas=sigmas_B, cond_or_uncond=list(members)):
+            return self._predict_noise(scaled_BCHW, timestep_B, context_BLD).to(scaled_BCHW.dtype)
+
+
+def _repeated(x_BCHW: Tensor, count: int) -> Tensor:
+    return x_BCHW.repeat(count // len(x_BCHW), 1, 1, 1)
+
+
+def _is(left: object, right: object) -> bool:
+    return left is right

@@ -10,9 +10,14 @@ import math
 import torch
 from torch import Tensor
 
+from pool.options.model_options import ModelOptions
+from pool.options.run_context import call_facts
+from pool.options.wrappers import WrapperPoint
+from pool.sampling.conditions import ApplyHooks, Condition
 from pool.sampling.guidance import PredictNoise, guided_denoiser
+from pool.sampling.inpainting import Inpainting, masked_denoiser
 from pool.sampling.noise import PictureNoise
-from pool.sampling.samplers import FUNCTIONS
+from pool.sampling.samplers import FUNCTIONS, Denoise, Noise
 from pool.sampling.schedules import SigmaTable, make_sigmas, sd1_sigma_table
 from pool.work import RunHooks, SampleWork, Stopped
 
@@ -26,16 +31,24 @@ def denoise_picture(
     device: torch.device,
     hooks: RunHooks,
     table: SigmaTable | None = None,
+    options: ModelOptions | None = None,
+    inpainting: Inpainting | None = None,
+    apply_hooks: ApplyHooks | None = None,
+    cond_hooks: tuple[object | None, object | None] = (None, None),
 ) -> Tensor:
     """The denoised latent of `work`, float32 [C, H, W] on the CPU, in the model's own scale.
 
     Reads the steps, cfg, sampler, schedule and seed of `work`. The state is kept in float32 on `device`, where
     `predict_noise` is called too, with B = 2 (the unconditional text first), or B = 1 when the texts differ in length
-    or cfg is 1 (`uncond_LD` may then be None). `table` is the noise the model was trained with: SD1's when None.
+    or in `cond_hooks`, or cfg is 1 (`uncond_LD` may then be None). `table` is the noise the model was trained with:
+    SD1's when None. `options` are those of the run; their transformer options are the caller's to apply to the model.
+    `cond_hooks` are the weight hooks of the two texts; `apply_hooks` is called with them before each batch.
     Raises Stopped before the first step for which `hooks.should_stop()` is true.
     """
     table = table or sd1_sigma_table()
-    sigmas = make_sigmas(work.schedule, work.steps, table)
+    options = options or ModelOptions()
+    wrappers = options.wrappers
+    kept = None if inpainting is None else inpainting.to(device)
     picture = PictureNoise(work.seed)
 
     def fresh_noise() -> Tensor:
@@ -46,12 +59,27 @@ def denoise_picture(
         if done < steps:
             _stop_if_asked(hooks)
 
-    with torch.no_grad():
-        uncond_BLD = None if uncond_LD is None else uncond_LD[None].to(device)
-        denoise = guided_denoiser(predict_noise, table, cond_LD[None].to(device), uncond_BLD, work.cfg)
+    def prepare() -> Denoise:
+        cond = Condition(cond_LD[None].to(device), cond_hooks[0])
+        uncond = None if uncond_LD is None else Condition(uncond_LD[None].to(device), cond_hooks[1])
+        return guided_denoiser(predict_noise, table, cond, uncond, work.cfg, options, apply_hooks)
+
+    def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
+        denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()
         _stop_if_asked(hooks)
-        x_BCHW = fresh_noise() * _initial_scale(float(sigmas[0]), table)
-        return FUNCTIONS[work.sampler](denoise, x_BCHW, sigmas, fresh_noise, on_step)[0].to("cpu")
+        first_BCHW = noise()
+        x_BCHW = first_BCHW * _initial_scale(float(sigmas[0]), table)
+        if kept is not None:
+            x_BCHW = x_BCHW + kept.latent_BCHW
+            denoise = masked_denoiser(denoise, kept, first_BCHW, sigmas, options)
+        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, FUNCTIONS[work.sampler])
+        latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, on_step)
+        return latent_BCHW
+
+    sigmas = make_sigmas(work.schedule, work.steps, table)
+    with torch.no_grad(), call_facts(sample_sigmas=sigmas):
+        latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(fresh_noise, sigmas)
+        return latent_BCHW[0].to("cpu")
 
 
 def _initial_scale(sigma: float, table: SigmaTable) -> float:

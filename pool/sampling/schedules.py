@@ -56,6 +56,12 @@ class SigmaTable:
         weight = timestep - below
         return high if weight == 1.0 else low * (high / low) ** weight
 
+    def sigma_at_percent(self, percent: float) -> float:
+        """The noise level where `percent` (0.0 to 1.0) of the timesteps are done: from infinity down to 0."""
+        if percent <= 0.0:
+            return math.inf
+        return 0.0 if percent >= 1.0 else self.sigma((1.0 - percent) * self.last_timestep)
+
 
 def sd1_sigma_table() -> SigmaTable:
     """The table of Stable Diffusion 1, 2 and XL: 1000 betas whose roots rise evenly from sqrt(0.00085) to sqrt(0.012).

@@ -1,0 +1,61 @@
+"""`ComputeTools`: what the runs of a component use beside its weights, and the context that they run in.
+
+Put together by whoever opened the device; the same for all clones. Knows neither patches nor plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from pool.devices.transfers import TransferLedger
+from pool.devices.upload_road import UploadRoad
+from pool.devices.uploads import StreamOrder
+from pool.ops import compute
+from pool.ops.attention import AttentionBackend
+from pool.ops.context import LinearKernel
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """The order in which weights streamed in the last run."""
+
+    order: StreamOrder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTools:
+    """How runs of one component compute.
+
+    ledger     told of weights that stream, for devices that do not count by themselves
+    road       brings weights that stream; None to copy each when it is used
+    linear     asked first by linear layers; None for torch's own arithmetic
+    attention  the order of attention kernels; empty for torch's own choice
+    """
+
+    ledger: TransferLedger | None = None
+    road: UploadRoad | None = None
+    linear: LinearKernel | None = None
+    attention: tuple[AttentionBackend, ...] = ()
+    _remembered: _Remembered = field(default_factory=_Remembered, compare=False)
+
+    @contextmanager
+    def computing(
+        self, device: torch.device, dtype: torch.dtype, streams: bool, interrupt: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        """Model calls inside the block compute on `device` in `dtype`. `streams`: some weights are on the host.
+
+        What one run asks for tells the next one what to bring ahead.
+        """
+        uploader = self.road.uploader(self._remembered.order) if self.road is not None and streams else None
+        try:
+            with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention, uploader):
+                yield
+        finally:
+            if uploader is not None:
+                if uploader.order.hosts:
+                    self._remembered.order = uploader.order
+                uploader.close()

@@ -1,0 +1,53 @@
+"""`applied`: a module with a run's options for the time of a block of code.
+
+Chooses by the kind of module; knows no option in detail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from pool.model_patches.overlays import Overlays
+from pool.options.model_options import ModelOptions
+from pool.options.run_context import running_with
+from pool.options.wrappers import WrapperPoint
+
+
+@contextmanager
+def applied(module: nn.Module, options: ModelOptions) -> Iterator[None]:
+    """Calls of `module` inside the block act as `options` say; after it, the module is exactly as it was.
+
+    Without options for the module nothing is put on it. Raises UnusableField, before the block, for an option that this
+    kind of module has no place for: an option is never ignored.
+    """
+    overlays = Overlays(options)
+    try:
+        if not options.transformer.is_empty:
+            _install(module, options, overlays)
+        if options.wrappers.at(WrapperPoint.DIFFUSION_MODEL):
+            overlays.put(module, _wrapped(options))
+        with running_with(options):
+            yield
+    finally:
+        overlays.remove()
+
+
+def _install(module: nn.Module, options: ModelOptions, overlays: Overlays) -> None:
+    # here, because importing diffusers takes seconds, and only runs with such options need its names
+    from pool.model_patches.diffusers_names import is_unet
+    from pool.model_patches.dit import DitInstaller
+    from pool.model_patches.unet import UnetInstaller
+
+    installer = UnetInstaller if is_unet(module) else DitInstaller
+    installer(module, options.transformer, overlays).install()
+
+
+def _wrapped(options: ModelOptions) -> Callable[..., Any]:
+    def around(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return options.wrappers.around(WrapperPoint.DIFFUSION_MODEL, below)(*args, **kwargs)
+
+    return around

@@ -1,0 +1,218 @@
+"""The names inside diffusers' modules that options act on, and a test that they still mean what they did.
+
+Everything here is an attribute, an argument or an order of results that diffusers does not document. diffusers is
+pinned to a minor version in pyproject.toml; `self_test` tells whether another one still fits.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import diffusers
+from diffusers.models import transformers
+from diffusers.models.attention import BasicTransformerBlock, JointTransformerBlock
+from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from diffusers.models.transformers import auraflow_transformer_2d
+from torch import nn
+
+#: lists of blocks of a transformer -> what its blocks are called in options
+BLOCK_LISTS = {
+    "joint_transformer_blocks": "double_block",
+    "transformer_blocks": "double_block",
+    "double_stream_blocks": "double_block",
+    "blocks": "double_block",
+    "layers": "double_block",
+    "single_transformer_blocks": "single_block",
+    "single_stream_blocks": "single_block",
+}
+#: what a block calls the tokens of the picture, those of the text, the modulation and the rotary positions
+IMAGE_ARGUMENTS = ("hidden_states", "x")
+TEXT_ARGUMENTS = ("encoder_hidden_states",)
+VECTOR_ARGUMENTS = ("temb", "temb_mod", "temb_mod_img", "adaln_input", "embedded_timestep")
+POSITION_ARGUMENTS = ("image_rotary_emb", "rotary_emb", "freqs_cis")
+#: columns of `img_ids`: time, height, width
+IDS_T, IDS_Y, IDS_X = 0, 1, 2
+
+#: blocks that return text and picture in this order, and those that return them the other way round
+TEXT_FIRST = frozenset(
+    {
+        "FluxTransformerBlock",
+        "FluxSingleTransformerBlock",
+        "Flux2TransformerBlock",
+        "JointTransformerBlock",
+        "ChromaTransformerBlock",
+        "QwenImageTransformerBlock",
+        "AuraFlowJointTransformerBlock",
+    }
+)
+IMAGE_FIRST = frozenset(
+    {
+        "HunyuanVideoTransformerBlock",
+        "HunyuanVideoSingleTransformerBlock",
+        "MochiTransformerBlock",
+        "CogVideoXBlock",
+        "HiDreamBlock",
+    }
+)
+#: blocks that return what a block inside them returns
+_WRAPPED = {"HiDreamBlock": "HiDreamImageTransformerBlock"}
+
+
+class NamesChangedError(RuntimeError):
+    """The installed diffusers no longer has what the options act on."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnetBlock:
+    """One block of a UNet, counted as the original implementation counts them.
+
+    key            ("input", n), ("middle", 0) or ("output", n)
+    layers         names of its residual, attention and resampling layers, in the order in which they run
+    skip_channels  channels of the skip connection that an output block joins to what it gets; 0 for the others
+    """
+
+    key: tuple[str, int]
+    layers: tuple[str, ...]
+    skip_channels: int = 0
+
+
+def is_unet(module: nn.Module) -> bool:
+    """`module` is a UNet of the Stable Diffusion kind."""
+    return isinstance(module, diffusers.UNet2DConditionModel)
+
+
+def unet_blocks(unet: nn.Module) -> tuple[UnetBlock, ...]:
+    """The blocks of `unet` in the order in which they run.
+
+    Input block 0 is the first convolution; each residual layer begins a block, its attention and the up-sampling after
+    it belong to it, and each down-sampling is a block of its own.
+    """
+    plain: Any = unet  # diffusers is not typed
+    blocks, skips = [UnetBlock(("input", 0), ("conv_in",))], [int(plain.conv_in.out_channels)]
+    for i, down in enumerate(plain.down_blocks):
+        for j, resnet in enumerate(down.resnets):
+            blocks.append(UnetBlock(("input", len(blocks)), tuple(_with_attention(down, f"down_blocks.{i}", j))))
+            skips.append(int(resnet.out_channels))
+        for j, sampler in enumerate(down.downsamplers or ()):
+            blocks.append(UnetBlock(("input", len(blocks)), (f"down_blocks.{i}.downsamplers.{j}",)))
+            skips.append(int(sampler.out_channels))
+    if plain.mid_block is not None:
+        blocks.append(UnetBlock(("middle", 0), tuple(_middle_layers(plain.mid_block))))
+    number = 0
+    for i, up in enumerate(plain.up_blocks):
+        for j, _ in enumerate(up.resnets):
+            layers = [*_with_attention(up, f"up_blocks.{i}", j)]
+            if j == len(up.resnets) - 1:
+                layers += [f"up_blocks.{i}.upsamplers.{k}" for k, _ in enumerate(up.upsamplers or ())]
+            blocks.append(UnetBlock(("output", number), tuple(layers), skips.pop()))
+            number += 1
+    return tuple(blocks)
+
+
+def attentions_of(layer: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
+    """(transformer block, "attn1" or "attn2", the attention) of an attention layer of a UNet; none of other layers."""
+    plain: Any = layer
+    for index, block in enumerate(getattr(plain, "transformer_blocks", ())):
+        for name in ("attn1", "attn2"):
+            attention = getattr(block, name, None)
+            if attention is not None:
+                yield index, name, attention
+
+
+def is_plain_attention(attention: nn.Module) -> bool:
+    """`attention` projects, multiplies and projects, and does nothing else that a patched one would leave out."""
+    a: Any = attention
+    return (
+        isinstance(attention, Attention)
+        and type(a.processor) is AttnProcessor2_0
+        and a.group_norm is a.spatial_norm is a.norm_q is a.norm_k is a.norm_cross is a.added_kv_proj_dim is None
+        and not a.residual_connection
+        and a.rescale_output_factor == 1.0
+    )
+
+
+def block_lists(module: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
+    """("double_block" or "single_block", the blocks) of each list of blocks of a transformer, in running order."""
+    for name, kind in BLOCK_LISTS.items():
+        blocks = getattr(module, name, None)
+        if isinstance(blocks, nn.ModuleList) and len(blocks):
+            yield kind, blocks
+
+
+def text_comes_first(block: nn.Module) -> bool | None:
+    """Whether a block that returns two results returns the text's first; None when this is not known."""
+    names = {base.__name__ for base in type(block).__mro__}
+    if names & TEXT_FIRST:
+        return True
+    return False if names & IMAGE_FIRST else None
+
+
+def self_test() -> None:
+    """Check arguments and results of the classes that options act on. Raises NamesChangedError saying which differ."""
+    problems = [f"{c.__name__} returns {order}" for c, first, order in _known_results() if order != _ORDERS[first]]
+    arguments = set(inspect.signature(Attention.forward).parameters)
+    if not {"hidden_states", "encoder_hidden_states", "attention_mask"} <= arguments:
+        problems.append(f"Attention.forward takes {sorted(arguments)}")
+    block = BasicTransformerBlock(8, 2, 4, cross_attention_dim=8)
+    for _, name, attention in attentions_of(nn.ModuleDict({"transformer_blocks": nn.ModuleList([block])})):
+        if not is_plain_attention(attention):
+            problems.append(f"{name} of BasicTransformerBlock is no plain attention")
+    if problems:
+        raise NamesChangedError("diffusers differs from what options act on: " + "; ".join(problems))
+
+
+_ORDERS = {
+    True: ("encoder_hidden_states", "hidden_states"),
+    False: ("hidden_states", "encoder_hidden_states"),
+}
+
+
+def _known_results() -> Iterator[tuple[type, bool, tuple[str, ...]]]:
+    places = (
+        transformers.transformer_flux,
+        transformers.transformer_flux2,
+        transformers.transformer_chroma,
+        transformers.transformer_qwenimage,
+        transformers.transformer_hunyuan_video,
+        transformers.transformer_mochi,
+        transformers.transformer_hidream_image,
+        transformers.cogvideox_transformer_3d,
+        auraflow_transformer_2d,
+    )
+    for names, first in ((TEXT_FIRST, True), (IMAGE_FIRST, False)):
+        for name in sorted(names - {JointTransformerBlock.__name__}):
+            inner = _WRAPPED.get(name, name)
+            found = next((getattr(place, inner) for place in places if hasattr(place, inner)), None)
+            if found is None:
+                raise NamesChangedError(f"diffusers has no {inner} where it was")
+            yield found, first, _result_names(found)
+    yield JointTransformerBlock, True, _result_names(JointTransformerBlock)
+
+
+def _result_names(block: type) -> tuple[str, ...]:
+    """The names that the last `return` of a block's forward lists."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(block.forward))))  # type: ignore[attr-defined]
+    returns = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    last = returns[-1] if returns else None
+    return tuple(n.id for n in last.elts if isinstance(n, ast.Name)) if isinstance(last, ast.Tuple) else ()
+
+
+def _with_attention(block: Any, place: str, index: int) -> Iterator[str]:
+    yield f"{place}.resnets.{index}"
+    attentions = getattr(block, "attentions", None)
+    if attentions is not None and attentions[index] is not None:
+        yield f"{place}.attentions.{index}"
+
+
+def _middle_layers(block: Any) -> Iterator[str]:
+    yield "mid_block.resnets.0"
+    for index, _ in enumerate(block.resnets[1:]):
+        attentions = getattr(block, "attentions", None)
+        if attentions is not None and attentions[index] is not None:
+            yield f"mid_block.attentions.{index}"
+        yield f"mid_block.resnets.{index + 1}"

@@ -1,0 +1,1 @@
+"""Per-run options as frozen values: patches, sampler functions, wrappers, callbacks, injections."""

@@ -1,0 +1,57 @@
+"""Sampling a part of a picture: outside the mask the latent is what it was, at every noise level.
+
+Knows masks and noise levels, not models.
+
+Shape legend: B batch, C latent channels, H W latent height and width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pool.options.model_options import ModelOptions
+from pool.sampling.samplers import Denoise
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inpainting:
+    """What is kept.
+
+    latent_BCHW        the picture to keep, in the model's own scale, float32
+    denoise_mask_B1HW  1 where it is made anew, 0 where it is kept, anything between for both
+    """
+
+    latent_BCHW: Tensor
+    denoise_mask_B1HW: Tensor
+
+    def to(self, device: torch.device) -> Inpainting:
+        """The same on `device`."""
+        return Inpainting(self.latent_BCHW.to(device), self.denoise_mask_B1HW.to(device))
+
+
+def masked_denoiser(
+    denoise: Denoise, kept: Inpainting, noise_BCHW: Tensor, sigmas: Tensor, options: ModelOptions
+) -> Denoise:
+    """`denoise` that makes only what the mask of `kept` lets it make.
+
+    Before each guess, what is kept is put back at the guess's noise level, with the run's first noise `noise_BCHW`;
+    after it, clean. The options' `denoise_mask_function`, if there is one, says what the mask is at each level.
+    """
+    function = options.denoise_mask_function
+
+    def mask_at(sigma: float) -> Tensor:
+        if function is None:
+            return kept.denoise_mask_B1HW
+        sigma_B = torch.full((len(noise_BCHW),), sigma, dtype=torch.float32, device=noise_BCHW.device)
+        return function(sigma_B, kept.denoise_mask_B1HW, {"model": denoise, "sigmas": sigmas})
+
+    def masked(x_BCHW: Tensor, sigma: float) -> Tensor:
+        mask = mask_at(sigma)
+        noisy_BCHW = kept.latent_BCHW + noise_BCHW * sigma
+        guess_BCHW = denoise(x_BCHW * mask + noisy_BCHW * (1.0 - mask), sigma)
+        return guess_BCHW * mask + kept.latent_BCHW * (1.0 - mask)
+
+    return masked
