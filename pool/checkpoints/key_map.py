@@ -7,8 +7,8 @@ which is what a LoRA needs. Does not know any architecture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -76,6 +76,46 @@ class KeyMap:
         shape = self.origins[key].shape
         return RowRange(key, shape, 0, rows_of(shape), 0)
 
+    def whole_source(self, source_key: str) -> tuple[RowRange, ...]:
+        """All rows of the checkpoint's tensor `source_key`, as the target of a delta of its own shape."""
+        shape = self.sources[source_key]
+        return (RowRange(source_key, shape, 0, rows_of(shape), 0),)
+
+    def source_ranges(self, key: str) -> tuple[RowRange, ...]:
+        """The rows of the checkpoint that the parameter `key` is made of, as targets of a delta of its own shape."""
+        origin = self.origins[key]
+        back = _inverse(origin.operations)
+        if len(origin.segments) == 1:
+            segment = origin.segments[0]
+            return (RowRange(segment.source, origin.shape, 0, rows_of(origin.shape), segment.start, back),)
+        ranges, row = [], 0
+        for segment in origin.segments:
+            ranges.append(RowRange(segment.source, origin.shape, row, segment.rows, segment.start, back))
+            row += segment.rows
+        return tuple(ranges)
+
+    def through(self, ranges: tuple[RowRange, ...]) -> tuple[RowRange, ...]:
+        """The parameter rows that `ranges` of the checkpoint's tensors become, in the order of the delta's rows.
+
+        Rows that no parameter is made of are left out.
+        """
+        followed = [row_range for first in ranges for row_range in self._follow(first)]
+        return _merged(sorted(followed, key=lambda r: (r.source_start, r.key)))
+
+    def _follow(self, first: RowRange) -> Iterator[RowRange]:
+        for then in self.targets(first.key):
+            operations = _simplified((*first.operations, *then.operations))
+            if not _keeps_rows(first.operations):  # rows became columns: all of them or none
+                assert then.rows == rows_of(then.source_shape), f"{first.key} is cut up after its rows were turned"
+                yield replace(first, key=then.key, start=then.start, operations=operations)
+                continue
+            low = max(first.start, then.source_start)
+            high = min(first.start + first.rows, then.source_start + then.rows)
+            if low < high:
+                start = first.source_start + low - first.start
+                into = then.start + low - then.source_start
+                yield RowRange(then.key, first.source_shape, start, high - low, into, operations)
+
     def load(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters made of the checkpoint `tensors`: a view wherever the rows of one follow each other."""
         return {key: _load(origin, tensors) for key, origin in self.origins.items()}
@@ -93,7 +133,7 @@ class KeyMap:
         for r in ranges:
             if r.source_start != row:  # the same rows again, for a parameter that shares them
                 continue
-            parts.append(_narrow(_backward(parameters[r.key], r.operations), r.start, r.rows))
+            parts.append(_narrow(_forward(parameters[r.key], _inverse(r.operations)), r.start, r.rows))
             row += r.rows
         assert row == rows_of(shape), f"rows {row} and up of {ranges[0].key}'s source belong to no parameter"
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(shape)
@@ -105,7 +145,11 @@ def discover(shapes: Mapping[str, Shape], convert: Callable[[dict[str, Tensor]],
     `convert` is called once, with zero-byte tensors; it may take from the dictionary that it is given.
     Raises UntraceableOperationError when `convert` does more than move rows and change shapes.
     """
-    origins = trace(shapes, convert)
+    return key_map_of(shapes, trace(shapes, convert))
+
+
+def key_map_of(shapes: Mapping[str, Shape], origins: Mapping[str, Origin]) -> KeyMap:
+    """The key map of a checkpoint with tensors of `shapes` whose parameters are known to be made as `origins` says."""
     targets: dict[str, list[RowRange]] = {}
     for key, origin in origins.items():
         row = 0
@@ -138,15 +182,50 @@ def _forward(x: Tensor, operations: tuple[ShapeOperation, ...]) -> Tensor:
     return x
 
 
-def _backward(x: Tensor, operations: tuple[ShapeOperation, ...]) -> Tensor:
-    """`operations` undone."""
-    for operation in reversed(operations):
-        match operation:
-            case Reshape(before, _):
-                x = x.reshape(before)
-            case Permute(order):
-                x = x.permute(tuple(order.index(i) for i in range(len(order))))
-    return x
+def _inverse(operations: tuple[ShapeOperation, ...]) -> tuple[ShapeOperation, ...]:
+    """The operations that undo `operations`."""
+    return tuple(_undoing(operation) for operation in reversed(operations))
+
+
+def _undoing(operation: ShapeOperation) -> ShapeOperation:
+    match operation:
+        case Reshape(before, after):
+            return Reshape(after, before)
+        case Permute(order):
+            return Permute(tuple(order.index(i) for i in range(len(order))))
+
+
+def _simplified(operations: tuple[ShapeOperation, ...]) -> tuple[ShapeOperation, ...]:
+    """`operations` without neighbours that undo each other."""
+    left: list[ShapeOperation] = []
+    for operation in operations:
+        if left and left[-1] == _undoing(operation):
+            left.pop()
+        else:
+            left.append(operation)
+    return tuple(left)
+
+
+def _keeps_rows(operations: tuple[ShapeOperation, ...]) -> bool:
+    """Whether each row is still a row of its own after `operations`."""
+    return all(
+        operation.before[:1] == operation.after[:1] if isinstance(operation, Reshape) else operation.order[:1] == (0,)
+        for operation in operations
+    )
+
+
+def _merged(ranges: list[RowRange]) -> tuple[RowRange, ...]:
+    """`ranges` with neighbours that continue each other, in the delta and in the parameter, made one."""
+    merged: list[RowRange] = []
+    for this in ranges:
+        last = merged[-1] if merged else None
+        if last is not None and replace(last, source_start=this.source_start, start=this.start, rows=this.rows) == this:
+            delta_goes_on = last.source_start + last.rows == this.source_start
+            if delta_goes_on and last.start + last.rows == this.start and _keeps_rows(this.operations):
+                merged[-1] = replace(last, rows=last.rows + this.rows)
+                continue
+        merged.append(this)
+    return tuple(merged)
 
 
 def _with_rows(x: Tensor, before: Shape, after: Shape) -> Shape:

@@ -1,19 +1,33 @@
 """The one place that uses undocumented functions of diffusers: its converters of single files.
 
 They rename keys; `pool.checkpoints.key_map` watches them do it. Does not touch weights. diffusers is pinned to a minor
-version in pyproject.toml; `self_test` tells whether another one still converts as this project needs.
+version in pyproject.toml; `self_test` tells whether another one still converts as this project needs, for what the
+project builds. The converters that only spell the names of LoRAs are compared with their modules by the tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from diffusers.loaders.single_file_utils import (
+    convert_auraflow_transformer_checkpoint_to_diffusers,
+    convert_chroma_transformer_checkpoint_to_diffusers,
+    convert_cosmos_transformer_checkpoint_to_diffusers,
+    convert_flux2_transformer_checkpoint_to_diffusers,
+    convert_flux_transformer_checkpoint_to_diffusers,
+    convert_hidream_transformer_to_diffusers,
+    convert_hunyuan_video_transformer_to_diffusers,
     convert_ldm_clip_checkpoint,
     convert_ldm_unet_checkpoint,
     convert_ldm_vae_checkpoint,
+    convert_ltx_transformer_checkpoint_to_diffusers,
+    convert_lumina2_to_diffusers,
+    convert_mochi_transformer_checkpoint_to_diffusers,
+    convert_sd3_transformer_checkpoint_to_diffusers,
+    convert_wan_transformer_to_diffusers,
+    convert_z_image_transformer_checkpoint_to_diffusers,
 )
 from torch import Tensor
 
@@ -26,6 +40,26 @@ from pool.spec import Role
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Converter: TypeAlias = Callable[[dict[str, Tensor]], Tensors]
+
+
+#: diffusers' converter for the diffusion model of each family but the UNets, and what it expects before each key
+_TRANSFORMERS: Mapping[str, tuple[Callable[[dict[str, Tensor]], Mapping[str, Tensor | None]], str]] = {
+    "auraflow": (convert_auraflow_transformer_checkpoint_to_diffusers, ""),
+    "chroma": (convert_chroma_transformer_checkpoint_to_diffusers, ""),
+    "cosmos": (lambda tensors: convert_cosmos_transformer_checkpoint_to_diffusers(_Kept(tensors)), "net."),
+    "flux": (convert_flux_transformer_checkpoint_to_diffusers, ""),
+    "flux2": (convert_flux2_transformer_checkpoint_to_diffusers, ""),
+    "hidream": (convert_hidream_transformer_to_diffusers, ""),
+    "hunyuan_video": (convert_hunyuan_video_transformer_to_diffusers, ""),
+    "ltxv": (convert_ltx_transformer_checkpoint_to_diffusers, ""),
+    "lumina2": (convert_lumina2_to_diffusers, ""),
+    "mochi": (convert_mochi_transformer_checkpoint_to_diffusers, ""),
+    "sd3": (convert_sd3_transformer_checkpoint_to_diffusers, ""),
+    "wan": (convert_wan_transformer_to_diffusers, ""),
+    "z_image": (convert_z_image_transformer_checkpoint_to_diffusers, ""),
+}
+_UNETS = frozenset({"sd1", "sd2", "sdxl", "sdxl_refiner"})
+_UNET_PREFIX = "model.diffusion_model."
 
 
 class ConverterChangedError(RuntimeError):
@@ -41,6 +75,41 @@ def converter(role: Role, config: Config) -> Converter:
             return lambda tensors: _dropping_none(convert_ldm_vae_checkpoint(tensors, config))
         case Role.TEXT_ENCODER:
             return _convert_clip
+
+
+def diffusion_converter(family: str, bare_shapes: Mapping[str, Shape]) -> Converter | None:
+    """diffusers' converter for the diffusion model of `family`, on keys without prefix; None where it has none.
+
+    Some converters know the published sizes only. They raise KeyError naming a tensor that they miss.
+    """
+    if family in _UNETS:
+        config = _unet_conversion_config(bare_shapes)
+        return lambda tensors: _dropping_none(convert_ldm_unet_checkpoint(_prefixed(tensors, _UNET_PREFIX), config))
+    if family not in _TRANSFORMERS:
+        return None
+    convert, prefix = _TRANSFORMERS[family]
+    return lambda tensors: _dropping_none(convert(_prefixed(tensors, prefix)))
+
+
+class _Kept(dict[str, Tensor]):
+    """Tensors that stay when a converter takes them: the one of Cosmos looks for a key after it has taken them all."""
+
+    def pop(self, key: str, *default: Any) -> Any:
+        return self[key] if key in self or not default else default[0]
+
+
+def _unet_conversion_config(bare_shapes: Mapping[str, Shape]) -> Config:
+    """What the converter of UNets reads of a configuration: blocks of a level, and which embedding a label has."""
+    blocks = {int(key.split(".")[1]) for key in bare_shapes if key.startswith("input_blocks.")}
+    ends_of_levels = [block for block in blocks if f"input_blocks.{block}.0.op.weight" in bare_shapes]
+    config: Config = {"layers_per_block": min(ends_of_levels, default=len(blocks)) - 1, "num_class_embeds": 0}
+    if "label_emb.0.0.weight" in bare_shapes:
+        config["addition_embed_type"] = "text_time"
+    return config
+
+
+def _prefixed(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + key: value for key, value in tensors.items()}
 
 
 def self_test(family: Family, shapes: Mapping[str, Shape]) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pool.checkpoints.infer import unet_config, vae_config
-from pool.checkpoints.key_map import KeyMap, discover
+from pool.checkpoints.key_map import KeyMap, RowRange, discover
 from pool.checkpoints.provenance import UntraceableOperationError
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.layouts import Layout
@@ -150,6 +150,19 @@ def test_targets_cover_each_row_of_each_source_once(case: Case) -> None:
         assert row == (shape[0] if shape else 1)
 
 
+def test_a_parameters_rows_lead_back_to_the_parameter(case: Case) -> None:
+    """From the parameter to the file and on to the module is the whole parameter, in one piece."""
+    key_map = discover(case.layout, case.convert)
+    for key in key_map.origins:
+        assert key_map.through(key_map.source_ranges(key)) == (key_map.parameter_range(key),)
+
+
+def test_through_is_targets_for_a_whole_source(case: Case) -> None:
+    key_map = discover(case.layout, case.convert)
+    for key in case.layout:
+        assert key_map.through(key_map.whole_source(key)) == key_map.targets(key)
+
+
 SMALL = ("tiny unet", "tiny vae", "clip-g")
 
 
@@ -169,6 +182,25 @@ def test_a_change_lands_where_converting_the_changed_file_puts_it(data: st.DataO
         piece = target.place(delta)
         patched[target.key].narrow(0, target.start, piece.shape[0]).add_(piece)
     assert all(torch.equal(patched[k], expected[k]) for k in patched)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), name=st.sampled_from(SMALL))
+def test_a_change_to_a_parameter_lands_in_the_file(data: st.DataObject, name: str) -> None:
+    """Placed into the file's tensors and converted, a delta of a parameter's shape is that delta again."""
+    case = CASES[name]()
+    key_map = discover(case.layout, case.convert)
+    key = data.draw(st.sampled_from(sorted(key_map.origins)))
+    delta = torch.randn(key_map.shapes[key], generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
+    file = {k: torch.zeros(()).expand(shape) for k, shape in case.layout.items()}
+    for target in key_map.source_ranges(key):
+        piece = target.place(delta)
+        changed = file[target.key].clone()
+        changed.narrow(0, target.start, piece.shape[0]).add_(piece)
+        file[target.key] = changed
+    converted = case.convert(file)
+    assert torch.equal(converted[key], delta)
+    assert all(not value.any() for k, value in converted.items() if k != key and value is not None)
 
 
 def test_flux_and_sd3_maps_have_the_keys_and_shapes_of_their_modules() -> None:
@@ -275,6 +307,30 @@ def test_two_parameters_may_share_a_source() -> None:
     x = torch.randn(6, 4)
     assert torch.equal(key_map.save(key_map.load({"x": x}))["x"], x)
     assert [t.key for t in key_map.targets("x")] == ["a", "b"]
+
+
+def test_a_change_to_one_of_two_that_share_a_source_is_one_to_both() -> None:
+    key_map = discover({"x": (6, 4)}, lambda t: {"a": t["x"], "b": t["x"]})
+    assert [t.key for t in key_map.through(key_map.source_ranges("a"))] == ["a", "b"]
+
+
+def test_rows_that_overlap_parts_are_cut_and_those_of_no_parameter_left_out() -> None:
+    key_map = discover({"x": (8, 4)}, lambda t: {"a": t["x"][:3], "b": t["x"][3:6]})
+    middle = RowRange("x", (5, 4), 0, 5, 2)
+    assert [(t.key, t.source_start, t.rows, t.start) for t in key_map.through((middle,))] == [
+        ("a", 0, 1, 2),
+        ("b", 1, 3, 0),
+    ]
+
+
+def test_turned_rows_go_through_whole() -> None:
+    """A delta in the form of a turned parameter goes through a map that turns it back, and one that does not."""
+    turned = discover({"x": (6, 4)}, lambda t: {"y": t["x"].t()})
+    same = discover({"x": (6, 4)}, lambda t: {"z": t["x"]})
+    (into_same,) = same.through(turned.source_ranges("y"))
+    delta = torch.randn(4, 6)
+    assert torch.equal(into_same.place(delta), delta.t())
+    assert turned.through(turned.source_ranges("y")) == (turned.parameter_range("y"),)
 
 
 def test_pieces_of_a_reshaped_parameter_are_placed_in_its_form() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from pool.checkpoints.adapter_keys import PARTS, looks_like_lora, split_key
 from pool.checkpoints.build import BuiltComponent, open_checkpoint
-from pool.checkpoints.lora_names import lora_key_map, style_of
+from pool.checkpoints.lora_names import lora_key_map, lora_targets, style_of, styles_of
+from pool.checkpoints.lora_names.discovered import layout_map
+from pool.checkpoints.lora_names.styles import STYLES
 from pool.spec import Role
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.tiny_checkpoint import TEXT_TARGETS, UNET_TARGETS, write_tiny_checkpoint
@@ -73,7 +76,7 @@ def test_no_name_has_two_meanings(components: dict[Role, BuiltComponent]) -> Non
     expected = {key for key in built.key_map.shapes if key.endswith(".weight")}
     by_target: dict[str, set[str]] = {key: set() for key in expected}
     for name, ranges in names.items():
-        for target in ranges:
+        for target in (target for target in ranges if target.key in expected):
             by_target[target.key].add(name)
     for key, own in by_target.items():
         joined = {name for name in own if name.startswith("lora_unet_")}
@@ -110,39 +113,62 @@ def test_the_old_spelling_of_the_text_encoder_takes_the_same_names(tmp_path: Pat
     assert [names[name][0].key for name in TEXT_NAMES] == [TEXT_KEY] * len(TEXT_NAMES)
 
 
-SPLITS = {
-    "lora_unet_conv_in.lora_up.weight": ("lora_unet_conv_in", "up"),
-    "lora_unet_conv_in.lora_down.weight": ("lora_unet_conv_in", "down"),
-    "lora_unet_conv_in.alpha": ("lora_unet_conv_in", "alpha"),
-    "unet.conv_in.lora_A.weight": ("unet.conv_in", "down"),
-    "unet.conv_in.lora_B.default.weight": ("unet.conv_in", "up"),
-    "unet.mid_block.attn1.processor.to_q_lora.up.weight": ("unet.mid_block.attn1.processor.to_q", "up"),
-    "text_encoder.layers.0.fc1.lora_linear_layer.down.weight": ("text_encoder.layers.0.fc1", "down"),
-    "lora_unet_conv_in.lokr_w1_a": ("lora_unet_conv_in", "lokr_w1_a"),
-    "lora_unet_conv_in.diff_b": ("lora_unet_conv_in", "diff_b"),
-    "model.diffusion_model.input_blocks.0.0.weight": None,
-    ".alpha": None,
-}
-
-
-@pytest.mark.parametrize("key", SPLITS)
-def test_keys_split_into_base_and_part(key: str) -> None:
-    assert split_key(key) == SPLITS[key]
-
-
-def test_every_part_is_found_by_its_whole_ending() -> None:
-    for ending, part in PARTS:
-        assert split_key(f"some.weight{ending}") == ("some.weight", part)
-
-
-def test_an_alpha_alone_makes_no_lora() -> None:
-    """Other files have tensors called alpha, such as audio autoencoders."""
-    assert not looks_like_lora(["decoder.layers.1.alpha", "decoder.layers.1.beta"])
-    assert looks_like_lora(["decoder.layers.1.alpha", "lora_unet_conv_in.lora_up.weight"])
-
-
 def test_styles_name_the_component() -> None:
     assert style_of("lora_te2_text_model_encoder_layers_0_mlp_fc1") == (Role.TEXT_ENCODER, "kohya")
     assert style_of("base_model.model.text_model.encoder") == (Role.TEXT_ENCODER, "peft")
     assert style_of("base_model.model.conv_in") == (Role.DIFFUSION_MODEL, "peft")
     assert style_of("conv_in") == (Role.DIFFUSION_MODEL, "bare keys")
+    assert style_of("lora_prior_unet_down_blocks_0") == (Role.DIFFUSION_MODEL, "kohya")
+    assert style_of("lora_prior_te_text_projection") == (Role.TEXT_ENCODER, "kohya")
+    assert style_of("lora_transformer_x_embedder") == (Role.DIFFUSION_MODEL, "onetrainer")
+    assert style_of("text_encoder_2.text_model.encoder") == (Role.TEXT_ENCODER, "diffusers")
+    assert style_of("text_encoders.t5xxl.transformer.shared") == (Role.TEXT_ENCODER, "checkpoint keys")
+    assert style_of("unet.base_model.model.conv_in") == (Role.DIFFUSION_MODEL, "peft")
+
+
+def test_the_styles_of_a_file_are_counted() -> None:
+    names = ["lora_unet_conv_in", "lora_unet_conv_out", "lora_te_text_model_encoder", "transformer.x_embedder"]
+    assert list(styles_of(names).items()) == [("kohya", 3), ("diffusers", 1)]
+    assert styles_of([]) == {}
+
+
+def test_no_style_hides_another() -> None:
+    """The longest beginning counts, so each is found by a name that is little more."""
+    for beginning, role, style in STYLES:
+        assert style_of(beginning + "x") == (role, style)
+
+
+def test_a_fused_weight_is_cut_up_for_the_module_and_put_together_for_the_checkpoint() -> None:
+    """Flux by hand: what a name means in the checkpoint goes on to the parameters of the module that is built of it."""
+    hidden = 48
+    key_map = layout_map("flux", layouts.flux(1, 1, hidden=hidden, prefix="model."), "model.")
+    names = lora_targets(Role.DIFFUSION_MODEL, key_map, "model.", "flux")
+    attention = "transformer_blocks.0.attn"
+    for name in ("lora_unet_double_blocks_0_img_attn_qkv", "diffusion_model.double_blocks.0.img_attn.qkv"):
+        assert [(r.key, r.source_start, r.rows, r.start) for r in names[name]] == [
+            (f"{attention}.to_q.weight", 0, hidden, 0),
+            (f"{attention}.to_k.weight", hidden, hidden, 0),
+            (f"{attention}.to_v.weight", 2 * hidden, hidden, 0),
+        ]
+    whole = (key_map.parameter_range(f"{attention}.to_k.weight"),)
+    assert names[f"transformer.{attention}.to_k"] == names[f"lycoris_{attention.replace('.', '_')}_to_k"] == whole
+    # in diffusers' order, or with halves that change places in the checkpoint's
+    assert names["transformer.norm_out.linear"] == (key_map.parameter_range("norm_out.linear.weight"),)
+    assert [(r.key, r.source_start, r.start) for r in names["lora_unet_final_layer_adaLN_modulation_1"]] == [
+        ("norm_out.linear.weight", 0, hidden),
+        ("norm_out.linear.weight", hidden, 0),
+    ]
+    part = names["diffusion_model.single_blocks.0.linear1_qkv"]
+    assert [r.key.rpartition("to_")[2] for r in part] == ["q.weight", "k.weight", "v.weight"]
+    assert {r.source_shape for r in part} == {(3 * hidden, hidden)}
+
+
+def test_biases_have_the_names_of_their_keys(components: dict[Role, BuiltComponent]) -> None:
+    names = lora_key_map(components[Role.DIFFUSION_MODEL])
+    assert names["diffusion_model.input_blocks.0.0.bias"][0].key == "conv_in.bias"
+
+
+def test_asking_for_a_style_imports_no_torch() -> None:
+    """`modelpool inspect` tells what a LoRA is in a moment."""
+    code = "import sys, pool.checkpoints.lora_names; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,60 @@
+"""The two spellings of HunyuanVideo's checkpoints: its original code's, and the one with the names of Flux. Torch-free.
+
+Files are published in both. diffusers converts the original one; LoRAs use either.
+"""
+
+from __future__ import annotations
+
+#: the same piece of a key, as Flux calls it and as the original code does; a piece with another in it comes first
+_PIECES = (
+    ("_attn.qkv.", "_attn_qkv."),
+    ("_attn.proj.", "_attn_proj."),
+    ("_attn.norm.query_norm.", "_attn_q_norm."),
+    ("_attn.norm.key_norm.", "_attn_k_norm."),
+    (".norm.query_norm.", ".q_norm."),
+    (".norm.key_norm.", ".k_norm."),
+    ("_mod.lin.", "_mod.linear."),
+    (".modulation.lin.", ".modulation.linear."),
+    ("img_mlp.0.", "img_mlp.fc1."),
+    ("img_mlp.2.", "img_mlp.fc2."),
+    ("txt_mlp.0.", "txt_mlp.fc1."),
+    ("txt_mlp.2.", "txt_mlp.fc2."),
+    ("time_in.in_layer.", "time_in.mlp.0."),
+    ("time_in.out_layer.", "time_in.mlp.2."),
+    ("guidance_in.in_layer.", "guidance_in.mlp.0."),
+    ("guidance_in.out_layer.", "guidance_in.mlp.2."),
+    ("t_embedder.in_layer.", "t_embedder.mlp.0."),
+    ("t_embedder.out_layer.", "t_embedder.mlp.2."),
+    ("c_embedder.in_layer.", "c_embedder.linear_1."),
+    ("c_embedder.out_layer.", "c_embedder.linear_2."),
+)
+#: the same in the blocks of the text refiner, which other modules call otherwise
+_REFINER = "individual_token_refiner."
+_REFINER_PIECES = (
+    (".mlp.0.", ".mlp.fc1."),
+    (".mlp.2.", ".mlp.fc2."),
+)
+
+
+def original_key(key: str) -> str:
+    """`key` in the original spelling, whichever it is in."""
+    renamed = original_base(key)
+    return renamed.removesuffix("scale") + "weight" if renamed.endswith(("q_norm.scale", "k_norm.scale")) else renamed
+
+
+def original_base(base: str) -> str:
+    """As `original_key`, for a key without its last part."""
+    return _renamed(base, (*_PIECES, *_REFINER_PIECES) if _REFINER in base else _PIECES)
+
+
+def flux_base(base: str) -> str:
+    """`base` in the spelling of Flux, whichever it is in."""
+    pieces = (*_PIECES, *_REFINER_PIECES) if _REFINER in base else _PIECES
+    return _renamed(base, tuple((new, old) for old, new in pieces))
+
+
+def _renamed(text: str, pieces: tuple[tuple[str, str], ...]) -> str:
+    text += "."
+    for old, new in pieces:
+        text = text.replace(old, new)
+    return text.removesuffix(".")
