@@ -1,15 +1,18 @@
 """Checkpoint files into modules whose parameters are views of the mapped file.
 
 Knows how the pieces of this package go together. Nothing is copied: a built module reads the file's own bytes, in the
-type that the file has them in. Does not move or cast weights (`pool.ops`), nor patch them (`pool.patches`).
+type that the file has them in; quantized weights stay packed.
+Does not move or cast weights (`pool.ops`), nor patch them (`pool.patches`).
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from pool.checkpoints.detect import detect
 from pool.checkpoints.families import Family, LatentFacts
@@ -18,8 +21,12 @@ from pool.checkpoints.key_map import KeyMap, discover
 from pool.checkpoints.mapped_file import MappedFile
 from pool.checkpoints.modules import config_of, empty_module, fill_tables
 from pool.checkpoints.private_names import converter, differing_keys
-from pool.checkpoints.safetensors_file import Header
-from pool.errors import UnknownArchitecture
+from pool.checkpoints.safetensors_file import Header, Shape
+from pool.errors import BadQuantization, UnknownArchitecture
+from pool.ops.packed import PackedWeight
+from pool.quantization.formats import round_up
+from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
+from pool.quantization.published import pack
 from pool.spec import Role
 
 
@@ -41,10 +48,14 @@ class BuiltComponent:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An open checkpoint file of a family that this version runs."""
+    """An open checkpoint file of a family that this version runs.
+
+    layers  its quantized layers, by the key of their weight
+    """
 
     family: Family
     mapped: MappedFile
+    layers: Mapping[str, QuantizedLayer] = field(default_factory=dict)
 
     @property
     def header(self) -> Header:
@@ -52,9 +63,19 @@ class Checkpoint:
         return self.mapped.header
 
     @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of its weights by key, as if none was quantized."""
+        return logical_shapes(self.header.shapes, self.layers)
+
+    def quantization(self, role: Role) -> dict[str, int]:
+        """The formats that the component `role` has quantized layers in, and how many of each; most first."""
+        keys = self.family.shapes_of(role, self.shapes)
+        return dict(Counter(self.layers[key].format.name for key in keys if key in self.layers).most_common())
+
+    @property
     def latent(self) -> LatentFacts:
         """What its latents mean."""
-        return latent_facts(self.family, self.header.shapes)
+        return latent_facts(self.family, self.shapes)
 
     def key_map(self, role: Role) -> KeyMap:
         """The key map of the component `role`.
@@ -66,20 +87,33 @@ class Checkpoint:
     def build(self, role: Role) -> BuiltComponent:
         """The component `role` as a module over the mapped file.
 
-        Raises UnknownArchitecture naming the file when its tensors are not those of the component's module.
+        Raises UnknownArchitecture naming the file when its tensors are not those of the component's module,
+        BadQuantization when a quantized weight cannot become the module's without being unpacked.
         """
         module, key_map = self._plan(role)
-        module.load_state_dict(key_map.load(self.mapped.tensors()), assign=True)
+        parameters = key_map.load(_Weights(self.mapped, self.layers, key_map.sources))
+        for key, origin in key_map.origins.items():
+            packed = [segment.source for segment in origin.segments if segment.source in self.layers]
+            if packed and not isinstance(parameters[key], PackedWeight):
+                found = self.layers[packed[0]]
+                raise BadQuantization(
+                    f"{self.header.path}: {found.key!r}: found a {found.format.name} weight of shape {found.shape}, "
+                    f"expected a plain one: the model has it in another form, as {key!r} of {tuple(origin.shape)}"
+                )
+        module.load_state_dict(parameters, assign=True)
         module.requires_grad_(False)
         fill_tables(module)
         return BuiltComponent(role, self.family, module, key_map, self.latent)
 
     def _plan(self, role: Role) -> tuple[nn.Module, KeyMap]:
         """The module without weights, and the key map that fits it."""
-        shapes = self.family.shapes_of(role, self.header.shapes)
-        config = config_of(role, self.family.bare_shapes_of(role, self.header.shapes))
+        shapes = self.family.shapes_of(role, self.shapes)
+        config = config_of(role, self.family.bare_shapes_of(role, self.shapes))
         module = empty_module(role, config)
         key_map = discover(shapes, converter(role, config))
+        unpadded = _without_padding(self.layers, key_map, module)
+        if unpadded:
+            key_map = discover({**shapes, **unpadded}, converter(role, config))
         difference = differing_keys(key_map, module)
         if difference:
             raise UnknownArchitecture(
@@ -92,7 +126,37 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open and recognise the checkpoint at `path`; reads its header only.
 
     Raises CorruptFile when it is no whole safetensors file, UnknownArchitecture when it is no checkpoint that this
-    version runs.
+    version runs, BadQuantization when quantized layers are not stored as they say.
     """
     mapped = MappedFile.open(path)
-    return Checkpoint(detect(mapped.header), mapped)
+    return Checkpoint(detect(mapped.header), mapped, layers_in_file(mapped.header))
+
+
+class _Weights(Mapping[str, Tensor]):
+    """The weights of a file by key, quantized ones packed; each is made when it is asked for."""
+
+    def __init__(self, mapped: MappedFile, layers: Mapping[str, QuantizedLayer], shapes: Mapping[str, Shape]) -> None:
+        self._tensors, self._layers, self._shapes, self._file = mapped.tensors(), layers, shapes, mapped.header.path
+
+    def __getitem__(self, key: str) -> Tensor:
+        layer = self._layers.get(key)
+        return self._tensors[key] if layer is None else pack(layer, self._tensors, self._shapes[key], file=self._file)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _without_padding(layers: Mapping[str, QuantizedLayer], key_map: KeyMap, module: nn.Module) -> dict[str, Shape]:
+    """The shapes of weights that are stored padded, by key: their file does not say them, their module does."""
+    own: dict[str, Shape] = {}
+    for key, layer in layers.items():
+        targets = key_map.targets(key)
+        if layer.format.pads_to == 1 or len(targets) != 1 or targets[0].operations:
+            continue
+        shape = tuple(module.get_parameter(targets[0].key).shape)
+        if shape != layer.shape and tuple(round_up(size, layer.format.pads_to) for size in shape) == layer.shape:
+            own[key] = shape
+    return own

@@ -5,6 +5,7 @@ Knows how to sum up a checkpoint and a LoRA. Reads no weights but the single num
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import struct
@@ -20,6 +21,7 @@ from pool.checkpoints.infer import latent_facts
 from pool.checkpoints.lora_names import style_of
 from pool.checkpoints.safetensors_file import Header, TensorEntry, read_header
 from pool.errors import UnknownArchitecture
+from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.spec import Role
 
 RESOLUTION_KEY = "modelspec.resolution"
@@ -39,7 +41,7 @@ ALGORITHMS: Mapping[str, str] = {
 class ComponentInfo:
     """One component of a checkpoint.
 
-    dtypes  bytes in the file by type, "F16", most first
+    dtypes  bytes in the file by type, "F16", or by format where weights are quantized, "nvfp4"; most first
     """
 
     role: Role
@@ -97,11 +99,12 @@ def describe(path: str | os.PathLike[str]) -> CheckpointInfo:
     """What the checkpoint at `path` is.
 
     Raises CorruptFile when it is no whole safetensors file, UnknownArchitecture when it is no checkpoint that this
-    version runs.
+    version runs, BadQuantization when quantized layers are not stored as they say.
     """
     header = read_header(path)
     family = detect(header)
-    components = tuple(_component(family, role, header) for role in family.prefixes)
+    layers = layers_in_file(header)
+    components = tuple(_component(family, role, header, layers) for role in family.prefixes)
     width, height = native_size(family, header)
     return CheckpointInfo(
         path=header.path,
@@ -179,16 +182,20 @@ def read_number(header: Header, entry: TensorEntry) -> float:
     return float(struct.unpack(formats[entry.dtype], padded)[0])
 
 
-def _component(family: Family, role: Role, header: Header) -> ComponentInfo:
-    entries = [header.tensors[key] for key in family.shapes_of(role, header.shapes)]
+def _component(family: Family, role: Role, header: Header, layers: Mapping[str, QuantizedLayer]) -> ComponentInfo:
+    shapes = family.shapes_of(role, logical_shapes(header.shapes, layers))
     by_dtype: Counter[str] = Counter()
-    for entry in entries:
-        by_dtype[entry.dtype] += entry.storage_bytes
+    for key in shapes:
+        if key in layers:
+            stored = (*layers[key].parts.values(), *layers[key].other)
+            by_dtype[layers[key].format.name] += sum(header.tensors[part].storage_bytes for part in stored)
+        else:
+            by_dtype[header.tensors[key].dtype] += header.tensors[key].storage_bytes
     return ComponentInfo(
         role=role,
-        tensors=len(entries),
-        parameters=sum(e.elements for e in entries),
-        storage_bytes=sum(e.storage_bytes for e in entries),
+        tensors=len(shapes),
+        parameters=sum(math.prod(shape) for shape in shapes.values()),
+        storage_bytes=by_dtype.total(),
         dtypes=dict(by_dtype.most_common()),
     )
 

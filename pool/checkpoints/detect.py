@@ -14,6 +14,7 @@ from pool.checkpoints.adapter_keys import looks_like_lora
 from pool.checkpoints.families import SD1, Family
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.errors import UnknownArchitecture
+from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.spec import Role
 
 #: what the keys of the diffusion model begin with in single files; the empty prefix is a file of nothing else
@@ -21,7 +22,7 @@ DIFFUSION_PREFIXES = ("model.diffusion_model.", "model.model.", "net.", "")
 
 #: float types that weights may be stored in
 WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
-#: ends of keys of weights that are stored with factors beside them, which a plain cast would get wrong
+#: ends of keys of factors beside weights. Where no marker tells how to use them, a plain cast would get it wrong
 _SCALED_ENDS = (".scale_weight", ".weight_scale", ".comfy_quant", "scaled_fp8")
 
 _ROLE_TITLES: Mapping[Role, str] = {
@@ -98,14 +99,16 @@ OTHER_FILES: tuple[tuple[str, str], ...] = (
 def detect(header: Header) -> Family:
     """The family of a checkpoint, one that this version can run whole.
 
-    Raises UnknownArchitecture, naming the file and what it seems to be, for anything else.
+    Raises UnknownArchitecture, naming the file and what it seems to be, for anything else, and BadQuantization for
+    quantized layers that are not stored as they say.
     """
-    shapes = header.shapes
+    layers = layers_in_file(header)
+    shapes = logical_shapes(header.shapes, layers)
     title = recognise(shapes)
     if title is None:
         raise UnknownArchitecture(f"{header.path}: {_describe_unknown(shapes)}; {_expected()}")
     if title == SD1.title:
-        title += _variant(header)
+        title += _variant(header, shapes)
     if title != SD1.title:
         raise UnknownArchitecture(
             f"{header.path}: recognised as {title}, which this version cannot run yet; {_expected()}"
@@ -116,7 +119,7 @@ def detect(header: Header) -> Family:
             f"{header.path}: recognised as {title}, but without its {' and '.join(_ROLE_TITLES[r] for r in missing)} "
             f"(no tensors {', '.join(SD1.prefixes[r] + '*' for r in missing)}); {_expected()}"
         )
-    _check_dtypes(header)
+    _check_dtypes(header, shapes, layers)
     try:
         infer.check(SD1, shapes)
     except UnknownArchitecture as error:
@@ -154,19 +157,19 @@ def _recognise_unet(shapes: Mapping[str, Shape], prefix: str) -> str:
     return by_channels.get(in_channels, SD1.title)
 
 
-def _variant(header: Header) -> str:
+def _variant(header: Header, shapes: Mapping[str, Shape]) -> str:
     """What sets an SD1 file apart from those that this version runs, where its shapes do not; empty for nothing."""
     if "v_pred" in header.tensors or header.metadata.get("modelspec.prediction_type", "").startswith("v"):
         return " with v-prediction"
-    if any(key.endswith(_SCALED_ENDS) for key in header.tensors):
+    if any(key.endswith(_SCALED_ENDS) for key in shapes):
         return " with scaled 8-bit weights"
     return ""
 
 
-def _check_dtypes(header: Header) -> None:
+def _check_dtypes(header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer]) -> None:
     for role in SD1.prefixes:
-        for key in SD1.shapes_of(role, header.shapes):
-            if header.tensors[key].dtype not in WEIGHT_DTYPES:
+        for key in SD1.shapes_of(role, shapes):
+            if key not in layers and header.tensors[key].dtype not in WEIGHT_DTYPES:
                 raise UnknownArchitecture(
                     f"{header.path}: tensor {key!r}: found type {header.tensors[key].dtype}, "
                     f"expected one of {', '.join(sorted(WEIGHT_DTYPES))}"

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from pool.devices.torch_private import make_wrapper, no_torch_function
 
-_DETACH = torch.ops.aten.detach.default
+_aten = torch.ops.aten
 
 
 class Codec(Protocol):
@@ -26,14 +26,26 @@ class Codec(Protocol):
     def name(self) -> str:
         """What files call the format."""
 
+    @property
+    def row_step(self) -> int:
+        """Rows can be taken apart at multiples of this; 0 where they cannot."""
+
+    def row_dims(self, parts: Mapping[str, Tensor]) -> Mapping[str, int]:
+        """For each part that has an entry for every row of the weight: the dimension of it that runs over the rows."""
+
     def unpack(self, parts: Mapping[str, Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The weight's values as a fresh tensor of `shape` and `dtype`, on the device of `parts`. Writes nothing."""
+
+    def scratch_bytes(self, elements: int, dtype: torch.dtype) -> int:
+        """Bytes that `unpack` needs at most beside the parts and its result, for a weight of so many values."""
 
 
 class PackedWeight(Tensor):
     """One weight in packed form; made only by `packed_weight`. Read-only.
 
-    An operation that knows nothing of it gets its values, unpacked in the dtype that it stands for.
+    An operation that knows nothing of it gets its values, unpacked in the dtype that it stands for. What stays packed:
+    detach, clone, a move to another device, a slice of rows where the format allows it. Looking rows up in it unpacks
+    those rows only.
     """
 
     codec: Codec
@@ -47,8 +59,11 @@ class PackedWeight(Tensor):
     ) -> Any:
         first = args[0] if args else None
         if isinstance(first, cls):
-            if func is _DETACH:
-                return packed_weight(first.codec, first.parts, first.shape, first.dtype)
+            handler = _HANDLERS.get(func)
+            if handler is not None:
+                handled = handler(first, *args[1:], **(kwargs or {}))
+                if handled is not NotImplemented:
+                    return handled
             if func._schema.arguments[0].is_write:
                 raise RuntimeError(f"{func} would write to a packed weight: pooled weights are read-only")
         args, kwargs = pytree.tree_map_only(cls, lambda packed: packed.unpack(packed.dtype), (args, kwargs or {}))
@@ -58,22 +73,51 @@ class PackedWeight(Tensor):
         """The values, in `dtype`, on the device that the parts are on."""
         return self.codec.unpack(self.parts, self.shape, dtype)
 
+    def scratch_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes that `unpack` needs at most beside the parts and its result."""
+        return self.codec.scratch_bytes(self.numel(), dtype)
+
     def moved(self, device: torch.device, move: Callable[[Tensor], Tensor]) -> PackedWeight:
         """The same weight on `device`; `move` brings one part there. Itself when it is there already."""
         if self.device == device:
             return self
         return packed_weight(self.codec, {k: move(p) for k, p in self.parts.items()}, self.shape, self.dtype)
 
+    def rows(self, start: int, count: int) -> PackedWeight | None:
+        """The rows `start` to `start + count`, still packed and as views; None where the format does not allow it."""
+        end, step = start + count, self.codec.row_step
+        assert 0 <= start <= end <= self.shape[0], f"rows {start} to {end} of {tuple(self.shape)}"
+        if count == self.shape[0]:
+            return self
+        if not step or start % step or (end % step and end != self.shape[0]):
+            return None
+        dims, parts = self.codec.row_dims(self.parts), dict(self.parts)
+        for name, dim in dims.items():
+            part = self.parts[name]
+            # formats that pad their rows keep the padding of the last one
+            parts[name] = part.narrow(dim, start, part.shape[dim] - start if end == self.shape[0] else count)
+        return packed_weight(self.codec, parts, (count, *self.shape[1:]), self.dtype)
+
     def rows_for(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows of the values for `ids`, which are on the device of the parts."""
-        return torch.embedding(self.unpack(dtype), ids)
+        """The values of the rows `ids`, any shape of them, in `dtype`; only those rows are unpacked where possible.
+
+        `ids` are on the device of the parts. Formats whose rows hang together are unpacked whole.
+        """
+        flat = ids.reshape(-1)
+        if self.codec.row_step == 1:
+            dims = self.codec.row_dims(self.parts)
+            parts = {k: _index_select(p, dims[k], flat) if k in dims else p for k, p in self.parts.items()}
+            rows = self.codec.unpack(parts, (flat.shape[0], *self.shape[1:]), dtype)
+        else:
+            rows = self.unpack(dtype).index_select(0, flat)
+        return rows.reshape(*ids.shape, *self.shape[1:])
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # the stub is untyped
         return f"PackedWeight({self.codec.name}, {tuple(self.shape)}, {self.dtype}, {self.device})"
 
 
 def packed_weight(codec: Codec, parts: Mapping[str, Tensor], shape: Sequence[int], dtype: torch.dtype) -> PackedWeight:
-    """A packed weight of `shape` that stands for values of `dtype`. `parts` are all on one device; kept, not copied."""
+    """A packed weight of `shape` that stands for values of `dtype`. `parts`, all on one device, are kept."""
     device = next(iter(parts.values())).device
     strides = torch.empty(tuple(shape), device="meta").stride()
     packed: PackedWeight = make_wrapper(PackedWeight, tuple(shape), strides, dtype=dtype, device=device)
@@ -87,3 +131,64 @@ def stored_bytes(weight: Tensor) -> int:
     if isinstance(weight, PackedWeight):
         return sum(part.nbytes for part in weight.parts.values())
     return weight.nbytes
+
+
+def _index_select(part: Tensor, dim: int, ids: Tensor) -> Tensor:
+    if part.dtype.itemsize == 1 and part.is_floating_point():  # torch selects no 8-bit floats
+        return part.view(torch.uint8).index_select(dim, ids).view(part.dtype)
+    return part.index_select(dim, ids)
+
+
+def _shared(packed: PackedWeight) -> PackedWeight:
+    return packed_weight(packed.codec, packed.parts, packed.shape, packed.dtype)
+
+
+def _clone(packed: PackedWeight, *, memory_format: Any = None) -> PackedWeight:
+    return packed_weight(packed.codec, {k: p.clone() for k, p in packed.parts.items()}, packed.shape, packed.dtype)
+
+
+def _to_copy(packed: PackedWeight, **options: Any) -> Any:
+    """A move stays packed; a change of dtype asks for values."""
+    dtype, device = options.get("dtype"), options.get("device")
+    if dtype is not None and dtype != packed.dtype:
+        values = packed.unpack(dtype)
+        return values if device is None else values.to(device)
+    if device is None or torch.device(device) == packed.device:
+        return _clone(packed)
+    parts = {k: p.to(device) for k, p in packed.parts.items()}
+    return packed_weight(packed.codec, parts, packed.shape, packed.dtype)
+
+
+def _slice(packed: PackedWeight, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    if dim not in (0, -packed.dim()) or step != 1:
+        return NotImplemented
+    first, last, _ = slice(start, end).indices(packed.shape[0])
+    rows = packed.rows(first, max(last - first, 0))
+    if rows is None:
+        return NotImplemented
+    return _shared(packed) if rows is packed else rows  # torch lets no view be its own base
+
+
+def _view(packed: PackedWeight, shape: Sequence[int]) -> Any:
+    return _shared(packed) if tuple(shape) == tuple(packed.shape) else NotImplemented
+
+
+def _embedding(packed: PackedWeight, ids: Tensor, *_: Any, **__: Any) -> Any:
+    return packed.rows_for(ids, packed.dtype)
+
+
+def _same_class(packed: PackedWeight, other: Tensor) -> bool:
+    return type(other) is type(packed)
+
+
+#: operations that do not need the values of all rows
+_HANDLERS: Mapping[Any, Callable[..., Any]] = {
+    _aten.detach.default: _shared,
+    _aten.alias.default: _shared,
+    _aten.clone.default: _clone,
+    _aten._to_copy.default: _to_copy,
+    _aten.slice.Tensor: _slice,
+    _aten.view.default: _view,
+    _aten.embedding.default: _embedding,
+    _aten._has_compatible_shallow_copy_type.default: _same_class,
+}

@@ -1,0 +1,1 @@
+"""Quantized weights: published formats, read, written, computed with."""
