@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actors.client import ModelPool, WorkersFailed
+    from actors.client import ModelPool, PartialLora, WorkersFailed
     from actors.config import PoolConfig
     from actors.jobs import Jobs
     from actors.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
@@ -31,6 +31,7 @@ __all__ = [
     "Jobs",
     "LoraChoice",
     "ModelPool",
+    "PartialLora",
     "PoolConfig",
     "PoolLost",
     "UserError",
@@ -46,6 +47,7 @@ _HOMES = {
     "LoraChoice": "actors.requests",
     "ModelPool": "actors.client",
     "PoolConfig": "actors.config",
+    "PartialLora": "actors.client",
     "PoolLost": "actors.outcomes",
     "UserError": "pool.errors",
     "WorkersFailed": "actors.client",

@@ -194,6 +194,9 @@ class _RememberingCatalog:
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         return self._touches.get((model, role, lora), lambda: self._catalog.touches(model, role, lora))
 
+    def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
+        return self._catalog.lora_warning(model, lora)
+
     def activation_bytes(self, model: ModelRef, work: Work) -> int:
         return self._catalog.activation_bytes(model, work)
 

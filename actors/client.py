@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -42,6 +43,10 @@ LoraLike: TypeAlias = LoraChoice | str | tuple[str, float]
 CHUNK = 256
 #: longest wait of one question about readiness
 _READY_SECONDS = 5.0
+
+
+class PartialLora(UserWarning):
+    """Some of a LoRA's keys are not used. The message says how many, which, and why."""
 
 
 class WorkersFailed(RuntimeError):
@@ -103,7 +108,7 @@ class ModelPool:
 
         A list or tuple is checked whole before anything is queued. From another iterable, chunks of some hundred are
         queued while the next is drawn; when one is refused, what was queued is cancelled. Either way, whoever gets an
-        exception has submitted nothing.
+        exception has submitted nothing. A LoRA that the model has only a part of is told as a `PartialLora` warning.
         Raises UserError naming what is wrong, or whatever `requests` raises.
         """
         if isinstance(requests, GenerateRequest):
@@ -121,7 +126,8 @@ class ModelPool:
                 jobs.add(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
-                self._line.ask(Controller.submit, Submission(self._client_id, submission_id, first_index, chunk, hold))
+                part = Submission(self._client_id, submission_id, first_index, chunk, hold)
+                _tell(self._line.ask(Controller.submit, part))
         except BaseException:
             self._reader.forget(submission_id)
             self._line.ask(Controller.cancel, self._client_id, submission_id)
@@ -290,6 +296,12 @@ class ModelPool:
             self._reader.forget(submission_id)
             raise
         return result
+
+
+def _tell(recipes: Iterable[Recipe]) -> None:
+    """Warn of what the recipes warn of, each thing once."""
+    for text in dict.fromkeys(text for recipe in recipes for text in recipe.warnings):
+        warnings.warn(text, PartialLora, stacklevel=3)  # told at the line that called `submit`
 
 
 def _new_submission() -> SubmissionId:

@@ -6,7 +6,7 @@ weights it changes, so that the other stages are shared with jobs that do not us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -37,6 +37,9 @@ class Catalog(Protocol):
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """What a run of one component needs."""
+
+    def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
+        """What to tell of a LoRA that is used in part only, with counts; None when all of it is used."""
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         """Whether the LoRA changes this component."""
@@ -77,8 +80,16 @@ def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tu
         width=sample.width,
         height=sample.height,
         seed=sample.seed,
+        warnings=tuple(_warnings(sample.model, loras, catalog)),
     )
     return recipe, cutter.cut_job(job_id, wanted)
+
+
+def _warnings(model: ModelRef, loras: Iterable[LoraRef], catalog: Catalog) -> Iterator[str]:
+    for lora in loras:
+        problem = catalog.lora_warning(model, lora)
+        if problem is not None:
+            yield f"LoRA {lora.name!r} on model {model.name!r}: {problem}"
 
 
 def cut_order(order: Order, job_id: JobId, catalog: Catalog, given: frozenset[TaskId] = frozenset()) -> CutJob:

@@ -24,7 +24,7 @@ class RecipeLora:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to do again to get the same picture. `versions` is told, and not part of the digest."""
+    """What to do again to get the same picture. `versions` and `warnings` are told, and not part of the digest."""
 
     model: str
     model_sha256: str
@@ -39,6 +39,7 @@ class Recipe:
     height: int
     seed: int
     versions: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """A plain dictionary, ready for `json.dumps`."""
@@ -47,5 +48,5 @@ class Recipe:
     @property
     def digest(self) -> str:
         """20 hexadecimal digits that name the picture."""
-        content = {k: v for k, v in self.as_json().items() if k != "versions"}
+        content = {k: v for k, v in self.as_json().items() if k not in ("versions", "warnings")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]

@@ -118,6 +118,10 @@ class Catalog:
         """Whether a LoRA changes this component. Raises AdapterMismatch."""
         return role in self._open(model).match(lora).patches
 
+    def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
+        """What to tell of a LoRA that is used in part only, with counts. Raises AdapterMismatch."""
+        return self._open(model).match(lora).warning
+
     def activation_bytes(self, model: ModelRef, work: Work) -> int:
         """Device memory that `work` needs beside weights and scratch."""
         key = (model.sha256, *_size_of(work))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -20,8 +20,8 @@ from pool.ops.context import LinearKernel
 
 
 @dataclass(slots=True)
-class _Remembered:
-    """The order in which weights streamed in the last run."""
+class StreamMemory:
+    """The order in which the weights of one component streamed in its last run; None when that is not known."""
 
     order: StreamOrder | None = None
 
@@ -40,22 +40,25 @@ class ComputeTools:
     road: UploadRoad | None = None
     linear: LinearKernel | None = None
     attention: tuple[AttentionBackend, ...] = ()
-    _remembered: _Remembered = field(default_factory=_Remembered, compare=False)
 
     @contextmanager
     def computing(
-        self, device: torch.device, dtype: torch.dtype, streams: bool, interrupt: Callable[[], None] | None = None
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        memory: StreamMemory | None,
+        interrupt: Callable[[], None] | None = None,
     ) -> Iterator[None]:
-        """Model calls inside the block compute on `device` in `dtype`. `streams`: some weights are on the host.
+        """Model calls inside the block compute on `device` in `dtype`. `memory` is given when some weights stream.
 
-        What one run asks for tells the next one what to bring ahead.
+        What one run asks for is written there, and tells the next one what to bring ahead.
         """
-        uploader = self.road.uploader(self._remembered.order) if self.road is not None and streams else None
+        uploader = self.road.uploader(memory.order) if self.road is not None and memory is not None else None
         try:
             with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention, uploader):
                 yield
         finally:
             if uploader is not None:
-                if uploader.order.hosts:
-                    self._remembered.order = uploader.order
+                if memory is not None and uploader.order.hosts:
+                    memory.order = uploader.order
                 uploader.close()

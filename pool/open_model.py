@@ -14,6 +14,7 @@ import torch
 
 from pool.checkpoints.build import BuiltComponent, Checkpoint, open_checkpoint
 from pool.checkpoints.lora_names import lora_key_map
+from pool.ops import stored_bytes
 from pool.patches.lora_file import LoraMatch, match_lora, require_match
 from pool.patches.patch_set import PatchSet
 from pool.precision import compute_dtype
@@ -108,5 +109,5 @@ def _largest_dtype(weights: Iterable[OwnWeights]) -> torch.dtype:
     for own in weights:
         for parameter in own.parameters.values():
             if parameter.is_floating_point():
-                bytes_of[parameter.dtype] = bytes_of.get(parameter.dtype, 0) + parameter.nbytes
+                bytes_of[parameter.dtype] = bytes_of.get(parameter.dtype, 0) + stored_bytes(parameter)
     return max(bytes_of, key=lambda dtype: bytes_of[dtype])

@@ -189,7 +189,7 @@ class ModelPatcher:
         w, extras = self._weights, self.extras
         with (
             torch.no_grad(),
-            w.tools.computing(w.device, w.form.compute_dtype, w.streams, interrupt),
+            w.tools.computing(w.device, w.form.compute_dtype, w.stream_memory, interrupt),
             extras.entered(self, options or extras.options),
             w.around_changes(lambda: extras.ejected(self)),
         ):

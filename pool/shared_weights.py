@@ -17,7 +17,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from pool.compute_tools import ComputeTools
+from pool.compute_tools import ComputeTools, StreamMemory
 from pool.ops import (
     PackedWeight,
     SidePath,
@@ -94,6 +94,7 @@ class SharedWeights:
         self.device = device
         self.form = form
         self.tools = tools or ComputeTools()
+        self._stream_memory = StreamMemory()
         self.owned = {own.name: own for own in own_weights(module)}
         self.sizes: dict[str, ModuleBytes] = {m.name: m for m in module_bytes(self.owned.values(), form)}
         self._realized = PatchSet()
@@ -119,9 +120,9 @@ class SharedWeights:
         return frozenset(self._carried)
 
     @property
-    def streams(self) -> bool:
-        """Some weights are on the host and come when they are used."""
-        return len(self._carried) < len(self.owned)
+    def stream_memory(self) -> StreamMemory | None:
+        """What earlier runs with these weights streamed; None when all are on the device."""
+        return self._stream_memory if len(self._carried) < len(self.owned) else None
 
     def resident(self) -> Resident:
         """What is on the device now, with the patch set it was realized with."""
@@ -160,6 +161,7 @@ class SharedWeights:
     def _change(self, target: WeightsTarget, shelf: PatchedShelf | None) -> RealizeReport:
         patches = target.patches
         self._settled = False
+        self._stream_memory = StreamMemory()
         switched = bool(self._carried) and self._realized.digest != patches.digest
         wanted = {n: self._wanted(own, patches, n in target.resident) for n, own in self.owned.items()}
         freed_bytes = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pool.ops import stored_bytes
+from pool.ops import PackedWeight, stored_bytes
 from pool.patches.patch_set import PatchSet
 from pool.residency import ModuleBytes
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
@@ -130,6 +130,8 @@ def _in_conversion(weight: Tensor, form: WeightForm, patches: PatchSet, name: st
     """Bytes beside the compute-dtype copy while that copy is being made."""
     functions = patches.functions(name)
     storage_bytes = stored_bytes(weight) if functions or form.converts(weight) else 0
+    if isinstance(weight, PackedWeight):
+        storage_bytes += weight.scratch_bytes(torch.float32 if functions else form.compute_dtype)
     if not functions:
         return storage_bytes
     numel = _patched_numel(weight, name, patches)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pool.ops import PackedWeight, stored_bytes
+from pool.quantization.quantize import can_requantize
 
 
 class ResidentForm(StrEnum):
@@ -44,7 +45,9 @@ class WeightForm:
         """Patches are merged into the resident copy of `weight`; else they are computed at each use."""
         if not weight.is_floating_point():
             return False
-        return self.resident is ResidentForm.STORED_MERGED or not self.stays_stored(weight)
+        if self.resident is not ResidentForm.STORED_MERGED:
+            return not self.stays_stored(weight)
+        return not isinstance(weight, PackedWeight) or can_requantize(weight)
 
     def resident_bytes(self, weight: Tensor) -> int:
         """Bytes of `weight` on the device."""

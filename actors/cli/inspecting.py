@@ -128,9 +128,24 @@ def _checkpoint(info: CheckpointInfo) -> Findings:
         for component in info.components
     ]
     headings = ("component", "tensors", "parameters", "in the file", "of it")
-    plain = {"kind": "checkpoint", "sha256": _sha256(info.path), **_plain(info)}
+    device, decided = _decisions(info)
+    running = {"device": device, "components": decided}
+    plain = {"kind": "checkpoint", "sha256": _sha256(info.path), **_plain(info), "running": running}
     table = rows_table(headings, rows, right=headings[1:4])
-    return Findings(plain, (facts_table(facts), table, facts_table(_metadata(info.metadata))))
+    here = facts_table(
+        [("on this machine", device), *((role.replace("_", " "), said) for role, said in decided.items())]
+    )
+    return Findings(plain, (facts_table(facts), table, here, facts_table(_metadata(info.metadata))))
+
+
+def _decisions(info: CheckpointInfo) -> tuple[str, dict[str, str]]:
+    """This machine's device, and what each component would run with on it, and why."""
+    from pool.decisions import component_operations
+    from pool.devices.capabilities import default_device_kind, detect_capabilities
+
+    found = detect_capabilities(default_device_kind())
+    decided = {c.role.value: str(component_operations(c.role, c.dtypes, found)) for c in info.components}
+    return found.name, decided
 
 
 def _lora(info: LoraInfo, options: PoolOptions) -> Findings:

@@ -6,6 +6,7 @@ Exit codes: 0 all is made; 1 something failed; 2 the command or a file is wrong,
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 
 import typer
@@ -57,6 +58,7 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     """Run the command; its exit code. What a person got wrong is one line on stderr."""
     from actors.cli.screen import people_console, say
 
+    warnings.showwarning = lambda message, *_: say(people_console(), f"modelpool: {message}", "yellow")
     try:
         build_app()(list(arguments), prog_name="modelpool", obj=session or new_session(arguments))
     except SystemExit as end:

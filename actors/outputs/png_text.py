@@ -99,7 +99,7 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
     if unknown:
         raise unknown_name("field of a recipe", unknown[0], Recipe.__dataclass_fields__)
     loras = tuple(RecipeLora(**lora) for lora in fields["loras"])
-    return Recipe(**{**fields, "loras": loras})
+    return Recipe(**{**fields, "loras": loras, "warnings": tuple(fields.get("warnings", ()))})
 
 
 def _pairs(recipe: Recipe) -> dict[str, str]:

@@ -7,10 +7,13 @@ so that a new torch release is checked in one place: `self_test()`.
 from __future__ import annotations
 
 import gc
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Registers the process's one out-of-tree device type with Python objects for its guard, hooks and module. Experimental
 # in torch 2.13: https://github.com/pytorch/pytorch/pull/157859
@@ -25,6 +28,15 @@ no_torch_function = torch._C._disabled_torch_function_impl
 
 # The name under which the process's one out-of-tree device type is known; "privateuseone" until it is claimed.
 python_backend_name = torch._C._get_privateuse1_backend_name
+
+
+def constant_when_compiled(function: _Function) -> _Function:
+    """Let torch.compile call `function` once while it traces, and take the result for a constant of the graph.
+
+    As `torch.compiler.assume_constant_result`, which imports the compiler (over a second) only to set this mark.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 class _Recorder(torch.Tensor):

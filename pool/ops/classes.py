@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pool.ops.cast import WeightFunction
 from pool.ops.context import current
+from pool.ops.convolution import conv3d, this_torch_has_conv3d_fault
 from pool.ops.deferred import as_computed
 from pool.ops.layers import FORWARDS
 
@@ -93,15 +94,18 @@ def casting_class(cls: type[nn.Module], own_weight: bool) -> type[nn.Module]:
     """The casting subclass of `cls`: one a class, with a forward of its own where torch's is a stock layer's.
 
     A stock layer that makes its weight from others (a weight norm) is not `own_weight` and keeps torch's forward.
+    It goes by the name of `cls`: transformers finds what a model can record (its hidden states) by the class's name.
     """
-    members: dict[str, Any] = {"__module__": cls.__module__}
+    members: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     forward = FORWARDS.get(cls.forward)
     if forward is not None and own_weight:
         members["forward"] = forward
+    if getattr(cls, "_conv_forward", None) is nn.Conv3d._conv_forward and this_torch_has_conv3d_fault():
+        members["_conv_forward"] = conv3d
     for name in ("dtype", "device"):
         if isinstance(getattr(cls, name, None), property):
             members[name] = _answering(cls, name)
-    return type(f"Casting{cls.__name__}", (Casting, cls), members)
+    return type(cls.__name__, (Casting, cls), members)
 
 
 def _answering(cls: type[nn.Module], name: str) -> property:

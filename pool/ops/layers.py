@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
@@ -31,7 +32,9 @@ def _weights(layer: nn.Module, x: Tensor) -> tuple[Tensor | None, Tensor | None]
             None if bias is None else cast(bias, x.device, x.dtype, functions.get("bias", ())),
         )
     device, dtype = x.device, x.dtype
-    if weight is not None and (weight.dtype != dtype or weight.device != device or isinstance(weight, PackedWeight)):
+    # the type itself: `isinstance` takes twice as long with classes of tensors, and nothing is derived from this one
+    stored_as: type[Any] = type(weight)
+    if weight is not None and (weight.dtype != dtype or weight.device != device or stored_as is PackedWeight):
         weight = cast(weight, device, dtype)  # type: ignore[assignment]
     if bias is not None and (bias.dtype != dtype or bias.device != device):
         bias = cast(bias, device, dtype)  # type: ignore[assignment]
@@ -39,11 +42,16 @@ def _weights(layer: nn.Module, x: Tensor) -> tuple[Tensor | None, Tensor | None]
 
 
 def _linear(self: nn.Linear, x: Tensor) -> Tensor:
-    check_interrupt()
-    weight, bias = _weights(self, x)
-    assert weight is not None
-    out = F.linear(x, weight, bias)
-    side_path = self.__dict__.get(SIDE_PATH_ATTRIBUTE)
+    context = check_interrupt()
+    own = self.__dict__
+    out = None
+    if context is not None and context.linear is not None and not own.get("_weight_functions"):
+        held = self._parameters
+        out = context.linear(x, held["weight"], held.get("bias"))  # type: ignore[arg-type] # a linear layer has a weight
+    if out is None:
+        weight, bias = _weights(self, x)
+        out = F.linear(x, weight, bias)  # type: ignore[arg-type] # the same
+    side_path = own.get(SIDE_PATH_ATTRIBUTE)
     return out if side_path is None else side_path.added_to(out, x)
 
 
@@ -84,7 +92,8 @@ def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
     return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
-def _embedding(self: nn.Embedding, ids: Tensor) -> Tensor:
+def _embedding(self: nn.Embedding, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """Rows in `out_dtype`, else in what the context computes in, else as stored."""
     check_interrupt()
     if self.max_norm is not None:
         raise NotImplementedError("an embedding with max_norm writes to its table; pooled weights are read-only")
@@ -92,7 +101,7 @@ def _embedding(self: nn.Embedding, ids: Tensor) -> Tensor:
     assert table is not None
     functions = self.__dict__.get("_weight_functions", {}).get("weight", ())
     context = current()
-    dtype = table.dtype if context is None else context.dtype
+    dtype = out_dtype or (table.dtype if context is None else context.dtype)
     if functions:
         return F.embedding(ids, cast(table, ids.device, dtype, functions), self.padding_idx)
     return gather_rows(table, ids, dtype)

@@ -48,6 +48,8 @@ LORAS = {
     "words": (Role.TEXT_ENCODER,),
 }
 MODELS = ("shapes", "forms")
+#: a LoRA of which one key belongs to no model
+PARTIAL_LORA = "thick"
 
 # What a prompt may ask of the engine.
 FAIL = "FAIL"  #: raise an error of ours while sampling
@@ -80,6 +82,9 @@ class FakeCatalog:
         if name not in MODELS:
             raise unknown_name("model", name, MODELS)
         return ModelRef(name, f"/models/{name}.safetensors", sha(name))
+
+    def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
+        return "3 of 4 keys matched, not used: odd" if lora.name == PARTIAL_LORA else None
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
         if name == "alien":

@@ -83,7 +83,10 @@ def test_a_checkpoint_is_told_by_component(command: Command) -> None:
     assert (found["kind"], found["width"], found["height"]) == ("checkpoint", 64, 64)
     assert {c["role"] for c in found["components"]} == {"text_encoder", "diffusion_model", "vae"}
     assert all(c["parameters"] > 0 and c["storage_bytes"] > 0 for c in found["components"])
+    assert found["running"]["components"].keys() == {c["role"] for c in found["components"]}
+    assert " because the weights rest in float16" in found["running"]["components"]["diffusion_model"]
     ended = command("inspect", str(MODEL))
+    assert f"on this machine  {found['running']['device']}" in ended.out
     assert f"sha256       {found['sha256']}" in ended.out
     assert re.search(r"^diffusion model +\d+ +[\d,]+ +[\d.]+ MiB +F16 [\d.]+ MiB$", ended.out, re.MULTILINE)
 

@@ -1,7 +1,7 @@
-"""Casting layers compute what plain torch computes from the same rounded weights, wherever the weights are.
+"""Casting layers: budgets, weight functions, classes, contexts, interrupts. (That they compute the right numbers for
+every architecture is `test_zoo.py`'s.)
 
-Proves for real architectures, bit for bit: stored in fp16 or fp8 and computed in float32; on the CPU; on a simulated
-GPU streamed, half resident and resident, within a budget; with weight functions as with merged weights. And that
+Proves that streaming keeps within a budget; that weight functions give what merged weights give, bit for bit; that
 classes, copies and state dictionaries survive, interrupts end a run, and nothing is cast outside a context.
 """
 
@@ -23,7 +23,7 @@ from pool.ops import (
     set_weight_functions,
     swap_to_casting,
 )
-from tests.pool.ops.families import FAMILIES, build, store_in
+from tests.pool.zoo import build, store_in
 
 CPU = torch.device("cpu")
 PLENTY_BYTES = 1 << 28
@@ -33,37 +33,6 @@ PLENTY_BYTES = 1 << 28
 def _device() -> None:
     sim.install()
     sim.configure(0, PLENTY_BYTES)
-
-
-def move_leaves(module: nn.Module, device: torch.device, every: int) -> None:
-    """Bring every n-th module's own parameters to `device` in float32, the rest stays."""
-    for index, owner in enumerate(module.modules()):
-        if index % every == 0:
-            for name, parameter in owner._parameters.items():
-                if parameter is not None:
-                    there = apply_weight_functions(parameter, (), device, torch.float32)
-                    owner._parameters[name] = nn.Parameter(there, requires_grad=False)
-
-
-@pytest.mark.parametrize("storage", [torch.float16, torch.float8_e4m3fn], ids=["fp16", "fp8"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_any_storage_and_place_gives_the_plain_result(family: str, storage: torch.dtype) -> None:
-    case = build(family, storage)
-    expected = case.run()
-    store_in(case.module, storage)
-    swap_to_casting(case.module)
-    with compute(CPU, torch.float32):
-        on_cpu = case.run()
-    device = torch.device("sim:0")
-    results = [on_cpu]
-    with compute(device, torch.float32):
-        results.append(case.run(device))
-        for every in (2, 1):
-            move_leaves(case.module, device, every)
-            results.append(case.run(device))
-    for result in results:
-        assert len(result) == len(expected)
-        assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
 
 
 def test_streaming_keeps_within_a_budget_that_the_weights_do_not_fit() -> None:
@@ -197,7 +166,7 @@ def test_a_ledger_is_told_of_streamed_weights() -> None:
     swap_to_casting(case.module)
     device, ledger = torch.device("sim:0"), TransferLedger()
     sim.reset_counters(0)
-    inputs_bytes = sum(x.nbytes for x in case.inputs.values())
+    inputs_bytes = sum(x.nbytes for x in case.input_tensors())
     with compute(device, torch.float32, ledger=ledger):
         case.run(device)
     assert ledger.counters().h2d_bytes == sim.memory_stats(0).h2d_bytes - inputs_bytes > 0

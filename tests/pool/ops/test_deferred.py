@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pool.devices import sim
 from pool.ops import cast, compute, set_weight_functions, swap_to_casting
-from tests.pool.ops.families import build, store_in
+from tests.pool.zoo import build, store_in
 
 CPU = torch.device("cpu")
 INDEX = 4  # of a device that no other test uses
@@ -61,8 +61,8 @@ def test_streaming_moves_each_weight_once(family: str, device: torch.device) -> 
     with compute(device, torch.float32):
         case.run(device)
     stats = sim.memory_stats(INDEX)
-    assert stats.h2d_bytes == sum(w.nbytes for w in weights) + sum(x.nbytes for x in case.inputs.values())
-    assert stats.h2d_count == len(weights) + len(case.inputs)
+    assert stats.h2d_bytes == sum(w.nbytes for w in weights) + sum(x.nbytes for x in case.input_tensors())
+    assert stats.h2d_count == len(weights) + len(case.input_tensors())
 
 
 def test_weights_that_are_asked_for_their_dtype_stream_once_too(device: torch.device) -> None:
@@ -73,7 +73,7 @@ def test_weights_that_are_asked_for_their_dtype_stream_once_too(device: torch.de
     with compute(device, torch.float32):
         case.run(device)
     gathered = 2  # rows of the token table and of the position table
-    assert sim.memory_stats(INDEX).h2d_count == len(dense) + gathered + len(case.inputs)
+    assert sim.memory_stats(INDEX).h2d_count == len(dense) + gathered + len(case.input_tensors())
 
 
 def test_questions_move_nothing(device: torch.device) -> None:

@@ -1,0 +1,280 @@
+"""Pinned host memory: how much of it there may be, pages of mapped files pinned in place, and a small ring to copy by.
+
+Memory that is pinned is copied to a GPU faster and while the GPU computes, but the kernel cannot take it back. So there
+is a budget, and the weights are never copied whole into pinned memory: either the pages of their file are pinned where
+they are, or they pass through a ring of a few buffers. Pinning a page of a private mapping of a file (copy on write)
+makes the kernel give this process a copy of it, which would double host memory: such pages are never pinned in place.
+Knows no streams of its own: events are handed in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pool.devices.memory_limits import HostMemory
+
+_LOG = logging.getLogger(__name__)
+
+#: most of the memory that may be pinned in all. Source: comfyui-behaviour facts, section 0
+PINNED_SHARE = 0.95
+#: what is left to everybody else: half of what is free now, but no less than this. Source: the same, section 11
+KEPT_FREE_BYTES = 2 << 30
+PAGE_BYTES = 4096
+#: one buffer of the staging ring, and how many
+SLOT_BYTES = 32 << 20
+SLOTS = 3
+
+#: where Linux lists what is mapped into this process
+OWN_MAPPINGS = Path("/proc/self/maps")
+
+
+def pinned_budget_bytes(memory: HostMemory) -> int:
+    """How many bytes a process may pin on a host with this memory. Pure."""
+    kept_bytes = max(memory.available_bytes // 2, KEPT_FREE_BYTES)
+    return max(0, min(memory.available_bytes - kept_bytes, int(memory.total_bytes * PINNED_SHARE)))
+
+
+class PinnedLedger:
+    """Bytes that are pinned, against a budget."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.pinned_bytes = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Count `size_bytes` as pinned, if the budget has them. Returns whether it has."""
+        if self.pinned_bytes + size_bytes > self.budget_bytes:
+            return False
+        self.pinned_bytes += size_bytes
+        return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """Count them as free again."""
+        assert size_bytes <= self.pinned_bytes, f"{size_bytes} bytes given back, {self.pinned_bytes} are pinned"
+        self.pinned_bytes -= size_bytes
+
+
+class HostRegister(Protocol):
+    """The driver's calls that pin memory in place, as `torch.cuda.cudart()` has them."""
+
+    def pin(self, address: int, size_bytes: int) -> bool:
+        """Pin whole pages. False when the driver will not."""
+        ...
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin` of the pages at `address`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedRange:
+    """Pages pinned in place, from `address` on."""
+
+    address: int
+    size_bytes: int
+
+
+class PinnedPages:
+    """Pages of mapped files that are pinned where they are. Give back with `close`.
+
+    After the driver refused once nothing more is asked of it: what it refuses (a kind of file system, a sandbox) it
+    refuses for all. What is not pinned is copied by way of the ring.
+    """
+
+    def __init__(self, register: HostRegister, ledger: PinnedLedger) -> None:
+        self._register = register
+        self._ledger = ledger
+        self._ranges: list[PinnedRange] = []
+        self.refused = False
+
+    def pin(self, weights: Tensor) -> bool:
+        """Pin the pages that hold the bytes of `weights`, a tensor of the host. Returns whether they are pinned.
+
+        Pin a whole file's bytes at once rather than tensor by tensor: neighbours share pages. The driver is not asked
+        about pages that pinning would copy (`is_copied_when_pinned`).
+        """
+        wanted = _pages(weights)
+        if self.holds(weights):
+            return True
+        if self.refused or wanted.size_bytes == 0 or any(_overlap(wanted, held) for held in self._ranges):
+            return False
+        if is_copied_when_pinned(wanted.address) or not self._ledger.take(wanted.size_bytes):
+            return False
+        if not self._register.pin(wanted.address, wanted.size_bytes):
+            self._ledger.give_back(wanted.size_bytes)
+            self.refused = True
+            _LOG.info("the driver does not pin the pages of mapped files here; copies go through a ring of buffers")
+            return False
+        self._ranges.append(wanted)
+        return True
+
+    def holds(self, weights: Tensor) -> bool:
+        """Whether all bytes of `weights` lie in pinned pages."""
+        begin = weights.data_ptr()
+        end = begin + weights.nbytes
+        return any(held.address <= begin and end <= held.address + held.size_bytes for held in self._ranges)
+
+    def close(self) -> None:
+        """Unpin everything. Idempotent."""
+        for held in self._ranges:
+            self._register.unpin(held.address)
+            self._ledger.give_back(held.size_bytes)
+        self._ranges.clear()
+
+
+def is_copied_when_pinned(address: int, mappings: Path = OWN_MAPPINGS) -> bool:
+    """Whether the page at `address` belongs to a private mapping of a file.
+
+    Source: Linux breaks the sharing of such pages before it pins them (mm/gup.c, since 6.2). False where the list of
+    mappings cannot be read.
+    """
+    try:
+        lines = mappings.read_text().splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        places, permissions, _, _, inode, *_ = line.split()
+        begin, end = (int(place, 16) for place in places.split("-"))
+        if begin <= address < end:
+            return permissions.endswith("p") and inode != "0"
+    return False
+
+
+class Waitable(Protocol):
+    """An event that the host can wait for."""
+
+    def synchronize(self) -> None:
+        """Return when it has happened."""
+        ...
+
+
+@dataclass(slots=True)
+class Slot:
+    """One buffer of a ring.
+
+    busy  happens when the last copy from it is done; None when nothing was copied from it yet
+    """
+
+    buffer: Tensor
+    busy: Waitable | None = None
+
+
+class StagingRing:
+    """A few pinned buffers that host bytes pass through, one after the other. Give back with `close`.
+
+    Invariant: a buffer is written only after the last copy from it is done.
+    """
+
+    def __init__(self, slots: list[Slot], ledger: PinnedLedger) -> None:
+        self._slots = slots
+        self._ledger = ledger
+        self._next = 0
+
+    @classmethod
+    def allocate(
+        cls,
+        ledger: PinnedLedger,
+        slot_bytes: int = SLOT_BYTES,
+        slots: int = SLOTS,
+        pinned: Callable[[int], Tensor] | None = None,
+    ) -> StagingRing:
+        """As many buffers as the budget and the driver give, up to `slots`; there may be none.
+
+        `pinned` makes a pinned buffer of so many bytes, and raises RuntimeError when it cannot.
+        """
+        make = pinned or _pinned_buffer
+        made = []
+        for _ in range(slots):
+            if not ledger.take(slot_bytes):
+                break
+            try:
+                made.append(Slot(make(slot_bytes)))
+            except RuntimeError as error:
+                ledger.give_back(slot_bytes)
+                _LOG.info("%d of %d staging buffers, because no more memory can be pinned: %s", len(made), slots, error)
+                break
+        return cls(made, ledger)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one buffer; 0 when there is none."""
+        return self._slots[0].buffer.numel() if self._slots else 0
+
+    def stage(self, host_bytes: Tensor) -> tuple[Tensor, Slot]:
+        """Copy `host_bytes` (uint8, at most `slot_bytes`) into the next buffer, when that is free.
+
+        Returns the filled part and its slot, whose `busy` the caller sets to the event of the copy that it starts.
+        """
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        if slot.busy is not None:
+            slot.busy.synchronize()
+            slot.busy = None
+        filled = slot.buffer[: host_bytes.numel()]
+        filled.copy_(host_bytes)
+        return filled, slot
+
+    def close(self) -> None:
+        """Wait for the copies that are under way and give the buffers back. Idempotent."""
+        for slot in self._slots:
+            if slot.busy is not None:
+                slot.busy.synchronize()
+            self._ledger.give_back(slot.buffer.numel())
+        self._slots.clear()
+
+
+class CudaHostRegister:
+    """The CUDA driver's calls. Asks for read-only access, since mapped files are, and without it when that fails."""
+
+    READ_ONLY = 0x08
+    _OK = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def pin(self, address: int, size_bytes: int) -> bool:
+        """As `HostRegister.pin`."""
+        runtime = torch.cuda.cudart()
+        for flags in (self.READ_ONLY, 0):
+            if int(runtime.cudaHostRegister(address, size_bytes, flags)) == self._OK:
+                return True
+            self._forget_error()
+        return False
+
+    def unpin(self, address: int) -> None:
+        """As `HostRegister.unpin`."""
+        if int(torch.cuda.cudart().cudaHostUnregister(address)) != self._OK:
+            self._forget_error()
+
+    def _forget_error(self) -> None:
+        """Let the driver tell its last error now, and not to the next kernel that starts."""
+        try:
+            torch.zeros(1, device=self._device).add_(1)
+            torch.cuda.synchronize(self._device)
+        except RuntimeError as error:
+            _LOG.debug("the driver's refusal to pin: %s", error)
+
+
+def _pinned_buffer(size_bytes: int) -> Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _pages(weights: Tensor) -> PinnedRange:
+    """The pages that hold the bytes of `weights`."""
+    begin = weights.data_ptr() // PAGE_BYTES * PAGE_BYTES
+    end = -(-(weights.data_ptr() + weights.nbytes) // PAGE_BYTES) * PAGE_BYTES
+    return PinnedRange(begin, end - begin if weights.nbytes else 0)
+
+
+def _overlap(a: PinnedRange, b: PinnedRange) -> bool:
+    return a.address < b.address + b.size_bytes and b.address < a.address + a.size_bytes

@@ -1,0 +1,87 @@
+"""How weights stream to one device: its copy streams, its pinned memory, and an uploader for each run.
+
+Put together once for a device, by whoever opened it, and closed by them. Only CUDA has streams and pinned memory; for
+every other device a run copies directly.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from pool.devices.copy_streams import COPY_STREAMS, CopyStreams, cuda_streams
+from pool.devices.memory_limits import HostMemory, host_memory
+from pool.devices.pinned_memory import CudaHostRegister, PinnedLedger, PinnedPages, StagingRing, pinned_budget_bytes
+from pool.devices.uploads import AHEAD_BYTES, DirectUploader, StreamingUploader, StreamOrder, Uploader
+
+
+class UploadRoad:
+    """What streaming to one device shares between runs. Give back with `close`, or use as a context."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        streams: CopyStreams | None = None,
+        staging: StagingRing | None = None,
+        pages: PinnedPages | None = None,
+        ahead_bytes: int = AHEAD_BYTES,
+    ) -> None:
+        self._device = device
+        self._streams = streams
+        self._staging = staging
+        self._pages = pages
+        self.ahead_bytes = ahead_bytes if streams is not None else 0
+
+    @classmethod
+    def open(
+        cls,
+        device: torch.device,
+        memory: HostMemory | None = None,
+        ahead_bytes: int = AHEAD_BYTES,
+        streams: int = COPY_STREAMS,
+    ) -> UploadRoad:
+        """The road to `device`. `memory` is the host's, asked for when None; no `streams` for copies at once.
+
+        Never fails for want of pinned memory: what cannot be pinned is copied without.
+        """
+        if device.type != "cuda" or streams == 0:
+            return cls(device)
+        ledger = PinnedLedger(pinned_budget_bytes(memory or host_memory()))
+        return cls(
+            device,
+            CopyStreams(cuda_streams(device), streams),
+            StagingRing.allocate(ledger),
+            PinnedPages(CudaHostRegister(device), ledger),
+            ahead_bytes,
+        )
+
+    def pin(self, weights: Tensor) -> bool:
+        """Pin the pages of `weights` where they are, if device, driver and budget allow. Returns whether they are.
+
+        Best given the bytes of a whole file in a shared mapping; pages of a private one are never pinned, and come by
+        way of the ring. They must stay mapped until `close`.
+        """
+        return self._pages is not None and self._pages.pin(weights)
+
+    def uploader(self, order: StreamOrder | None = None) -> Uploader:
+        """For one run. `order` is that of an earlier run of the same component, where it is known."""
+        if self._streams is None:
+            return DirectUploader(self._device)
+        return StreamingUploader(self._device, self._streams, self._staging, self._pages, self.ahead_bytes, order)
+
+    def close(self) -> None:
+        """Unpin and give back what was taken of the host. No run may be under way. Idempotent."""
+        if self._staging is not None:
+            self._staging.close()
+        if self._pages is not None:
+            self._pages.close()
+
+    def __enter__(self) -> UploadRoad:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

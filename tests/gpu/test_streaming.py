@@ -1,0 +1,92 @@
+"""Streams, pinned memory and attention kernels on a real CUDA device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pool.devices.capabilities import detect_capabilities
+from pool.devices.kinds import DeviceKind
+from pool.devices.upload_road import UploadRoad
+from pool.devices.uploads import StreamingUploader
+from pool.ops import attending_with, attention_priority, compute, swap_to_casting
+from tests.pool.zoo import build, store_in
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+
+
+def mapped(path: Path, size_bytes: int, shared: bool) -> torch.Tensor:
+    """Bytes of a mapped file; weights are in private mappings."""
+    path.write_bytes(bytes(range(256)) * (size_bytes // 256))
+    return torch.from_file(str(path), shared=shared, size=size_bytes, dtype=torch.uint8)
+
+
+def test_copies_are_exact_however_they_go(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    for pin in (False, True):
+        file = mapped(tmp_path / "weights", 200 * MIB, shared=pin)
+        hosts = [file[begin : begin + 40 * MIB] for begin in range(0, 200 * MIB, 40 * MIB)]
+        with UploadRoad.open(device, ahead_bytes=100 * MIB) as road:
+            if pin:
+                road.pin(file)  # may be refused; then it goes through the ring
+            uploader = road.uploader()
+            for host in hosts * 4:
+                assert torch.equal(uploader.upload(host).cpu(), host)
+            assert isinstance(uploader, StreamingUploader)
+            assert uploader.hits > uploader.misses
+            uploader.close()
+            torch.cuda.synchronize()
+
+
+def test_memory_is_not_reused_while_it_is_read() -> None:
+    """Long products keep the compute stream behind while copies run ahead into memory that was freed."""
+    device = torch.device("cuda", 0)
+    hosts = [torch.full((4 * MIB,), float(value)) for value in range(8)]
+    busy = torch.randn(4096, 4096, device=device)
+    sums = []
+    with UploadRoad.open(device, ahead_bytes=64 * MIB) as road:
+        uploader = road.uploader()
+        for host in hosts * 6:
+            weight = uploader.upload(host)
+            busy @ busy  # to be late
+            sums.append(weight.double().mean())
+            del weight
+        uploader.close()
+        torch.cuda.synchronize()
+    assert [float(s) for s in sums] == [float(value) for value in range(8)] * 6
+
+
+@pytest.mark.parametrize("family", ["unet", "sd35", "wan", "vae", "clip"])
+def test_a_streamed_model_equals_the_resident_one(family: str) -> None:
+    device = torch.device("cuda", 0)
+    case = build(family, torch.float16)
+    resident = build(family, torch.float16)
+    resident.module.to(device)
+    expected = resident.run(device)
+    store_in(case.module, torch.float16)
+    swap_to_casting(case.module)
+    with UploadRoad.open(device, ahead_bytes=MIB) as road:
+        uploader = road.uploader()
+        for _ in range(3):
+            with compute(device, torch.float32, uploader=uploader):
+                found = case.run(device)
+            for a, b in zip(found, expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        uploader.close()
+
+
+def test_attention_kernels_in_the_wanted_order() -> None:
+    device = torch.device("cuda", 0)
+    capabilities = detect_capabilities(DeviceKind.CUDA)
+    q = torch.randn(1, 4, 128, 64, device=device, dtype=torch.float16)
+    expected = nn.functional.scaled_dot_product_attention(q.float(), q.float(), q.float())
+    priority = attention_priority(capabilities)
+    for first in range(len(priority)):
+        with attending_with(priority[first:]):
+            found = nn.functional.scaled_dot_product_attention(q, q, q)
+        torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)

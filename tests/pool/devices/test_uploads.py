@@ -1,0 +1,273 @@
+"""Copies ahead of use: what is handed out is right and safe to read, and guesses stay within their bytes.
+
+With streams that only keep account of what happens before what. Proves the rules of the ring, that any order of asking
+gives the right tensors, that a repeated order is guessed, that wrong guesses are dropped, and that a real model streams
+through it bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pool.devices import sim
+from pool.devices.copy_streams import CopyStreams
+from pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
+from pool.devices.uploads import DirectUploader, OrderRecorder, StreamingUploader, StreamOrder, key_of, streamed_bytes
+from pool.ops import compute, swap_to_casting
+from tests.pool.devices.fake_streams import FakeEvent, Trace
+from tests.pool.zoo import build, store_in
+
+INDEX = 53  # of a simulated device that no other test uses
+KIB = 1 << 10
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return opened()
+
+
+def opened() -> torch.device:
+    sim.install()
+    sim.configure(INDEX, 1 << 26)
+    return torch.device("sim", INDEX)
+
+
+def weights(count: int, elements: int = 256) -> list[Tensor]:
+    """Tensors of 1 KiB that can be told apart, views of one buffer as those of a mapped file are."""
+    return list(torch.arange(count * elements, dtype=torch.float32).view(count, elements))
+
+
+class Watched(StreamingUploader):
+    """Remembers the event of each copy."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.done: dict[int, FakeEvent] = {}
+        super().__init__(*args, **kwargs)
+
+    def _start(self, host: Tensor) -> tuple[Tensor, Any]:
+        copy, done = super()._start(host)
+        self.done[id(copy)] = done
+        return copy, done
+
+
+def ask(uploader: Watched, trace: Trace, host: Tensor) -> None:
+    """Ask for a copy and let the compute stream read it."""
+    copy = uploader.upload(host)
+    done = uploader.done.pop(id(copy)).seen
+    assert done is not None
+    assert all(trace.compute.seen.get(name, 0) >= steps for name, steps in done.items() if name != "compute"), (
+        "not over"
+    )
+    trace.compute.steps += 1
+    assert torch.equal(copy.cpu(), host)
+    assert copy.device.type == "sim"
+
+
+def test_streams_are_taken_by_turns_and_wait_for_the_compute_stream() -> None:
+    trace = Trace()
+    ring = CopyStreams(trace.maker, count=3)
+    trace.compute.steps = 5
+    taken = [ring.take() for _ in range(4)]
+    assert [s.name for s in taken] == ["copy 0", "copy 1", "copy 2", "copy 0"]
+    assert all(s.seen["compute"] == 5 for s in taken)
+
+
+def test_a_copy_is_waited_for_by_its_reader(device: torch.device) -> None:
+    trace = Trace()
+    uploader = Watched(device, CopyStreams(trace.maker))
+    ask(uploader, trace, weights(1)[0])
+    (event,) = trace.events
+    assert event.seen is not None
+    assert trace.compute.seen.items() >= {("copy 0", 1)}
+
+
+def test_the_second_pass_is_copied_ahead(device: torch.device) -> None:
+    trace, hosts = Trace(), weights(5)
+    uploader = Watched(device, CopyStreams(trace.maker), ahead_bytes=2 * KIB)
+    for host in hosts:
+        ask(uploader, trace, host)
+    assert (uploader.hits, uploader.misses, uploader.ahead_bytes) == (0, 5, 0)
+    for host in hosts:
+        ask(uploader, trace, host)
+        assert uploader.ahead_bytes == 2 * KIB
+    assert (uploader.hits, uploader.misses) == (4, 6), "all but the first, whose asking ends the first pass"
+    for host in hosts:
+        ask(uploader, trace, host)
+    assert (uploader.hits, uploader.misses) == (9, 6)
+    assert [key_of(h) for h in uploader.order.hosts] == [key_of(h) for h in hosts]
+    assert streamed_bytes(uploader.order) == 5 * KIB
+    uploader.close()
+    assert (uploader.ahead_bytes, uploader.order) == (0, StreamOrder())
+    ask(uploader, trace, hosts[3])
+
+
+def test_an_order_that_is_known_already_is_used_from_the_start(device: torch.device) -> None:
+    trace, hosts = Trace(), weights(4)
+    uploader = Watched(device, CopyStreams(trace.maker), order=StreamOrder(tuple(hosts)))
+    for host in hosts:
+        ask(uploader, trace, host)
+    assert (uploader.hits, uploader.misses) == (3, 1)
+
+
+def test_nothing_is_copied_ahead_when_there_are_no_bytes_for_it(device: torch.device) -> None:
+    trace, hosts = Trace(), weights(3)
+    uploader = Watched(device, CopyStreams(trace.maker), ahead_bytes=KIB - 1)
+    for host in hosts * 3:
+        ask(uploader, trace, host)
+    assert (uploader.hits, uploader.misses, len(trace.copies)) == (0, 9, 9)
+
+
+def test_what_is_skipped_is_dropped(device: torch.device) -> None:
+    trace, hosts = Trace(), weights(6)
+    uploader = Watched(device, CopyStreams(trace.maker), ahead_bytes=3 * KIB, order=StreamOrder(tuple(hosts)))
+    ask(uploader, trace, hosts[0])  # 1, 2, 3 are under way
+    ask(uploader, trace, hosts[3])
+    assert uploader.hits == 1
+    ask(uploader, trace, hosts[4])
+    assert uploader.hits == 2
+    ask(uploader, trace, hosts[2])  # back: what was under way followed another place
+    ask(uploader, trace, hosts[3])
+    assert uploader.hits == 3
+    assert sim.memory_stats(INDEX).used_bytes == uploader.ahead_bytes == 3 * KIB
+
+
+def test_a_tensor_that_is_no_weight_disturbs_nothing(device: torch.device) -> None:
+    trace, hosts = Trace(), weights(4)
+    uploader = Watched(device, CopyStreams(trace.maker), order=StreamOrder(tuple(hosts)))
+    ask(uploader, trace, hosts[0])
+    ask(uploader, trace, torch.ones(7))
+    for host in hosts[1:]:
+        ask(uploader, trace, host)
+    assert uploader.hits == 3
+
+
+@given(
+    asked=st.lists(st.integers(0, 5), max_size=40),
+    order=st.lists(st.integers(0, 5), max_size=8, unique=True),
+    ahead_kib=st.integers(0, 5),
+    streams=st.integers(1, 3),
+    staged=st.booleans(),
+)
+def test_any_order_of_asking_gives_the_right_tensors(
+    asked: list[int], order: list[int], ahead_kib: int, streams: int, staged: bool
+) -> None:
+    device, trace, hosts = opened(), Trace(), weights(6)
+    ledger = PinnedLedger(KIB)
+    staging = StagingRing.allocate(ledger, 300, 3, plain_buffer) if staged else None
+    uploader = Watched(
+        device,
+        CopyStreams(trace.maker, streams),
+        staging,
+        ahead_bytes=ahead_kib * KIB,
+        order=StreamOrder(tuple(hosts[i] for i in order)),
+    )
+    for index in asked:
+        ask(uploader, trace, hosts[index])
+        assert uploader.ahead_bytes <= ahead_kib * KIB
+        assert sim.memory_stats(INDEX).used_bytes == uploader.ahead_bytes
+    uploader.close()
+    assert sim.memory_stats(INDEX).used_bytes == 0
+
+
+def plain_buffer(size_bytes: int) -> Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn, torch.int64], ids=str)
+def test_copies_by_way_of_buffers_are_exact(dtype: torch.dtype, device: torch.device) -> None:
+    trace = Trace()
+    staging = StagingRing.allocate(PinnedLedger(1000), 64, 2, plain_buffer)
+    uploader = Watched(device, CopyStreams(trace.maker), staging)
+    for shape in ((3, 50), (64,), (), (0, 4)):
+        host = torch.randint(0, 100, shape).to(dtype)
+        copy = uploader.upload(host)
+        assert (copy.dtype, copy.shape) == (dtype, host.shape)
+        assert torch.equal(copy.cpu().view(torch.uint8), host.view(torch.uint8)) if shape else copy.cpu() == host
+    turned = torch.randn(6, 5).t()  # not contiguous: copied as it is
+    assert torch.equal(uploader.upload(turned).cpu(), turned)
+
+
+def test_pages_that_are_pinned_need_no_buffer(device: torch.device) -> None:
+    class Willing:
+        def pin(self, address: int, size_bytes: int) -> bool:
+            return True
+
+        def unpin(self, address: int) -> None: ...
+
+    trace, hosts = Trace(), weights(3, 4096)
+    ledger = PinnedLedger(1 << 20)
+    pages = PinnedPages(Willing(), ledger)
+    staging = StagingRing.allocate(ledger, 64, 2, plain_buffer)
+    uploader = Watched(device, CopyStreams(trace.maker), staging, pages)
+    assert pages.pin(hosts[0])
+    uploader.upload(hosts[0])
+    assert len(trace.events) == 1
+    uploader.upload(torch.ones(1000))
+    assert len(trace.events) == 1 + 1 + -(-4000 // 64)
+
+
+def test_an_order_ends_where_it_begins_again() -> None:
+    rows, a, b = weights(3)
+    recorder = OrderRecorder()
+    assert [recorder.see(h) for h in (rows, a, b)] == [None, None, None]
+    ended = recorder.see(a)
+    assert ended is not None
+    assert [key_of(h) for h in ended.hosts] == [key_of(a), key_of(b)]
+    assert recorder.see(b) is None
+
+
+def test_a_weight_that_is_used_twice_in_a_pass_does_not_end_it_for_good(device: torch.device) -> None:
+    trace, (a, shared, b, c, d) = Trace(), weights(5)
+    uploader = Watched(device, CopyStreams(trace.maker), ahead_bytes=2 * KIB)
+    a_pass = (a, shared, b, shared, c, d)
+    for host in a_pass * 3:
+        ask(uploader, trace, host)
+    hits = uploader.hits
+    for host in a_pass:
+        ask(uploader, trace, host)
+    assert uploader.hits - hits >= 4
+
+
+def test_an_address_that_is_used_again_brings_no_old_bytes(device: torch.device) -> None:
+    """Tensors that live for one call may get the address of an earlier one."""
+    trace, (a, b) = Trace(), weights(2)
+    uploader = Watched(device, CopyStreams(trace.maker))
+    for value in range(20):
+        for host in (a, torch.full((256,), float(value)), b):
+            ask(uploader, trace, host)
+
+
+def test_a_direct_uploader_copies_at_once(device: torch.device) -> None:
+    host = torch.randn(3)
+    copy = DirectUploader(device).upload(host)
+    assert copy.device == device
+    assert torch.equal(copy.cpu(), host)
+
+
+@pytest.mark.parametrize("family", ["unet", "sd35", "t5"])
+def test_a_model_streams_through_it(family: str, device: torch.device) -> None:
+    case = build(family, torch.float16)
+    expected = case.run()
+    store_in(case.module, torch.float16)
+    swap_to_casting(case.module)
+    weight_bytes = sum(p.nbytes for p in case.module.parameters())
+    trace, ahead_bytes = Trace(), weight_bytes // 4
+    uploader = Watched(device, CopyStreams(trace.maker), ahead_bytes=ahead_bytes)
+    with compute(device, torch.float32, uploader=uploader):
+        for _ in range(3):
+            assert all(torch.equal(a, b) for a, b in zip(case.run(device), expected, strict=True))
+            assert uploader.ahead_bytes <= ahead_bytes
+    assert uploader.hits > uploader.misses
+    uploader.close()
+    assert sim.memory_stats(INDEX).used_bytes == 0
+
+
+def test_a_fake_event_must_be_recorded_before_it_is_waited_for() -> None:
+    with pytest.raises(AssertionError, match="never recorded"):
+        Trace().compute.wait_event(FakeEvent())
