@@ -1,0 +1,45 @@
+"""A LoRA that a model has only a part of is told: in the recipe, and once to whoever submits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+
+import pytest
+
+from actors.client import PartialLora
+from actors.cut import cut_request
+from actors.outputs.png_text import recipe_from_json
+from actors.requests import GenerateRequest
+from pool.spec import JobId
+from tests.actors.fakes import PARTIAL_LORA, FakeCatalog
+from tests.actors.loop_line import open_pool
+
+
+def request(*loras: str, seed: int = 1) -> GenerateRequest:
+    return GenerateRequest(model="shapes", prompt="a red circle", seed=seed, loras=[(name, 0.5) for name in loras])
+
+
+def test_a_recipe_tells_what_is_not_used_and_keeps_its_digest() -> None:
+    recipe, _ = cut_request(request("light", PARTIAL_LORA), JobId("a"), FakeCatalog())
+    assert recipe.warnings == (f"LoRA {PARTIAL_LORA!r} on model 'shapes': 3 of 4 keys matched, not used: odd",)
+    assert dataclasses.replace(recipe, warnings=()).digest == recipe.digest
+    assert recipe_from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+
+
+def test_a_recipe_from_before_there_were_warnings_is_read() -> None:
+    recipe, _ = cut_request(request("light"), JobId("a"), FakeCatalog())
+    assert recipe.warnings == ()
+    fields = {name: value for name, value in recipe.as_json().items() if name != "warnings"}
+    assert recipe_from_json(fields) == recipe
+
+
+def test_whoever_submits_is_warned_once_and_told_where_from() -> None:
+    with open_pool() as pool:
+        with pytest.warns(PartialLora, match="3 of 4 keys matched") as caught:
+            pool.submit([request(PARTIAL_LORA, seed=seed) for seed in range(3)]).wait(30)
+        assert [warning.filename for warning in caught] == [__file__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pool.submit(request("light")).wait(30)
