@@ -127,7 +127,8 @@ class ModelPool:
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
                 part = Submission(self._client_id, submission_id, first_index, chunk, hold)
-                _tell(self._line.ask(Controller.submit, part))
+                recipes = self._line.ask(Controller.submit, part)
+                _tell(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
             self._reader.forget(submission_id)
             self._line.ask(Controller.cancel, self._client_id, submission_id)
@@ -291,17 +292,18 @@ class ModelPool:
         listener: Listener = result
         self._reader.listen(submission_id, listener)
         try:
-            self._line.ask(Controller.submit_stage, StageSubmission(self._client_id, submission_id, order, given or {}))
+            part = StageSubmission(self._client_id, submission_id, order, given or {})
+            _tell(self._line.ask(Controller.submit_stage, part), stacklevel=4)
         except BaseException:
             self._reader.forget(submission_id)
             raise
         return result
 
 
-def _tell(recipes: Iterable[Recipe]) -> None:
-    """Warn of what the recipes warn of, each thing once."""
-    for text in dict.fromkeys(text for recipe in recipes for text in recipe.warnings):
-        warnings.warn(text, PartialLora, stacklevel=3)  # told at the line that called `submit`
+def _tell(texts: Iterable[str], stacklevel: int = 3) -> None:
+    """Warn of each thing once, at the line that called the pool."""
+    for text in dict.fromkeys(texts):
+        warnings.warn(text, PartialLora, stacklevel=stacklevel)
 
 
 def _new_submission() -> SubmissionId:

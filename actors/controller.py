@@ -156,14 +156,15 @@ class Controller:
                 await self._queue_held(mine, {})
         return tuple(picture.recipe for picture in pictures)
 
-    async def submit_stage(self, wanted: StageSubmission) -> None:
-        """Check and queue one stage. Raises UserError."""
+    async def submit_stage(self, wanted: StageSubmission) -> tuple[str, ...]:
+        """Check and queue one stage; what to warn of. Raises UserError."""
         job_id = job_id_for(wanted.submission_id, 0)
         with self._checking(wanted.client_id, wanted.submission_id) as mine:
             given = frozenset(wanted.given)
             cut = await self._desk.cut_stage(wanted.order, job_id, given, self._capacity_bytes())
             mine.held.append(_Job(wanted.client_id, wanted.submission_id, 0, cut, None))
             await self._queue_held(mine, wanted.given)
+        return cut.warnings
 
     async def recipes(self, requests: tuple[GenerateRequest, ...]) -> tuple[Recipe | UserError, ...]:
         """What each of `requests`, whose seeds must be set, would be made by, or why it cannot be. Queues nothing."""

@@ -6,7 +6,7 @@ weights it changes, so that the other stages are shared with jobs that do not us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -53,11 +53,15 @@ class Catalog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CutJob:
-    """A job for the core, the work behind each of its tasks, and the sizes of the components that they name."""
+    """A job for the core, the work behind each of its tasks, and the sizes of the components that they name.
+
+    warnings  what to tell whoever asked for it
+    """
 
     job: JobSpec
     works: Mapping[TaskId, Work]
     components: tuple[ComponentSpec, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tuple[Recipe, CutJob]:
@@ -80,16 +84,9 @@ def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tu
         width=sample.width,
         height=sample.height,
         seed=sample.seed,
-        warnings=tuple(_warnings(sample.model, loras, catalog)),
+        warnings=tuple(cutter.warnings),
     )
     return recipe, cutter.cut_job(job_id, wanted)
-
-
-def _warnings(model: ModelRef, loras: Iterable[LoraRef], catalog: Catalog) -> Iterator[str]:
-    for lora in loras:
-        problem = catalog.lora_warning(model, lora)
-        if problem is not None:
-            yield f"LoRA {lora.name!r} on model {model.name!r}: {problem}"
 
 
 def cut_order(order: Order, job_id: JobId, catalog: Catalog, given: frozenset[TaskId] = frozenset()) -> CutJob:
@@ -116,6 +113,7 @@ class _Cutter:
         self._tasks: dict[TaskId, TaskSpec] = {}
         self._components: dict[ComponentKey, ComponentSpec] = {}
         self.works: dict[TaskId, Work] = {}
+        self.warnings: dict[str, None] = {}
 
     def cut_job(self, job_id: JobId, wanted: TaskId, given: frozenset[TaskId] = frozenset()) -> CutJob:
         """What `wanted` depends on, up to what is given: by the driver, or because no task here makes it."""
@@ -134,7 +132,7 @@ class _Cutter:
         components = {use.component: self._components[use.component] for task in tasks for use in task.uses}
         works = {task.task_id: self.works[task.task_id] for task in tasks}
         job = JobSpec(job_id, tasks, wanted, tuple(read))
-        return CutJob(job, MappingProxyType(works), tuple(components.values()))
+        return CutJob(job, MappingProxyType(works), tuple(components.values()), tuple(self.warnings))
 
     def task_for(self, order: Order) -> TaskId:
         match order:
@@ -182,7 +180,11 @@ class _Cutter:
 
     def _loras(self, model: ModelRef, role: Role, choices: Iterable[LoraChoice]) -> tuple[LoraRef, ...]:
         """Those of `choices` that change this component."""
-        found = (self._catalog.find_lora(lora.name, lora.strength) for lora in choices if lora.strength != 0)
+        found = [self._catalog.find_lora(lora.name, lora.strength) for lora in choices if lora.strength != 0]
+        for lora in found:
+            problem = self._catalog.lora_warning(model, lora)
+            if problem is not None:
+                self.warnings[f"LoRA {lora.name!r} on model {model.name!r}: {problem}"] = None
         return tuple(lora for lora in found if self._catalog.touches(model, role, lora))
 
     def _add(

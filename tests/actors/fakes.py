@@ -46,10 +46,11 @@ LORAS = {
     "light": (Role.DIFFUSION_MODEL,),
     "thick": (Role.TEXT_ENCODER, Role.DIFFUSION_MODEL),
     "words": (Role.TEXT_ENCODER,),
+    "odd": (Role.TEXT_ENCODER, Role.DIFFUSION_MODEL),
 }
 MODELS = ("shapes", "forms")
 #: a LoRA of which one key belongs to no model
-PARTIAL_LORA = "thick"
+PARTIAL_LORA = "odd"
 
 # What a prompt may ask of the engine.
 FAIL = "FAIL"  #: raise an error of ours while sampling

@@ -43,3 +43,9 @@ def test_whoever_submits_is_warned_once_and_told_where_from() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             pool.submit(request("light")).wait(30)
+
+
+def test_stages_by_themselves_warn_as_well() -> None:
+    with open_pool() as pool, pytest.warns(PartialLora, match="3 of 4 keys matched") as caught:
+        pool.encode("a red circle", model="shapes", loras=[(PARTIAL_LORA, 0.5)]).result(30)
+    assert [warning.filename for warning in caught] == [__file__]
