@@ -120,13 +120,16 @@ class ModelPatcher:
         function) -> value. Of these the ones whose key is a parameter are taken, with both strengths; `identity` names
         the values for digests, and without it no other call's are ever taken for equal. Weight wrappers
         (`pool.keyed_patches.weight_wrapper`) stay behind all other patches, also those that are added later.
-        Returns the parameters that got a patch, in order. Raises PatchFailed for a value of no known kind.
+        Returns the parameters that got a patch, in order. Raises PatchFailed, and adds nothing, for a value of no known
+        kind and for a patch that fits no parameter.
         """
         if isinstance(patches, Mapping):
             hosts = self._weights.host_parameters
             patches = patches_from(patches, hosts, strength_patch, strength_model, identity)
         added = tuple(patches)
-        self.patches = with_wrappers_last(self.patches, added)
+        together = with_wrappers_last(self.patches, added)
+        self._weights.check(together)
+        self.patches = together
         return tuple(dict.fromkeys(patch.parameter for patch in added))
 
     def get_key_patches(self, prefix: str = "") -> dict[str, PatchedWeight]:
@@ -161,13 +164,16 @@ class ModelPatcher:
         return self._weights.resident()
 
     def realize(self, target: WeightsTarget, shelf: PatchedShelf | None = None) -> RealizeReport:
-        """Bring the module to `target`, moving the difference only: first what leaves, then what arrives.
+        """Bring the module to `target`, moving the difference only: first what leaves, then what arrives. Its patches
+        are this clone's from then on.
 
         What leaves goes on `shelf`, if there is one, and what is found there need not be computed and moved again.
         When something raises (out of memory, say) every module is either wholly on the device or wholly off it, and
         `resident()` tells the truth; call again with a target to go on.
         """
-        return self._told(self._weights.realize(target, shelf))
+        report = self._weights.realize(target, shelf)
+        self.patches = target.patches
+        return self._told(report)
 
     def shrink(self, kept: frozenset[str]) -> RealizeReport:
         """Keep only these modules on the device, with the patches they carry."""
@@ -183,12 +189,14 @@ class ModelPatcher:
     ) -> Iterator[nn.Module]:
         """The module, ready to be called with inputs on `device`; `interrupt` is called at each layer's head.
 
-        Inside the block the module acts as the extras say, with `options` in place of their own when given; after it
-        nothing of them is left on the module. Raises UnusableField for an option that it has no place for.
+        Inside the block the weights carry this clone's patches, whichever clone was realized last: what is resident
+        stays so, what is not streams. The module acts as the extras say, with `options` in place of their own when
+        given; after it nothing of them is left. Raises UnusableField for an option that the module has no place for.
         """
         w, extras = self._weights, self.extras
         with (
             torch.no_grad(),
+            w.carrying(self.patches),
             w.tools.computing(w.device, w.form.compute_dtype, w.stream_memory, interrupt),
             extras.entered(self, options or extras.options),
             w.around_changes(lambda: extras.ejected(self)),

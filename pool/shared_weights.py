@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pool.compute_tools import ComputeTools, StreamMemory
+from pool.errors import PatchFailed
 from pool.ops import (
     PackedWeight,
     SidePath,
@@ -26,6 +27,7 @@ from pool.ops import (
     set_weight_functions,
     swap_to_casting,
 )
+from pool.ops.context import without_uploader
 from pool.patches.patch_set import PatchSet
 from pool.patches.rounding import round_to, seed_of
 from pool.quantization.quantize import requantize
@@ -104,6 +106,8 @@ class SharedWeights:
         self._hooked: dict[str, str] = {}
         self._settled = True
         self._merged_bytes = 0
+        #: runs that are under way, one inside another
+        self._blocks = 0
         #: what is around each change of weights while a run is under way
         self._around: Callable[[], AbstractContextManager[None]] = nullcontext
         swap_to_casting(module)
@@ -121,8 +125,9 @@ class SharedWeights:
 
     @property
     def stream_memory(self) -> StreamMemory | None:
-        """What earlier runs with these weights streamed; None when all are on the device."""
-        return self._stream_memory if len(self._carried) < len(self.owned) else None
+        """What earlier runs with these weights streamed; None when nothing does: neither weights nor patches."""
+        has_live = any(digest != UNPATCHED for digest in self._hooked.values())
+        return self._stream_memory if has_live or len(self._carried) < len(self.owned) else None
 
     def resident(self) -> Resident:
         """What is on the device now, with the patch set it was realized with."""
@@ -145,18 +150,48 @@ class SharedWeights:
         finally:
             self._around = before
 
+    @contextmanager
+    def carrying(self, patches: PatchSet) -> Iterator[None]:
+        """Inside the block the weights carry `patches`, what is resident staying so.
+
+        A block inside another one's gives it back what it carried. Raises as `realize` does.
+        """
+        before = self._realized if self._blocks else None
+        self._carry(patches)
+        self._blocks += 1
+        try:
+            yield
+        finally:
+            self._blocks -= 1
+            if before is not None:
+                self._carry(before)
+
+    def _carry(self, patches: PatchSet) -> None:
+        self.realize(WeightsTarget(self.resident_modules, patches))
+
     def realize(self, target: WeightsTarget, shelf: PatchedShelf | None = None) -> RealizeReport:
         """Bring the module to `target`, moving the difference only: first what leaves, then what arrives.
 
         What leaves goes on `shelf`, if there is one, and what is found there need not be computed and moved again.
         When something raises (out of memory, say) every module is either wholly on the device or wholly off it, and
-        `resident()` tells the truth; call again with a target to go on.
+        `resident()` tells the truth; call again with a target to go on. Raises PatchFailed for a patch that fits no
+        parameter; nothing has moved then.
         """
         is_same = self._realized.digest == target.patches.digest
         if self._settled and is_same and self._carried.keys() == target.resident:
             return RealizeReport(0, 0, False)
-        with self._around():
+        self.check(target.patches)
+        with self._around(), without_uploader():
             return self._change(target, shelf)
+
+    def check(self, patches: PatchSet) -> None:
+        """Raise PatchFailed when a patch is for no parameter, or does not fit it."""
+        hosts = self.host_parameters
+        unknown = sorted(patches.parameters - hosts.keys())
+        if unknown:
+            patch = patches.patches_for(unknown[0])[0]
+            raise PatchFailed(f"{patch.name}: found no such parameter in {self.key}, expected one of its own")
+        patches.check({name: tuple(hosts[name].shape) for name in patches.parameters})
 
     def _change(self, target: WeightsTarget, shelf: PatchedShelf | None) -> RealizeReport:
         patches = target.patches
@@ -256,16 +291,20 @@ class SharedWeights:
             return
         for name, host in own.parameters.items():
             functions = patches.functions(own.full_name(name)) if name in wanted.live else ()
-            beside = _side_path(own.module, host, patches, own.full_name(name)) if functions else None
-            set_weight_functions(own.module, name, () if beside is not None else functions)
+            beside = self._side_path(own.module, host, patches, own.full_name(name)) if functions else None
+            set_weight_functions(own.module, name, functions)
             if isinstance(own.module, nn.Linear) and name == "weight":
                 set_side_path(own.module, beside)
         self._hooked[own.name] = wanted.digest
 
+    def _side_path(self, module: nn.Module, host: Tensor, patches: PatchSet, parameter: str) -> SidePath | None:
+        """The patches of a packed weight as a product beside its layer; None when they cannot be one, or need not.
 
-def _side_path(module: nn.Module, host: Tensor, patches: PatchSet, parameter: str) -> SidePath | None:
-    """The patches of a packed weight as a product beside its layer; None when they cannot be one, or need not."""
-    if not isinstance(module, nn.Linear) or not isinstance(host, PackedWeight):
-        return None
-    factors = patches.low_rank_factors(parameter)
-    return None if factors is None else SidePath(*factors)
+        In compute dtype already on the host: no more bytes cross the bus than are computed with.
+        """
+        if not isinstance(module, nn.Linear) or not isinstance(host, PackedWeight):
+            return None
+        factors = patches.low_rank_factors(parameter, tuple(host.shape))
+        if factors is None:
+            return None
+        return SidePath(*(factor.to(self.form.compute_dtype) for factor in factors))

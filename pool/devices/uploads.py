@@ -25,8 +25,8 @@ AHEAD_BYTES = 256 << 20
 #: tensors of one pass, at most; a model has some thousands
 MOST_HOSTS = 1 << 16
 
-#: which bytes of the host a tensor shows
-HostKey: TypeAlias = tuple[int, int]
+#: which bytes of the host a tensor shows, and as what
+HostKey: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 class Uploader(Protocol):
@@ -145,7 +145,7 @@ class StreamingUploader:
         found = self._claim(key)
         if found is None:
             self.misses += 1
-            copy, done = self._start(host)
+            copy, done = self._start_now(host)
         else:
             self.hits += 1
             copy, done = found.copy, found.done
@@ -201,10 +201,24 @@ class StreamingUploader:
             host = hosts[expected]
             if self._ahead_bytes + host.nbytes > self._most_ahead_bytes:
                 return
-            copy, done = self._start(host)
+            try:
+                copy, done = self._start(host)
+            except torch.OutOfMemoryError:  # a guess is not worth a run
+                self._drop(len(self._ahead))
+                return
             self._ahead.append(_Ahead(host, copy, done))
             self._ahead_bytes += host.nbytes
             expected = self.order.after(expected)
+
+    def _start_now(self, host: Tensor) -> tuple[Tensor, Event]:
+        """As `_start`, for a copy that is needed: what is ahead makes room for it."""
+        try:
+            return self._start(host)
+        except torch.OutOfMemoryError:
+            if not self._ahead:
+                raise
+            self._drop(len(self._ahead))
+        return self._start(host)
 
     def _start(self, host: Tensor) -> tuple[Tensor, Event]:
         """A copy that is under way, and the event of its end."""
@@ -239,8 +253,8 @@ class StreamingUploader:
 
 
 def key_of(host: Tensor) -> HostKey:
-    """Which bytes of the host `host` shows; the same for every view of the same bytes."""
-    return host.data_ptr(), host.nbytes
+    """Which bytes of the host `host` shows, and as what: a copy of the one is a copy of every tensor with its key."""
+    return host.data_ptr(), host.dtype, tuple(host.shape), host.stride()
 
 
 def streamed_bytes(order: StreamOrder | Sequence[Tensor]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -73,6 +73,20 @@ def compute(
             yield
         finally:
             _CURRENT.reset(token)
+
+
+@contextmanager
+def without_uploader() -> Iterator[None]:
+    """Host weights that move inside the block come by themselves: they stay, and no later pass asks for them."""
+    context = _CURRENT.get()
+    if context is None or context.uploader is None:
+        yield
+        return
+    token = _CURRENT.set(replace(context, uploader=None))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
 
 
 def check_interrupt() -> ComputeContext | None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from pool.ops.cast import cast, gather_rows
-from pool.ops.context import check_interrupt, current
+from pool.ops.context import ComputeContext, check_interrupt, current
 from pool.ops.packed import PackedWeight
-from pool.ops.side_path import SIDE_PATH_ATTRIBUTE
+from pool.ops.side_path import SIDE_PATH_ATTRIBUTE, SidePath
 
 
 def _weights(layer: nn.Module, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -44,15 +44,31 @@ def _weights(layer: nn.Module, x: Tensor) -> tuple[Tensor | None, Tensor | None]
 def _linear(self: nn.Linear, x: Tensor) -> Tensor:
     context = check_interrupt()
     own = self.__dict__
-    out = None
+    if SIDE_PATH_ATTRIBUTE in own:
+        return _linear_beside(self, x, context)
     if context is not None and context.linear is not None and not own.get("_weight_functions"):
         held = self._parameters
         out = context.linear(x, held["weight"], held.get("bias"))  # type: ignore[arg-type] # a linear layer has a weight
+        if out is not None:
+            return out
+    weight, bias = _weights(self, x)
+    return F.linear(x, weight, bias)  # type: ignore[arg-type] # the same
+
+
+def _linear_beside(self: nn.Linear, x: Tensor, context: ComputeContext | None) -> Tensor:
+    """A linear layer whose weight's functions are a product beside it."""
+    held = self._parameters
+    weight, bias = held["weight"], held.get("bias")
+    assert weight is not None
+    bias_functions = self.__dict__.get("_weight_functions", {}).get("bias", ())
+    out = None
+    if context is not None and context.linear is not None and not bias_functions:
+        out = context.linear(x, weight, bias)
     if out is None:
-        weight, bias = _weights(self, x)
-        out = F.linear(x, weight, bias)  # type: ignore[arg-type] # the same
-    side_path = own.get(SIDE_PATH_ATTRIBUTE)
-    return out if side_path is None else side_path.added_to(out, x)
+        there = None if bias is None else cast(bias, x.device, x.dtype, bias_functions)
+        out = F.linear(x, cast(weight, x.device, x.dtype), there)
+    side_path: SidePath = self.__dict__[SIDE_PATH_ATTRIBUTE]
+    return side_path.add_to(out, x)
 
 
 def _conv(self: Any, x: Tensor) -> Tensor:

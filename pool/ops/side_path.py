@@ -24,14 +24,24 @@ class SidePath:
     up_OR: Tensor
     down_RI: Tensor
 
-    def added_to(self, out: Tensor, x: Tensor) -> Tensor:
-        """`out`, the layer's result for `x` of shape (..., I), with the delta's share added. A new tensor."""
-        low = F.linear(x, cast(self.down_RI, x.device, x.dtype))
-        return out + F.linear(low, cast(self.up_OR, x.device, x.dtype))
+    def add_to(self, out: Tensor, x: Tensor) -> Tensor:
+        """Add the delta's share to `out`, the layer's fresh result for `x` of shape (..., I). Returns `out`.
+
+        In place: beside `out` there is never another tensor of its size.
+        """
+        low_NR = F.linear(x, cast(self.down_RI, x.device, x.dtype)).reshape(-1, self.down_RI.shape[0])
+        up_OR = cast(self.up_OR, x.device, x.dtype)
+        if not out.is_contiguous():
+            return out.add_((low_NR @ up_OR.t()).view(out.shape))
+        out.view(-1, out.shape[-1]).addmm_(low_NR, up_OR.t())
+        return out
 
 
 def set_side_path(module: nn.Linear, side_path: SidePath | None) -> None:
-    """Let `module` add `side_path` to every result from now on; None takes it off."""
+    """Let `module` add `side_path` to every result from now on; None takes it off.
+
+    It stands for the weight's functions, which stay for code that reads the weight without calling the layer.
+    """
     if side_path is None:
         module.__dict__.pop(SIDE_PATH_ATTRIBUTE, None)
     else:

@@ -232,6 +232,8 @@ def _old_layers(
     full_precision = {
         key.removesuffix(_OLD_MARKER): entry.shape == (2,) for key, entry in stored.items() if is_old_marker(key)
     }
+    for beginning in full_precision:
+        _expect_scales(beginning, stored, marked, file)
     for key in stored:
         if not key.endswith(".scale_weight"):
             continue
@@ -254,6 +256,29 @@ def _old_layers(
                 parts[new] = prefix + old
         settings = {FULL_PRECISION: whole}
         yield _layer(prefix, FORMATS[name], settings, json.dumps(said), parts, stored, tuple(other))
+
+
+def _expect_scales(beginning: str, stored: Mapping[str, Stored], marked: Mapping[str, str], file: str) -> None:
+    """Weights under an old marker have scales. Raises BadQuantization when none has one; some without are told: tables
+    and convolutions are kept as plain 8-bit floats in some files."""
+    prefixes = [
+        key.removesuffix(WEIGHT)
+        for key, entry in stored.items()
+        if key.startswith(beginning) and key.endswith("." + WEIGHT) and entry.dtype in _OLD_FORMATS
+    ]
+    without = [p for p in prefixes if p not in marked and f"{p}scale_weight" not in stored]
+    if not without:
+        return
+    key = without[0] + WEIGHT
+    if len(without) == len(prefixes):
+        raise BadQuantization(
+            f"{file}: {key!r}: found {len(without)} weights of scaled 8-bit floats without scales, expected "
+            f"{without[0]}scale_weight"
+        )
+    _LOG.warning(
+        "%s: %d of %d weights of scaled 8-bit floats have no scale and are taken as they are, %r of shape %s first",
+        file, len(without), len(prefixes), key, tuple(stored[key].shape),
+    )  # fmt: skip
 
 
 def _number(entry: Stored, data: bytes) -> float | None:

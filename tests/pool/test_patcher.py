@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pool.devices import sim
+from pool.errors import PatchFailed
 from pool.patcher import ModelPatcher, WeightsTarget
-from pool.patches.patch_set import PatchSet
+from pool.patches.patch_set import LowRank, PatchSet
 from pool.spec import UNPATCHED, ComponentKey, Role
 from pool.weight_form import WeightForm
 from tests.pool.toy import Toy, make_patch, make_toy, patches_for, reference
@@ -164,3 +166,64 @@ def test_scratch_is_enough_to_load_and_stream(patched: set[str], resident: set[s
     patcher.realize(WeightsTarget(frozenset(resident), patches))
     assert torch.equal(output(patcher), expected)
     patcher.unload()
+
+
+def test_a_clone_runs_with_its_own_patches_whichever_was_realized_last() -> None:
+    """Without being realized, streamed and resident; and the other one is not disturbed."""
+    base = patcher_of(make_toy())
+    plain = output(base)
+    clone = base.clone()
+    clone.add_patches(patches_for(make_toy(), "a", WEIGHTS).patches)
+    patched = reference(make_toy(), clone.patches, IDS_BL)
+    for resident in (frozenset[str](), frozenset(MODULES)):
+        base.realize(WeightsTarget(resident, base.patches))
+        assert torch.equal(output(clone), patched)
+        assert torch.equal(output(base), plain)
+        assert base.resident_modules() == resident
+
+
+def test_a_run_inside_a_run_gives_back_what_the_outer_one_had() -> None:
+    base = patcher_of(make_toy())
+    plain = output(base)
+    clone = base.clone()
+    clone.add_patches(patches_for(make_toy(), "a", WEIGHTS).patches)
+    with base.running() as module:
+        assert not torch.equal(output(clone), plain)
+        assert torch.equal(module(IDS_BL.to(base.device)).to("cpu"), plain)
+
+
+def test_after_a_realize_that_failed_a_run_still_has_the_clones_own_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = patcher_of(make_toy())
+    plain = output(base)
+    everything = frozenset(MODULES)
+    base.realize(WeightsTarget(everything, PatchSet()))
+
+    def fail(self: LowRank, weight: torch.Tensor, *_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LowRank, "apply", fail)
+        with pytest.raises(torch.OutOfMemoryError, match="planted"):
+            base.realize(WeightsTarget(everything, patches_for(make_toy(), "a", WEIGHTS)))
+    assert torch.equal(output(base), plain)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "shape"), [("nope.weight", (16, 16)), ("wide.weight", (7, 3))], ids=["unknown", "other shape"]
+)
+def test_a_patch_that_fits_nothing_is_refused_and_leaves_no_trace(parameter: str, shape: tuple[int, ...]) -> None:
+    patcher = patcher_of(make_toy())
+    before = patcher.patches
+    lost = make_patch(parameter, shape, "lost")
+    with pytest.raises(PatchFailed, match=parameter):
+        patcher.add_patches([lost])
+    assert patcher.patches is before
+    with pytest.raises(PatchFailed, match=parameter):
+        patcher.realize(WeightsTarget(frozenset(MODULES), PatchSet((lost,))))
+    assert patcher.resident_modules() == frozenset()
+    assert patcher.patches is before
+
+
+def test_strengths_that_are_equal_numbers_have_one_digest() -> None:
+    digests = {PatchSet((make_patch("a", (4, 4), "x", strength),)).digest for strength in (8, 8.0, numpy.float64(8))}
+    assert len(digests) == 1

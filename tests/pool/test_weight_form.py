@@ -18,7 +18,7 @@ from pool.patches.patch_set import PatchSet
 from pool.quantization.quantize import quantize
 from pool.spec import ComponentKey, Role
 from pool.weight_form import ResidentForm, WeightForm
-from tests.pool.toy import Toy, make_toy, patches_for
+from tests.pool.toy import Toy, make_patch, make_toy, patches_for
 
 DEVICE = "sim:0"
 IDS_BL = torch.tensor([[1, 4, 9, 49, 0], [2, 2, 7, 30, 5]])
@@ -109,7 +109,6 @@ def test_a_lora_on_a_packed_layer_is_a_product_beside_it() -> None:
     patcher = patcher_of(toy, ResidentForm.COMPUTE)
     result = output(patcher, patches, True)
     assert "_side_path" in toy.wide.__dict__
-    assert not toy.wide.__dict__["_weight_functions"]
     plain = toy_in("packed")
     for name in LINEARS:
         layer = plain.get_submodule(name)
@@ -119,3 +118,65 @@ def test_a_lora_on_a_packed_layer_is_a_product_beside_it() -> None:
     assert torch.allclose(result, expected, rtol=1e-5, atol=1e-5)
     assert not torch.equal(result, output(patcher, PatchSet(), True))
     assert "_side_path" not in toy.wide.__dict__
+
+
+class OwnForward(nn.Linear):
+    """A linear layer that does not compute as torch's, so that it keeps its own forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight) * 2
+
+
+class Reader(nn.Module):
+    """Attention of torch's own, which reads the weight of a layer that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "parameter"), [(lambda: OwnForward(16, 16), "weight"), (Reader, "attention.out_proj.weight")]
+)
+def test_a_lora_on_a_packed_weight_reaches_code_that_does_not_call_the_layer(make, parameter: str) -> None:
+    torch.manual_seed(0)
+    module = make().eval().requires_grad_(False)
+    owner, _, name = parameter.rpartition(".")
+    layer = module.get_submodule(owner)
+    packed = quantize(layer._parameters[name].float(), "float8_e4m3fn")
+    layer._parameters[name] = nn.Parameter(packed, requires_grad=False)
+    patch = make_patch(parameter, tuple(packed.shape), "a")
+    x = torch.randn(2, 3, 16)
+    results = []
+    for patches in (PatchSet(), PatchSet((patch,))):
+        patcher = ModelPatcher.of(
+            ComponentKey("m"), Role.DIFFUSION_MODEL, module, torch.device("cpu"), WeightForm(torch.float32)
+        )
+        patcher.realize(WeightsTarget(frozenset(), patches))
+        with patcher.running() as running:
+            results.append(running(x))
+    assert not torch.allclose(results[0], results[1])
+
+
+def test_a_lora_beside_a_layer_takes_no_second_tensor_of_the_results_size() -> None:
+    """What a run needs at most is the same with and without it, but for the factors and the thin product."""
+    peaks = []
+    for patches in (PatchSet(), patches_for(make_toy(), "a", ("wide.weight",))):
+        layer = nn.Linear(16, 64).requires_grad_(False)
+        layer._parameters["weight"] = nn.Parameter(quantize(layer.weight, "float8_e4m3fn"), requires_grad=False)
+        toy = nn.ModuleDict({"wide": layer})
+        patcher = ModelPatcher.of(
+            ComponentKey("m"), Role.DIFFUSION_MODEL, toy, torch.device(DEVICE), WeightForm(torch.float32)
+        )
+        patcher.realize(WeightsTarget(frozenset({"wide"}), patches))
+        x = torch.randn(4096, 16).to(DEVICE)
+        sim.reset_peak(0)
+        with patcher.running() as module:
+            module["wide"](x)
+        peaks.append(sim.memory_stats(0).peak_bytes)
+        patcher.unload()
+    rank, result_bytes = 2, 4096 * 64 * 4
+    assert peaks[1] - peaks[0] <= 4096 * rank * 4 + 4 * rank * (64 + 16) < result_bytes // 4

@@ -271,3 +271,25 @@ def test_a_model_streams_through_it(family: str, device: torch.device) -> None:
 def test_a_fake_event_must_be_recorded_before_it_is_waited_for() -> None:
     with pytest.raises(AssertionError, match="never recorded"):
         Trace().compute.wait_event(FakeEvent())
+
+
+def test_a_copy_ahead_that_finds_no_memory_costs_the_guess_only() -> None:
+    sim.install()
+    sim.configure(INDEX + 1, 3 * KIB)
+    hosts, small = weights(6), torch.device("sim", INDEX + 1)
+    order = StreamOrder(tuple(hosts))
+    uploader = StreamingUploader(small, CopyStreams(Trace().maker), ahead_bytes=1 << 20, order=order)
+    for host in hosts:
+        assert torch.equal(uploader.upload(host).to("cpu"), host)
+    uploader.close()
+
+
+def test_another_view_of_the_same_bytes_is_another_tensor(device: torch.device) -> None:
+    host = weights(1, 16)[0].view(4, 4)
+    views = [host, host.t(), host.view(2, 8)]
+    uploader = StreamingUploader(
+        device, CopyStreams(Trace().maker), ahead_bytes=1 << 20, order=StreamOrder((host, host.clone()))
+    )
+    for view in [*views, *views]:
+        assert torch.equal(uploader.upload(view).to("cpu"), view)
+    uploader.close()

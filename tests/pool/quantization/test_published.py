@@ -299,3 +299,29 @@ def test_only_weights_can_be_saved_packed() -> None:
     packed = quantize(torch.ones(4, 4), "float8_e4m3fn")
     with pytest.raises(BadQuantization, match=r"'a.table': found a weight packed as float8_e4m3fn, expected a name"):
         save({"a.table": packed})
+
+
+def half_scaled_file(*scaled: str) -> dict[str, torch.Tensor]:
+    """A file of two layers under an old marker, with scales for those that are `scaled`."""
+    tensors = {PREFIX + "scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+    for layer in ("a", "b"):
+        tensors[f"{PREFIX}{layer}.weight"] = torch.ones(4, 4).to(torch.float8_e4m3fn)
+        if layer in scaled:
+            tensors[f"{PREFIX}{layer}.scale_weight"] = torch.ones(())
+    return tensors
+
+
+def test_an_old_scaled_file_without_scales_is_refused() -> None:
+    with pytest.raises(BadQuantization, match=r"2 weights .* without scales"):
+        load(half_scaled_file())
+
+
+def test_a_missing_scale_of_an_old_file_is_told_with_counts(caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load(half_scaled_file("a"))
+    assert isinstance(loaded[PREFIX + "a.weight"], PackedWeight)
+    assert not isinstance(loaded[PREFIX + "b.weight"], PackedWeight)
+    assert "1 of 2 weights" in caplog.text
+    assert f"{PREFIX}b.weight" in caplog.text
+    caplog.clear()
+    load(half_scaled_file("a", "b"))
+    assert caplog.text == ""
