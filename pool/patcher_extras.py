@@ -6,7 +6,7 @@ which order it is entered and left around a run; `pool.patcher` owns the moments
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -16,10 +16,11 @@ import torch
 
 from pool.model_patches.applied import applied
 from pool.options.callbacks import Callback, CallbackPoint, Callbacks
-from pool.options.injections import Injection, Injections
+from pool.options.injections import Injection, Injections, Placement, placements_of
 from pool.options.model_options import ModelOptions
-from pool.options.object_patches import object_at, objects_replaced
-from pool.options.transformer_options import Patch, functions_of, moved
+from pool.options.object_patches import objects_replaced, patched_object_at
+from pool.options.transformer_options import Patch, functions_of, on_device
+from pool.weight_hooks.hooks import HookGroup
 
 if TYPE_CHECKING:
     from pool.patcher import ModelPatcher
@@ -95,46 +96,65 @@ class PatcherExtras:
 
     @contextmanager
     def ejected(self, patcher: ModelPatcher) -> Iterator[None]:
-        """All injections are out inside the block, and in again after it."""
-        self._eject(patcher)
+        """The injections of the patcher's run are out inside the block, and in again after it.
+
+        When one cannot be put in again, none is, and the run goes on, and ends, without them.
+        """
+        if not self.injections.entries:
+            yield
+            return
+        # another thread knows no runs of this one: seen from there, injections are in
+        known = placements_of(patcher) or (Placement(self.injections, patcher, is_in=True),)
+        # the innermost that are in; the blocks around this one ask for those of outer runs
+        placement = next((p for p in known if p.is_in), None)
+        if placement is None:  # could not be put in again the last time
+            yield
+            return
+        self._take_out(placement, patcher)
         try:
             yield
         finally:
-            self._inject(patcher)
+            self._put_in(placement, patcher)
 
     @contextmanager
     def _injected(self, patcher: ModelPatcher) -> Iterator[None]:
-        self._inject(patcher)
-        try:
+        if not self.injections.entries:
             yield
-        finally:
-            self._eject(patcher)
+            return
+        placement = Placement(self.injections, patcher)
+        with placement.under_way():
+            try:
+                self._put_in(placement, patcher)
+                yield
+            finally:
+                self._take_out(placement, patcher)
 
-    def _inject(self, patcher: ModelPatcher) -> None:
-        if self.injections.entries:
-            self.injections.inject(patcher)
-            self.callbacks.call(CallbackPoint.ON_INJECT_MODEL, patcher)
+    def _put_in(self, placement: Placement, patcher: ModelPatcher) -> None:
+        placement.put_in()
+        self.callbacks.call(CallbackPoint.ON_INJECT_MODEL, patcher)
 
-    def _eject(self, patcher: ModelPatcher) -> None:
-        if self.injections.entries:
-            self.injections.eject(patcher)
+    def _take_out(self, placement: Placement, patcher: ModelPatcher) -> None:
+        if placement.is_in:
+            placement.take_out()
             self.callbacks.call(CallbackPoint.ON_EJECT_MODEL, patcher)
 
 
 def get_model_object(patcher: ModelPatcher, path: str) -> Any:
     """What a run of `patcher` finds at `path` in its module: an object patch, or what is there. Raises UnknownName."""
-    patches = patcher.extras.object_patches
-    return patches[path] if path in patches else object_at(patcher.module, path)
+    return patched_object_at(patcher.module, path, patcher.extras.object_patches)
 
 
-def models_to_load(patcher: ModelPatcher) -> tuple[ModelPatcher, ...]:
+def models_to_load(patcher: ModelPatcher, groups: Iterable[HookGroup | None] = ()) -> tuple[ModelPatcher, ...]:
     """The patchers that a run of `patcher` needs beside it, each once: its additional models, those that functions of
-    its options name (by a method `models()`), and theirs in turn. Lease them together with it."""
+    its options and of its conditions' hook `groups` name (by a method `models()`), and theirs in turn. Lease them
+    together with it."""
     found: list[ModelPatcher] = []
+    of_conditions = [group.transformer for group in groups if group is not None]
 
     def visit(one: ModelPatcher) -> None:
         extras = one.extras
-        named = [model for f in functions_of(extras.options.transformer) for model in _models_of(f)]
+        options = [extras.options.transformer, *(of_conditions if one is patcher else ())]
+        named = [model for o in options for f in functions_of(o) for model in _models_of(f)]
         for model in (*(m for models in extras.additional_models.values() for m in models), *named):
             if model is not patcher and not any(model is known for known in found):
                 found.append(model)
@@ -150,13 +170,7 @@ def _models_of(function: Patch) -> tuple[ModelPatcher, ...]:
 
 
 def _on_device(options: ModelOptions, device: torch.device) -> ModelOptions:
-    """`options` with the functions that can be moved (by a method `to`) on `device`."""
-
-    def to_device(function: Patch) -> Patch:
-        move = getattr(function, "to", None)
-        return move(device) if callable(move) else function
-
-    transformer = moved(options.transformer, to_device)
+    transformer = on_device(options.transformer, device)
     return options if transformer is options.transformer else replace(options, transformer=transformer)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from pool.model_patches.overlays import Overlays
 from pool.options.model_options import ModelOptions
-from pool.options.run_context import running_with
+from pool.options.run_context import Run, under_way
 from pool.options.wrappers import WrapperPoint
 
 
@@ -24,13 +24,14 @@ def applied(module: nn.Module, options: ModelOptions) -> Iterator[None]:
     Without options for the module nothing is put on it. Raises UnusableField, before the block, for an option that this
     kind of module has no place for: an option is never ignored.
     """
-    overlays = Overlays(options)
+    run = Run(module, options)
+    overlays = Overlays(run)
     try:
         if not options.transformer.is_empty:
             _install(module, options, overlays)
         if options.wrappers.at(WrapperPoint.DIFFUSION_MODEL):
             overlays.put(module, _wrapped(options))
-        with running_with(options):
+        with under_way(run):
             yield
     finally:
         overlays.remove()

@@ -7,20 +7,39 @@ Shape legend: B batch, L tokens, D model width, H heads, E width of one head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pool.options.run_context import extra_options
-from pool.options.transformer_options import Extra, PatchPoint, ReplacePoint, TransformerOptions
+from pool.options.transformer_options import BlockKey, Extra, PatchPoint, ReplacePoint, TransformerOptions
 
-_POINTS = {
-    "attn1": (PatchPoint.ATTN1_PATCH, PatchPoint.ATTN1_OUTPUT_PATCH, ReplacePoint.ATTN1),
-    "attn2": (PatchPoint.ATTN2_PATCH, PatchPoint.ATTN2_OUTPUT_PATCH, ReplacePoint.ATTN2),
-}
+
+@dataclass(frozen=True, slots=True)
+class AttentionPoints:
+    """Where options reach one kind of attention: before it, after it, in its place."""
+
+    patch: PatchPoint
+    output: PatchPoint
+    replace: ReplacePoint
+
+    @property
+    def patches(self) -> tuple[PatchPoint, PatchPoint]:
+        """Before and after."""
+        return self.patch, self.output
+
+
+#: name of an attention -> its points
+ATTENTION_POINTS: Mapping[str, AttentionPoints] = MappingProxyType(
+    {
+        "attn1": AttentionPoints(PatchPoint.ATTN1_PATCH, PatchPoint.ATTN1_OUTPUT_PATCH, ReplacePoint.ATTN1),
+        "attn2": AttentionPoints(PatchPoint.ATTN2_PATCH, PatchPoint.ATTN2_OUTPUT_PATCH, ReplacePoint.ATTN2),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +57,11 @@ class AttentionPlace:
     block_index: int
     transformer_index: int
 
+    @property
+    def keys(self) -> tuple[BlockKey, BlockKey]:
+        """What a replacement may call this place, the preferred name first."""
+        return (*self.block, self.block_index), self.block
+
 
 class PatchedAttention:
     """What runs in place of one attention's forward."""
@@ -50,23 +74,23 @@ class PatchedAttention:
         shape_of_input: Callable[[], Any],
     ) -> None:
         plain: Any = attention
-        patch, output, replace = _POINTS[place.name]
+        points = ATTENTION_POINTS[place.name]
         self._attention, self._place, self._options = plain, place, options
-        self._patches = options.patches.get(patch, ())
-        self._output_patches = options.patches.get(output, ())
-        table = options.patches_replace.get(replace, {})
-        self._replacement = table.get((*place.block, place.block_index)) or table.get(place.block)
+        self._patches = options.patches.get(points.patch, ())
+        self._output_patches = options.patches.get(points.output, ())
+        table = options.patches_replace.get(points.replace, {})
+        self._replacement = next((table[key] for key in place.keys if key in table), None)
         self._shape_of_input = shape_of_input
 
     @property
     def does_something(self) -> bool:
         """There is a patch or a replacement for this place."""
-        return bool(self._patches or self._output_patches or self._replacement)
+        return self.computes or bool(self._output_patches)
 
     @property
     def computes(self) -> bool:
         """The attention's own computation is taken over, not only what it returns."""
-        return bool(self._patches or self._replacement)
+        return bool(self._patches) or self._replacement is not None
 
     def __call__(
         self,

@@ -63,8 +63,11 @@ class DitInstaller:
         kind = type(self._module).__name__
         found = [point.value for point in self._options.patches if point not in _OWN]
         found += [where.value for where in self._options.patches_replace if where is not ReplacePoint.DIT]
-        if not self._blocks:
-            found += [point.value for point in self._options.patches if point in _OWN]
+        kinds = {block_kind for block_kind, _, _ in self._blocks}
+        if not kinds and self._options.patches.get(PatchPoint.POST_INPUT):
+            found.append(PatchPoint.POST_INPUT.value)
+        if "double_block" not in kinds and self._options.patches.get(PatchPoint.DOUBLE_BLOCK):
+            found.append(PatchPoint.DOUBLE_BLOCK.value)
         if self._options.rope is not None and "img_ids" not in self._signature.parameters:
             found.append("rope_options")
         if found:
@@ -76,7 +79,9 @@ class DitInstaller:
 
     def _enter(self, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         bound = self._signature.bind(self._module, *args, **kwargs)
-        if self._options.rope is not None and bound.arguments.get("img_ids") is not None:
+        if self._options.rope is not None:
+            if not isinstance(bound.arguments.get("img_ids"), Tensor):
+                raise unusable_field("rope_options", "a call without img_ids", "positions of the picture to change")
             bound.arguments["img_ids"] = _placed(bound.arguments["img_ids"], self._options.rope)
         self._call = bound.arguments
         try:

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from pool.options.model_options import ModelOptions
-from pool.options.run_context import current_options
+from pool.options.run_context import Run, current_run
 
 #: (the forward below it, *the module's arguments) -> the module's result
 Around: TypeAlias = Callable[..., Any]
@@ -23,21 +22,21 @@ _NONE = object()
 class Overlays:
     """The overlays of one run, put on in order and taken off in the opposite order.
 
-    They act only while the options they were made for are the current ones: another run that is nested in this one, or
-    goes on in another thread, sees the plain module.
+    They act only while that run is the current one of its module: another run of the module that is nested in this one,
+    or goes on in another thread, sees the plain module, even with the very same options.
     """
 
-    def __init__(self, options: ModelOptions) -> None:
-        self._options = options
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._below: list[tuple[nn.Module, object]] = []
 
     def put(self, module: nn.Module, around: Around) -> None:
         """Call `around` in place of `module`'s forward. One that is put on later is further out."""
-        options = self._options
+        run = self._run
         below = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if current_options() is not options:
+            if current_run(run.module) is not run:
                 return below(*args, **kwargs)
             return around(below, *args, **kwargs)
 

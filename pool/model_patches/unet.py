@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pool.errors import unusable_field
-from pool.model_patches.attention import AttentionPlace, PatchedAttention
+from pool.model_patches.attention import ATTENTION_POINTS, AttentionPlace, PatchedAttention
 from pool.model_patches.diffusers_names import UnetBlock, attentions_of, is_plain_attention, unet_blocks
 from pool.model_patches.overlays import Around, Overlays
 from pool.options.run_context import extra_options
@@ -38,12 +38,15 @@ class UnetInstaller:
         self._unet, self._options, self._overlays = unet, options, overlays
         self._blocks = unet_blocks(unet)
         self._input_shape: tuple[int, ...] = ()
+        #: what the attentions of this UNet are called in options
+        self._attentions: list[AttentionPlace] = []
 
     def install(self) -> None:
         """Put all overlays on. Raises UnusableField, with some of them on, when an option cannot act here."""
         self._refuse_what_is_foreign()
         self._overlays.put(self._unet, self._remember_shape)
         self._install_attention()
+        self._refuse_what_met_no_attention()
         self._install_handlers()
         for block in self._blocks:
             self._install_block(block)
@@ -58,11 +61,23 @@ class UnetInstaller:
         found += ["rope_options"] * (self._options.rope is not None)
         if found:
             raise unusable_field("transformer options", ", ".join(found), "options that a UNet has a place for")
-        keys = {block.key for block in self._blocks}
-        for where, table in self._options.patches_replace.items():
-            for key in table:
-                if key[:2] not in keys:
-                    raise unusable_field(f"{where.value} replacement", key, f"a block of this UNet: {sorted(keys)}")
+        if self._patches(PatchPoint.MIDDLE_BLOCK_PATCH) and not any(b.key[0] == "middle" for b in self._blocks):
+            raise unusable_field(
+                PatchPoint.MIDDLE_BLOCK_PATCH.value, "a UNet without a middle block", "one that has it"
+            )
+
+    def _refuse_what_met_no_attention(self) -> None:
+        """After all attentions were seen: patches and replacements that none of them is the place of."""
+        for name, points in ATTENTION_POINTS.items():
+            places = [place for place in self._attentions if place.name == name]
+            for point in points.patches:
+                if self._patches(point) and not places:
+                    raise unusable_field(point.value, f"a UNet without {name}", "one that has it")
+            known = {key for place in places for key in place.keys}
+            for key in self._options.patches_replace.get(points.replace, {}):
+                if key not in known:
+                    listed = ", ".join(map(str, sorted(known))) or "none"
+                    raise unusable_field(f"{name} replacement", key, f"a place of {name} in this UNet: {listed}")
 
     def _install_attention(self) -> None:
         transformer_index = 0
@@ -71,6 +86,7 @@ class UnetInstaller:
                 indices = set()
                 for index, name, attention in attentions_of(self._unet.get_submodule(layer)):
                     place = AttentionPlace(name, block.key, index, transformer_index + index)
+                    self._attentions.append(place)
                     patched = PatchedAttention(attention, place, self._options, lambda: self._input_shape)
                     if patched.computes and not is_plain_attention(attention):
                         raise unusable_field(f"patches of {layer} {name}", type(attention).__name__, "plain attention")
@@ -80,13 +96,21 @@ class UnetInstaller:
                 transformer_index += len(indices)
 
     def _install_handlers(self) -> None:
-        handlers = [h for h in self._patches(PatchPoint.FORWARD_TIMESTEP_EMBED_PATCH) if isinstance(h, LayerHandler)]
-        for block in self._blocks if handlers else ():
-            for name in block.layers:
-                layer = self._unet.get_submodule(name)
-                handler = next((h for h in handlers if isinstance(layer, h.layer_class)), None)
-                if handler is not None:
-                    self._overlays.put(layer, self._handled(layer, handler, block.key))
+        point = PatchPoint.FORWARD_TIMESTEP_EMBED_PATCH
+        layers = [(block, self._unet.get_submodule(name)) for block in self._blocks for name in block.layers]
+        handlers: list[LayerHandler] = []
+        for handler in self._patches(point):
+            if not isinstance(handler, LayerHandler):
+                raise unusable_field(point.value, handler, "a layer class and a function")
+            handlers.append(handler)
+            if not any(isinstance(layer, handler.layer_class) for _, layer in layers):
+                known = sorted({type(layer).__name__ for _, layer in layers})
+                expected = f"the class of a layer of this UNet: {', '.join(known)}"
+                raise unusable_field(point.value, handler.layer_class.__name__, expected)
+        for block, layer in layers:
+            first = next((h for h in handlers if isinstance(layer, h.layer_class)), None)
+            if first is not None:
+                self._overlays.put(layer, self._handled(layer, first, block.key))
 
     def _handled(self, layer: nn.Module, handler: LayerHandler, key: tuple[str, int]) -> Around:
         def around(below: Callable[..., Any], x_BCHW: Tensor, *args: Any, **kwargs: Any) -> Any:

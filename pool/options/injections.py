@@ -5,7 +5,9 @@ Knows the order and what to undo when one fails; does not know models. `pool.pat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +57,47 @@ class Injections:
     def eject(self, patcher: Any) -> None:
         """Take all out, last first. Every one is asked, even if another raises; the first error comes out."""
         _eject(self.pairs, patcher)
+
+
+class Placement:
+    """The injections of one run: in the model or out of it. Each is taken out once for each time that it was put in."""
+
+    def __init__(self, injections: Injections, patcher: object, is_in: bool = False) -> None:
+        self._injections, self._patcher = injections, patcher
+        self.is_in = is_in
+
+    def put_in(self) -> None:
+        """All in. When one raises, all are out."""
+        assert not self.is_in, "injections are in already"
+        self._injections.inject(self._patcher)
+        self.is_in = True
+
+    def take_out(self) -> None:
+        """All out, also when one raises."""
+        assert self.is_in, "injections are out already"
+        self.is_in = False
+        self._injections.eject(self._patcher)
+
+    def is_of(self, patcher: object) -> bool:
+        """It belongs to a run of `patcher`."""
+        return self._patcher is patcher
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Inside the block `placements_of` finds it."""
+        token = _PLACEMENTS.set((*_PLACEMENTS.get(), self))
+        try:
+            yield
+        finally:
+            _PLACEMENTS.reset(token)
+
+
+_PLACEMENTS: ContextVar[tuple[Placement, ...]] = ContextVar("placements", default=())
+
+
+def placements_of(patcher: object) -> tuple[Placement, ...]:
+    """Those of the runs of `patcher` that are under way in this context, the innermost first."""
+    return tuple(placement for placement in reversed(_PLACEMENTS.get()) if placement.is_of(patcher))
 
 
 def _eject(pairs: tuple[Injection, ...] | list[Injection], patcher: Any) -> None:

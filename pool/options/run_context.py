@@ -1,6 +1,6 @@
 """The options of the run that is under way, and what is known of the model call that is being made.
 
-`ContextVar`s, so that what is installed on a shared module acts in its own run only. Knows no module.
+`ContextVar`s, so that what is installed on a shared module acts in its own run only. Does not look into modules.
 """
 
 from __future__ import annotations
@@ -8,27 +8,42 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from pool.options.model_options import ModelOptions
 from pool.options.transformer_options import Extra, TransformerOptions
 
-_OPTIONS: ContextVar[ModelOptions | None] = ContextVar("run_options", default=None)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run of `module`. A value of its own even where clones share their options: compare with `is`."""
+
+    module: object
+    options: ModelOptions
+
+
+_RUNS: ContextVar[tuple[Run, ...]] = ContextVar("runs", default=())
 _FACTS: ContextVar[Mapping[str, Any]] = ContextVar("call_facts", default=MappingProxyType({}))
 
-#: the options of the run that is under way, or None
-current_options = _OPTIONS.get
+
+def current_run(module: object) -> Run | None:
+    """The run of `module` that is under way, the innermost if there are several; None when there is none.
+
+    Runs of other modules, inside it or around it, do not count: a model may be called while another one runs.
+    """
+    return next((run for run in reversed(_RUNS.get()) if run.module is module), None)
 
 
 @contextmanager
-def running_with(options: ModelOptions) -> Iterator[None]:
-    """Model calls inside the block belong to a run with `options`. May be nested; the inner one counts."""
-    token = _OPTIONS.set(options)
+def under_way(run: Run) -> Iterator[None]:
+    """Calls of the run's module inside the block belong to `run`."""
+    token = _RUNS.set((*_RUNS.get(), run))
     try:
         yield
     finally:
-        _OPTIONS.reset(token)
+        _RUNS.reset(token)
 
 
 @contextmanager

@@ -17,6 +17,9 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import torch
+from torch import Tensor
+
 #: ("input", 4), ("middle", 0), ("output", 1), or with the transformer block inside it, ("input", 4, 0)
 BlockKey: TypeAlias = tuple[str, int] | tuple[str, int, int]
 Extra: TypeAlias = dict[str, Any]
@@ -60,9 +63,9 @@ class RopeOptions:
     shift_t: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TransformerOptions:
-    """Patches and replacements of a run.
+    """Patches and replacements of a run. Equal ones do the same; entries of `extra` that cannot be compared differ.
 
     patches          functions of each point in the order of their adding; each gets what the one before returned
     patches_replace  at most one function for a block; the key with a transformer index is preferred
@@ -76,6 +79,13 @@ class TransformerOptions:
     )
     rope: RopeOptions | None = None
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __eq__(self, other: object) -> bool:
+        """Equal functions at equal places, equal positions, and entries for functions that are alike."""
+        if not isinstance(other, TransformerOptions):
+            return NotImplemented
+        same = (self.patches, self.patches_replace, self.rope) == (other.patches, other.patches_replace, other.rope)
+        return same and _alike(self.extra, other.extra)
 
     @property
     def is_empty(self) -> bool:
@@ -202,6 +212,32 @@ def moved(options: TransformerOptions, move: Callable[[Patch], Patch]) -> Transf
             {w: MappingProxyType({k: move(f) for k, f in t.items()}) for w, t in options.patches_replace.items()}
         ),
     )
+
+
+def on_device(options: TransformerOptions, device: torch.device) -> TransformerOptions:
+    """`options` with the functions that can be moved (by a method `to`) on `device`."""
+
+    def to_device(function: Patch) -> Patch:
+        move = getattr(function, "to", None)
+        return move(device) if callable(move) else function
+
+    return moved(options, to_device)
+
+
+def _alike(left: object, right: object) -> bool:
+    """Surely equal: tensors by their numbers, collections entry by entry, the rest as they compare themselves."""
+    if left is right:
+        return True
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return left.device == right.device and left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(_alike(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)) and type(left) is type(right):
+        return len(left) == len(right) and all(map(_alike, left, right))
+    try:
+        return bool(left == right)
+    except Exception:  # an array says that it is ambiguous; anything may be in there
+        return False
 
 
 def _with(options: TransformerOptions, point: PatchPoint, patch: Patch) -> TransformerOptions:

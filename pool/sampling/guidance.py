@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from pool.errors import unusable_field
 from pool.options.model_options import Args, ModelOptions
 from pool.options.run_context import call_facts
+from pool.options.transformer_options import TransformerOptions
 from pool.options.wrappers import WrapperPoint
 from pool.sampling.conditions import COND, UNCOND, ApplyHooks, Batch, Condition, batches
 from pool.sampling.samplers import Denoise
@@ -152,10 +154,10 @@ class _Guider:
             # reading a number back from the device waits for it: only when a wrapper changed it
             return sigma if asked_B is sigma_B else float(torch.as_tensor(asked_B).flatten()[0])
 
-        def apply_model(x: Tensor, t: Tensor | float, c_crossattn: Tensor, **_: Any) -> Tensor:
+        def apply_model(x: Tensor, t: Tensor | float, context_BLD: Tensor) -> Tensor:
             at = level(t)
             scaled_BCHW = x * (1.0 / math.sqrt(at**2 + 1.0))
-            return x - self._predict(scaled_BCHW, at, c_crossattn, batch.members) * at
+            return x - self._predict(scaled_BCHW, at, context_BLD, batch.members) * at
 
         apply = self._options.wrappers.around(WrapperPoint.APPLY_MODEL, apply_model)
         wrapper = self._options.model_function_wrapper
@@ -164,7 +166,8 @@ class _Guider:
             return guesses
         context = {"c_crossattn": batch.context_BLD, "transformer_options": self._options.transformer}
         members = list(batch.members)
-        return wrapper(apply, {"input": x_BCHW, "timestep": sigma_B, "c": context, "cond_or_uncond": members})
+        args = {"input": x_BCHW, "timestep": sigma_B, "c": context, "cond_or_uncond": members}
+        return wrapper(_of_keywords(apply, self._options.transformer), args)
 
     def _prepare(self, batch: Batch, sigma: float) -> None:
         if self._apply_hooks is not None:
@@ -178,6 +181,30 @@ class _Guider:
         sigmas_B = torch.full((count,), sigma, dtype=torch.float32, device=device)
         with call_facts(sigmas=sigmas_B, cond_or_uncond=list(members)):
             return self._predict_noise(scaled_BCHW, timestep_B, context_BLD).to(scaled_BCHW.dtype)
+
+
+def _of_keywords(apply: Callable[..., Tensor], installed: TransformerOptions) -> Callable[..., Tensor]:
+    """`apply` with the keywords of a model function wrapper's "c"; the wrappers around a model call see none of them.
+
+    Raises UnusableField for other options than those that are on the model by now, and for an unknown keyword.
+    """
+
+    def asked(
+        x_BCHW: Tensor,
+        sigma_B: Tensor | float,
+        c_crossattn: Tensor,
+        transformer_options: TransformerOptions = installed,
+        **others: Any,
+    ) -> Tensor:
+        if transformer_options is not installed:
+            expected = "those of the run; change them before it, or by a condition's hooks"
+            raise unusable_field("transformer_options of a model function wrapper", "other ones", expected)
+        if others:
+            expected = "c_crossattn and transformer_options"
+            raise unusable_field("arguments of a model function wrapper's model", sorted(others), expected)
+        return apply(x_BCHW, sigma_B, c_crossattn)
+
+    return asked
 
 
 def _repeated(x_BCHW: Tensor, count: int) -> Tensor:

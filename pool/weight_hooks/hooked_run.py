@@ -15,8 +15,8 @@ import torch
 from pool.model_patches.applied import applied
 from pool.options.callbacks import CallbackPoint
 from pool.options.model_options import ModelOptions
-from pool.options.run_context import current_options
-from pool.options.transformer_options import TransformerOptions, merged
+from pool.options.run_context import current_run
+from pool.options.transformer_options import TransformerOptions, merged, on_device
 from pool.patcher import ModelPatcher, WeightsTarget
 from pool.patches.patch_set import PatchSet
 from pool.weight_hooks.hooks import HookGroup, WeightHook
@@ -69,6 +69,8 @@ class _HookedRun:
         #: what undoes the transformer options of the group in force
         self._options = ExitStack()
         self._transformer = TransformerOptions()
+        #: transformer options of groups, as they are given and on the device
+        self._moved: list[tuple[TransformerOptions, TransformerOptions]] = []
 
     def apply(self, group: object | None, sigma: float) -> None:
         """See `hooked_run`. Nothing is done, or looked up, while group and strengths stay what they are."""
@@ -97,11 +99,21 @@ class _HookedRun:
         if transformer == self._transformer:
             return
         self.leave_options()
-        if not transformer.is_empty:
-            run = current_options() or ModelOptions()
-            options = replace(run, transformer=merged(run.transformer, transformer))
+        if not transformer.is_empty or transformer.extra:
+            run = current_run(self._patcher.module)
+            of_run = ModelOptions() if run is None else run.options
+            options = replace(of_run, transformer=merged(of_run.transformer, self._on_device(transformer)))
             self._options.enter_context(applied(self._patcher.module, options))
         self._transformer = transformer
+
+    def _on_device(self, transformer: TransformerOptions) -> TransformerOptions:
+        """Moved once in a run, however often conditions take turns."""
+        for given, there in self._moved:
+            if given is transformer:
+                return there
+        there = on_device(transformer, self._patcher.device)
+        self._moved.append((transformer, there))
+        return there
 
     def _switch(self, patches: PatchSet) -> bool:
         """The weights with `patches`. Whether something had to be done for it."""

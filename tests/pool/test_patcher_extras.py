@@ -7,6 +7,7 @@ can go on.
 from __future__ import annotations
 
 import pkgutil
+import threading
 import time
 from typing import Any
 
@@ -71,8 +72,7 @@ def test_cloning_does_not_depend_on_how_much_is_patched() -> None:
     """1,000 patched keys cost what none cost. A ratio, for the machine may be busy; and a bound far above both."""
     many, none = patcher_of(), patcher_of()
     patch = make_patch("wide.weight", (64, 16), "x")
-    patches = [WeightPatch(f"layer{n}.weight", f"p{n}", patch.value) for n in range(1000)]
-    many.add_patches(patches)
+    many.patches = PatchSet(tuple(WeightPatch(f"layer{n}.weight", f"p{n}", patch.value) for n in range(1000)))
 
     def seconds(patcher: ModelPatcher) -> float:
         best = []
@@ -264,6 +264,71 @@ def test_a_failing_injection_leaves_nothing_and_no_run(failing: int) -> None:
     assert torch.equal(output(patcher), plain)
 
 
+def hooked(patcher: ModelPatcher) -> None:
+    """A run whose weights change once."""
+    group = HookGroup((WeightHook(patches_for(make_toy(), "a", WEIGHTS).patches),))
+    with patcher.running(), hooked_run(patcher, 14.0, lambda percent: 0.0) as apply_hooks:
+        apply_hooks(group, 14.0)
+
+
+def test_an_injection_that_cannot_be_put_in_again_is_taken_out_once() -> None:
+    """It takes itself out when it fails; neither the next change of weights nor the end of the run asks again."""
+    log: list[str] = []
+
+    def inject(patcher: ModelPatcher) -> None:
+        log.append("in")
+        if log.count("in") == 2:
+            raise Broken
+
+    patcher = patcher_of()
+    patcher.realize(WeightsTarget(EVERYTHING, PatchSet()))
+    plain = output(patcher)
+    base_extras = patcher.extras
+    patcher.extras = base_extras.with_injections("x", Injection(inject, lambda patcher: log.append("out")))
+    with pytest.raises(Broken):
+        hooked(patcher)
+    assert log == ["in", "out", "in", "out"]
+    patcher.extras = base_extras
+    assert torch.equal(output(patcher), plain)
+
+
+def test_injections_are_out_while_another_thread_changes_weights() -> None:
+    log: list[str] = []
+    patcher = patcher_of()
+    pair = Injection(lambda p: log.append("in"), lambda p: log.append("out"))
+    patcher.extras = patcher.extras.with_injections("x", pair)
+    with patcher.running():
+        other = threading.Thread(target=patcher.realize, args=(WeightsTarget(EVERYTHING, PatchSet()),))
+        other.start()
+        other.join()
+        assert log == ["in", "out", "in"]
+    assert log == ["in", "out", "in", "out"]
+
+
+def test_an_injection_is_out_after_a_run_that_its_callback_stopped() -> None:
+    def stop(patcher: ModelPatcher) -> None:
+        raise Broken
+
+    patcher = patcher_of()
+    patcher.extras = patcher.extras.with_injections("bias", Bias(1.0).pair())
+    patcher.extras = patcher.extras.with_callback(CallbackPoint.ON_INJECT_MODEL, stop)
+    with pytest.raises(Broken):
+        output(patcher)
+    assert not patcher.module.wide._forward_hooks
+
+
+def test_each_of_two_nested_runs_puts_its_injections_in_again() -> None:
+    log: list[str] = []
+    patcher = patcher_of()
+    patcher.realize(WeightsTarget(EVERYTHING, PatchSet()))
+    pair = Injection(lambda p: log.append("in"), lambda p: log.append("out"))
+    patcher.extras = patcher.extras.with_injections("x", pair)
+    with patcher.running():
+        hooked(patcher)
+        assert log == ["in", "in", "out", "out", "in", "in", "out", "out", "in", "in", "out"]
+    assert log.count("in") == log.count("out") == 6
+
+
 # --- options and object patches ---
 
 
@@ -339,6 +404,22 @@ def test_objects_are_replaced_for_runs_only() -> None:
     with pytest.raises(Broken), clone.running():
         raise Broken
     assert [n for n, _ in patcher.module.named_children()] == list(MODULES)
+
+
+def test_a_model_object_is_what_a_run_finds() -> None:
+    patcher = patcher_of()
+    wide, norm = nn.Linear(4, 4), nn.LayerNorm(16).to(DEVICE)
+    patcher.extras = patcher.extras.with_object_patch("norm.eps", 0.5).with_object_patch("norm", norm)
+    patcher.extras = patcher.extras.with_object_patch("wide", wide)
+    paths = ("norm", "norm.eps", "norm.normalized_shape", "wide.in_features", "narrow.in_features")
+    asked = [get_model_object(patcher, path) for path in paths]
+    with patcher.running() as module:
+        assert asked == [module.norm, module.norm.eps, module.norm.normalized_shape, 4, module.narrow.in_features]
+        assert module.norm is norm
+        assert module.norm.eps == 0.5
+    assert norm.eps == 1e-5
+    with pytest.raises(UnknownName, match=r"wide\.nothing"):
+        get_model_object(patcher, "wide.nothing")
 
 
 # --- patches in ComfyUI's form, wrappers, merging ---

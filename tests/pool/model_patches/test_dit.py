@@ -203,6 +203,39 @@ def test_an_option_without_a_place_is_refused_not_ignored(
     assert overlaid(module) == []
 
 
+class SingleBlocksOnly(nn.Module):
+    """A transformer without double blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single_transformer_blocks = nn.ModuleList([Block()])
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.single_transformer_blocks[0](hidden_states)
+
+
+class Block(nn.Module):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states * 2.0
+
+
+def test_a_double_block_patch_without_double_blocks_is_refused() -> None:
+    module = SingleBlocksOnly()
+    patched = ModelOptions(TransformerOptions().with_double_block_patch(dict))
+    with pytest.raises(UnusableField, match="double_block"), applied(module, patched):
+        pass
+    replaced = TransformerOptions().with_block_replace(lambda args, more: {"img": args["img"] * 3.0}, "single_block", 0)
+    with applied(module, ModelOptions(replaced)):
+        assert torch.equal(module(torch.ones(1, 1, 1)), torch.full((1, 1, 1), 3.0))
+
+
+def test_positions_that_a_call_does_not_give_are_not_changed_in_silence() -> None:
+    module, inputs = flux()
+    options = TransformerOptions().with_rope_options(RopeOptions(scale_x=2.0))
+    with pytest.raises(UnusableField, match="rope_options"):
+        with_options(module, {**inputs, "img_ids": None}, options)
+
+
 #: of the zoo's, the models that have no list of blocks
 WITHOUT_BLOCKS = {"unet", "unet_sdxl", "unet_svd", "controlnet", "cascade_b", "cascade_c"}
 TRANSFORMERS = sorted({*DENOISERS, *IMAGE_TRANSFORMERS, *VIDEO_TRANSFORMERS} - WITHOUT_BLOCKS)

@@ -9,19 +9,21 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from diffusers.models import Transformer2DModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from pool.checkpoints.key_map import discover
 from pool.checkpoints.private_names import converter
 from pool.errors import UnusableField
 from pool.model_patches.applied import applied
-from pool.model_patches.diffusers_names import unet_blocks
+from pool.model_patches.diffusers_names import attentions_of, unet_blocks
 from pool.options.model_options import ModelOptions
 from pool.options.run_context import call_facts
 from pool.options.transformer_options import RopeOptions, TransformerOptions
+from pool.options.wrappers import WrapperPoint
 from pool.spec import Role
 from tests.pool.checkpoints.layouts import LdmUnet, ldm_unet
 from tests.pool.model_patches.tiny import overlaid, run, unet_sd1, unet_sdxl
@@ -41,7 +43,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, extra: Extra) -> Tensor:
     return out.transpose(1, 2).reshape(out.shape[0], -1, extra["n_heads"] * extra["dim_head"])
 
 
-def everything(seen: list[tuple[Any, ...]]) -> TransformerOptions:
+def everything(module: nn.Module, seen: list[tuple[Any, ...]]) -> TransformerOptions:
     """Identity patches at every point of a UNet, which tell where they were called."""
 
     def at(name: str, results: int):
@@ -64,8 +66,10 @@ def everything(seen: list[tuple[Any, ...]]) -> TransformerOptions:
         .with_output_block_patch(at("output", 2))
         .with_emb_patch(lambda emb, channels, extra: (seen.append(("emb", channels, None, None)), emb)[1])
     )
-    for number in range(3):
-        options = options.with_attn1_replace(softmax_attention, "output", number)
+    for block in unet_blocks(module):
+        has_attention = any(True for layer in block.layers for _ in attentions_of(module.get_submodule(layer)))
+        if block.key[0] == "output" and has_attention:
+            options = options.with_attn1_replace(softmax_attention, *block.key)
     return options
 
 
@@ -74,7 +78,7 @@ def test_identity_patches_change_no_bit_and_leave_nothing(build) -> None:
     module, inputs = build()
     plain = run(module, inputs)
     seen: list[tuple[Any, ...]] = []
-    assert torch.equal(with_options(module, inputs, everything(seen)), plain)
+    assert torch.equal(with_options(module, inputs, everything(module, seen)), plain)
     assert {name for name, *_ in seen} == {
         "attn1", "attn2", "attn1_out", "attn2_out", "input", "input_after", "middle", "output", "emb",
     }  # fmt: skip
@@ -85,7 +89,7 @@ def test_identity_patches_change_no_bit_and_leave_nothing(build) -> None:
 def test_calls_come_in_the_order_of_the_original() -> None:
     module, inputs = unet_sd1()
     seen: list[tuple[Any, ...]] = []
-    with_options(module, inputs, everything(seen))
+    with_options(module, inputs, everything(module, seen))
     assert [s[0] for s in seen if s[0] == "emb"] == ["emb"]
     blocks = [(name, block) for name, block, *_ in seen if name in ("input", "input_after", "middle", "output")]
     inputs_seen = [(name, ("input", n)) for n in range(4) for name in ("input", "input_after")]
@@ -102,7 +106,7 @@ def test_calls_come_in_the_order_of_the_original() -> None:
 def test_transformer_blocks_are_counted_inside_their_block_and_over_the_model() -> None:
     module, inputs = unet_sdxl()
     seen: list[tuple[Any, ...]] = []
-    with_options(module, inputs, everything(seen))
+    with_options(module, inputs, everything(module, seen))
     attention = [(block, index, counted) for name, block, index, counted in seen if name == "attn1"]
     places = [("input", 4), ("input", 5), ("middle", 0), ("output", 0), ("output", 1), ("output", 2)]
     assert attention == [(p, i, 2 * n + i) for n, p in enumerate(places) for i in range(2)]
@@ -317,6 +321,37 @@ def test_a_patch_that_raises_leaves_nothing_on_the_module(point: str) -> None:
     assert torch.equal(run(module, inputs), plain)
 
 
+def test_a_run_inside_a_run_with_the_same_options_sees_them_once() -> None:
+    """Clones share their options: equal, even the same, options are still two runs."""
+    module, inputs = unet_sd1()
+    calls: list[int] = []
+
+    def count(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return executor(*args, **kwargs)
+
+    options = ModelOptions(TransformerOptions().with_middle_block_patch(lambda h, extra: h * 1.5))
+    options = options.with_wrapper(WrapperPoint.DIFFUSION_MODEL, count)
+    with applied(module, options):
+        once = run(module, inputs)
+        with applied(module, options):
+            assert torch.equal(run(module, inputs), once)
+        assert torch.equal(run(module, inputs), once)
+    assert len(calls) == 3
+    assert overlaid(module) == []
+
+
+def test_a_run_of_another_model_inside_a_run_leaves_its_options_in_force() -> None:
+    """A control model's run inside a UNet's."""
+    module, inputs = unet_sd1()
+    other, _ = unet_sdxl()
+    options = ModelOptions(TransformerOptions().with_middle_block_patch(lambda h, extra: h * 1.5))
+    with applied(module, options):
+        changed = run(module, inputs)
+        with applied(other, ModelOptions()):
+            assert torch.equal(run(module, inputs), changed)
+
+
 def test_a_run_inside_a_run_sees_its_own_options_only() -> None:
     module, inputs = unet_sd1()
     plain = run(module, inputs)
@@ -337,10 +372,37 @@ def test_a_run_inside_a_run_sees_its_own_options_only() -> None:
         (TransformerOptions().with_block_replace(dict, "double_block", 0), "dit"),
         (TransformerOptions().with_rope_options(RopeOptions(2.0)), "rope_options"),
         (TransformerOptions().with_attn1_replace(dict, "input", 99), "99"),
+        (TransformerOptions().with_attn2_replace(dict, "input", 0), "attn2"),
+        (TransformerOptions().with_attn2_replace(dict, "input", 2), "attn2"),
+        (TransformerOptions().with_attn2_replace(dict, "output", 0), "attn2"),
+        (TransformerOptions().with_attn1_replace(dict, "input", 1, 7), "7"),
+        (TransformerOptions().with_forward_timestep_embed_patch(nn.LSTM, dict), "LSTM"),
     ],
 )
 def test_an_option_without_a_place_is_refused_not_ignored(options: TransformerOptions, named: str) -> None:
     module, inputs = unet_sd1()
     with pytest.raises(UnusableField, match=named):
         with_options(module, inputs, options)
+    assert overlaid(module) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (TransformerOptions().with_middle_block_patch(dict), "middle_block_patch"),
+        (TransformerOptions().with_attn1_patch(dict), "attn1_patch"),
+        (TransformerOptions().with_attn2_output_patch(dict), "attn2_output_patch"),
+    ],
+)
+def test_an_option_for_a_part_that_this_unet_lacks_is_refused(options: TransformerOptions, named: str) -> None:
+    module = diffusers.UNet2DConditionModel(
+        block_out_channels=(32,),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D",),
+        mid_block_type=None,
+        up_block_types=("UpBlock2D",),
+        cross_attention_dim=32,
+    )
+    with pytest.raises(UnusableField, match=named), applied(module, ModelOptions(options)):
+        pass
     assert overlaid(module) == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,10 +15,10 @@ from torch import nn
 
 from pool.errors import UnknownName, UnusableField
 from pool.options.callbacks import CallbackPoint, Callbacks
-from pool.options.injections import Injection, Injections
+from pool.options.injections import Injection, Injections, Placement, placements_of
 from pool.options.model_options import ModelOptions
-from pool.options.object_patches import object_at, objects_replaced
-from pool.options.run_context import call_facts, current_options, extra_options, running_with
+from pool.options.object_patches import object_at, objects_replaced, patched_object_at
+from pool.options.run_context import Run, call_facts, current_run, extra_options, under_way
 from pool.options.transformer_options import (
     PatchPoint,
     ReplacePoint,
@@ -89,16 +91,45 @@ def test_model_options_collect_and_replace_as_their_names_say() -> None:
 
 
 def test_a_run_sees_its_own_options_and_facts_and_none_after_it() -> None:
-    outer, inner = ModelOptions(), ModelOptions(disable_cfg1_optimization=True)
-    assert current_options() is None
-    with running_with(outer), call_facts(sigmas=1, note="outer"):
-        with running_with(inner), call_facts(sigmas=2):
-            assert current_options() is inner
+    module = object()
+    outer, inner = Run(module, ModelOptions()), Run(module, ModelOptions(disable_cfg1_optimization=True))
+    assert current_run(module) is None
+    with under_way(outer), call_facts(sigmas=1, note="outer"):
+        with under_way(inner), call_facts(sigmas=2):
+            assert current_run(module) is inner
             assert extra_options(TransformerOptions(), block=3) == {"sigmas": 2, "note": "outer", "block": 3}
-        assert current_options() is outer
+        assert current_run(module) is outer
         assert extra_options(TransformerOptions()) == {"sigmas": 1, "note": "outer"}
-    assert current_options() is None
+    assert current_run(module) is None
     assert extra_options(TransformerOptions(extra={"own": 1})) == {"own": 1}
+
+
+def test_a_run_of_another_module_inside_a_run_does_not_hide_it() -> None:
+    unet, control = object(), object()
+    outer, inner = Run(unet, ModelOptions()), Run(control, ModelOptions())
+    with under_way(outer), under_way(inner):
+        assert current_run(unet) is outer
+        assert current_run(control) is inner
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "equal"),
+    [
+        (torch.ones(3), torch.ones(3), True),
+        (torch.ones(3), torch.zeros(3), False),
+        (torch.ones(3), torch.ones(2, 3), False),
+        ([torch.ones(3), 1], [torch.ones(3), 1], True),
+        ({"m": torch.ones(3)}, {"m": torch.zeros(3)}, False),
+        (np.ones(3), np.ones(3), False),  # not known to be equal
+        ("a", "a", True),
+        (1, "1", False),
+    ],
+)
+def test_options_compare_whatever_their_entries_are(left: Any, right: Any, equal: bool) -> None:
+    options = TransformerOptions().with_attn1_patch(one)
+    assert (replace(options, extra={"m": left}) == replace(options, extra={"m": right})) is equal
+    assert replace(options, extra={"m": left}) != options
+    assert options.with_attn1_patch(two) != options.with_attn1_patch(one)
 
 
 @given(names=st.lists(st.text(min_size=1, max_size=3), max_size=6))
@@ -170,6 +201,22 @@ def test_ejecting_asks_every_pair_last_first_even_when_one_raises() -> None:
     assert order == [2, 1, 0]
 
 
+def test_injections_are_taken_out_once_for_each_time_they_were_put_in() -> None:
+    log: list[str] = []
+    patcher = object()
+    pair = Injection(lambda p: log.append("in"), lambda p: log.append("out"))
+    placement = Placement(Injections().with_injections("mine", pair), patcher)
+    with placement.under_way():
+        assert placements_of(patcher) == (placement,)
+        assert placements_of(object()) == ()
+        placement.put_in()
+        assert placement.is_in
+        placement.take_out()
+        assert not placement.is_in
+    assert placements_of(patcher) == ()
+    assert log == ["in", "out"]
+
+
 class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -210,6 +257,70 @@ def test_a_path_that_leads_nowhere_or_to_a_weight_is_refused(path: str, error: t
     with pytest.raises(error, match=path.split(".")[0]), objects_replaced(module, {"scale": 3.0, path: 1}):
         pass
     assert module.scale == 2.0
+
+
+class Refusing(nn.Module):
+    """With attributes that cannot be set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3)
+        self.norm = nn.LayerNorm(4)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def level(self) -> int:
+        return 1
+
+    @level.setter
+    def level(self, level: int) -> None:
+        raise AssertionError("set")
+
+
+@pytest.mark.parametrize("path", ["dtype", "level", "conv.kernel_size.0", "conv.in_channels.real"])
+def test_what_cannot_be_replaced_is_refused_and_nothing_is(path: str) -> None:
+    module = Refusing()
+    with pytest.raises(UnusableField, match=path), objects_replaced(module, {"norm": nn.Identity(), path: 5}):
+        pass
+    assert isinstance(module.norm, nn.LayerNorm)
+    assert module.conv.kernel_size == (3, 3)
+
+
+@pytest.mark.parametrize("value", [nn.Parameter(torch.zeros(3)), torch.zeros(3), 3.0, nn.Identity()])
+@pytest.mark.parametrize("path", ["conv", "conv.padding_mode"])
+def test_whatever_is_put_in_nothing_of_it_is_left(path: str, value: Any) -> None:
+    module = Refusing()
+
+    def everything() -> list[Any]:
+        names = ("_parameters", "_buffers", "_modules")
+        return [[(n, id(v)) for n, v in getattr(m, t).items()] for m in module.modules() for t in names] + [
+            sorted(m.__dict__) for m in module.modules()
+        ]
+
+    before = everything()
+    with objects_replaced(module, {path: value}):
+        assert object_at(module, path) is value
+        assert everything() != before or path == "conv.padding_mode"
+    assert everything() == before
+    assert module.conv.padding_mode == "zeros"
+
+
+@pytest.mark.parametrize("order", [("norm.eps", "norm"), ("norm", "norm.eps")])
+def test_a_patch_inside_a_patched_object_is_of_the_object_that_is_put_in(order: tuple[str, str]) -> None:
+    module, new = Refusing(), nn.LayerNorm(4, eps=0.25)
+    values = {"norm": new, "norm.eps": 0.5}
+    patches = {path: values[path] for path in order}
+    with objects_replaced(module, patches):
+        assert module.norm is new
+        found = {path: object_at(module, path) for path in ("norm", "norm.eps", "norm.normalized_shape")}
+    assert (new.eps, module.norm.eps) == (0.25, 1e-5)
+    for path, value in found.items():
+        assert patched_object_at(module, path, patches) == value
+    assert patched_object_at(module, "norm.eps", {"norm": new}) == 0.25
+    assert patched_object_at(module, "conv.stride.0", patches) == 1
 
 
 def test_weights_that_change_meanwhile_stay_changed() -> None:

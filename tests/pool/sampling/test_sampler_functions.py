@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pool.errors import UnusableField
 from pool.options.model_options import ModelOptions
 from pool.options.run_context import extra_options
 from pool.options.transformer_options import TransformerOptions
@@ -132,6 +133,41 @@ def test_a_model_function_wrapper_may_ask_at_another_noise_level() -> None:
     )
     expected = plain_cfg(clean(COND, sigma=1.5), clean(UNCOND, sigma=1.5))
     torch.testing.assert_close(guess(options), expected)
+
+
+def test_a_model_function_wrapper_and_wrappers_of_the_model_call_go_together() -> None:
+    """The former with ComfyUI's keywords, the latter with what their point says, wherever they are called from."""
+    order: list[str] = []
+
+    def around(executor: Any, x: Tensor, sigma: Tensor, context: Tensor) -> Tensor:
+        order.append("wrapper")
+        return executor(x, sigma, context) * 0.5
+
+    def function(apply_model: Any, args: Args) -> Tensor:
+        order.append("function")
+        return apply_model(args["input"], args["timestep"], **args["c"])
+
+    options = ModelOptions().with_wrapper(WrapperPoint.APPLY_MODEL, around).with_model_function_wrapper(function)
+    torch.testing.assert_close(guess(options), plain_cfg(clean(COND) * 0.5, clean(UNCOND) * 0.5))
+    assert order == ["function", "wrapper"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"transformer_options": TransformerOptions().with_middle_block_patch(lambda h, extra: h)},
+            "transformer_options",
+        ),
+        ({"c_concat": torch.ones(1)}, "c_concat"),
+    ],
+)
+def test_what_a_model_function_wrapper_cannot_change_is_refused(changes: Args, named: str) -> None:
+    def function(apply_model: Any, args: Args) -> Tensor:
+        return apply_model(args["input"], args["timestep"], **{**args["c"], **changes})
+
+    with pytest.raises(UnusableField, match=named):
+        guess(ModelOptions().with_model_function_wrapper(function))
 
 
 @pytest.mark.parametrize(("disabled", "ran"), [(False, [[0]]), (True, [[1, 0]])])
