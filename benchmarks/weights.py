@@ -165,6 +165,7 @@ def print_forward(rounds: int = 15) -> None:
     """Forwards without patches, from float32 and from float16 files."""
     plain = unet()
     million = sum(p.numel() for p in plain.parameters()) / 1e6
+    twin = copy.deepcopy(plain)  # says what the machine's noise is
     resident = realized(copy.deepcopy(plain), True)
     half = in_storage(plain, torch.float16)
     converted, streamed = realized(copy.deepcopy(half), True), realized(copy.deepcopy(half), False)
@@ -173,13 +174,14 @@ def print_forward(rounds: int = 15) -> None:
     for side in SIDES:
         rows = {
             "plain torch": caller(plain, side),
+            "plain torch, a copy of it": caller(twin, side),
             "modelpool, resident": running(resident, side),
             "modelpool, float16 file, resident in float32": running(converted, side),
             "modelpool, float16 file, streamed": running(streamed, side),
             "diffusers layerwise casting, float16": caller(layerwise, side),
         }
         title = f"Forward of a UNet with {million:.0f} million parameters, latents {side} x {side}"
-        print_table(title, turns(rows, rounds), "plain torch")
+        print_table(title, turns(rows, rounds * SIDES[0] // side), "plain torch")
 
 
 def print_patched(rounds: int = 15) -> None:
@@ -196,7 +198,7 @@ def print_patched(rounds: int = 15) -> None:
             rows[f"modelpool, {count} merged"] = running(merged[count], side)
             rows[f"modelpool, {count} on the fly"] = running(on_the_fly[count], side)
             rows[f"PEFT, {count} unmerged"] = caller(unmerged[count], side)
-        seconds = turns(rows, rounds)
+        seconds = turns(rows, rounds * SIDES[0] // side)
         title = f"Forward with LoRAs on {len(weights)} attention matrices, latents {side} x {side}"
         print_table(title, seconds, "plain torch, no LoRA")
         pairs = zip(seconds["modelpool, 4 on the fly"], seconds["modelpool, 1 on the fly"], strict=True)

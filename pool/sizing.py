@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from pool.ops import PackedWeight, stored_bytes
 from pool.patches.patch_set import PatchSet
+from pool.patches.rounding import rounding_scratch_bytes
+from pool.quantization.quantize import requantize_scratch_bytes
 from pool.residency import ModuleBytes
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from pool.weight_form import WeightForm
@@ -137,7 +139,14 @@ def _in_conversion(weight: Tensor, form: WeightForm, patches: PatchSet, name: st
     numel = _patched_numel(weight, name, patches)
     grown_bytes = weight.numel() * PATCH_ITEM_BYTES if numel != weight.numel() else 0
     float_bytes = grown_bytes + (numel * PATCH_ITEM_BYTES if form.compute_dtype != torch.float32 else 0)
-    return storage_bytes + float_bytes + max(f.value.working_bytes for f in functions)
+    shape = tuple(weight.shape)
+    working_bytes = max(f.working_bytes_for(shape) for f in functions)
+    if form.stays_stored(weight) and form.merges(weight):  # it goes back into storage, from float32
+        back_bytes = (
+            requantize_scratch_bytes(weight) if isinstance(weight, PackedWeight) else rounding_scratch_bytes(weight)
+        )
+        working_bytes = max(working_bytes, numel * PATCH_ITEM_BYTES + back_bytes)
+    return storage_bytes + float_bytes + working_bytes
 
 
 def _patched_numel(weight: Tensor, name: str, patches: PatchSet) -> int:

@@ -1,12 +1,13 @@
 """Checkpoint files into modules whose parameters are views of the mapped file.
 
 Knows how the pieces of this package go together. Nothing is copied: a built module reads the file's own bytes, in the
-type that the file has them in; quantized weights stay packed.
+type that the file has them in; quantized weights stay packed wherever their format has the module's shape.
 Does not move or cast weights (`pool.ops`), nor patch them (`pool.patches`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -22,20 +23,22 @@ from pool.checkpoints.mapped_file import MappedFile
 from pool.checkpoints.modules import config_of, empty_module, fill_tables
 from pool.checkpoints.private_names import converter, differing_keys
 from pool.checkpoints.safetensors_file import Header, Shape
-from pool.errors import BadQuantization, UnknownArchitecture
+from pool.errors import UnknownArchitecture
 from pool.ops.packed import PackedWeight
 from pool.quantization.formats import round_up
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.quantization.published import pack
 from pool.spec import Role
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltComponent:
     """A component of a checkpoint as a module.
 
-    module   in evaluation mode, without gradients; its parameters are views of the checkpoint's mapping and must not be
-             written to
+    module   in evaluation mode, without gradients; its parameters are views of the checkpoint's mapping (but for
+             quantized weights that had to be unpacked) and must not be written to
     key_map  between the checkpoint's tensors and the module's parameters
     """
 
@@ -87,23 +90,32 @@ class Checkpoint:
     def build(self, role: Role) -> BuiltComponent:
         """The component `role` as a module over the mapped file.
 
-        Raises UnknownArchitecture naming the file when its tensors are not those of the component's module,
-        BadQuantization when a quantized weight cannot become the module's without being unpacked.
+        A quantized weight that the module has in a form which its format cannot have becomes the values that it stands
+        for; how many those are is logged. Raises UnknownArchitecture naming the file when its tensors are not those of
+        the component's module.
         """
         module, key_map = self._plan(role)
         parameters = key_map.load(_Weights(self.mapped, self.layers, key_map.sources))
-        for key, origin in key_map.origins.items():
-            packed = [segment.source for segment in origin.segments if segment.source in self.layers]
-            if packed and not isinstance(parameters[key], PackedWeight):
-                found = self.layers[packed[0]]
-                raise BadQuantization(
-                    f"{self.header.path}: {found.key!r}: found a {found.format.name} weight of shape {found.shape}, "
-                    f"expected a plain one: the model has it in another form, as {key!r} of {tuple(origin.shape)}"
-                )
+        self._tell_of_unpacked(key_map, parameters)
         module.load_state_dict(parameters, assign=True)
         module.requires_grad_(False)
         fill_tables(module)
         return BuiltComponent(role, self.family, module, key_map, self.latent)
+
+    def _tell_of_unpacked(self, key_map: KeyMap, parameters: Mapping[str, Tensor]) -> None:
+        unpacked = [
+            (segment.source, key)
+            for key, origin in key_map.origins.items()
+            for segment in origin.segments
+            if segment.source in self.layers and not isinstance(parameters[key], PackedWeight)
+        ]
+        if unpacked:
+            (source, key), count = unpacked[0], len({source for source, _ in unpacked})
+            _LOG.warning(
+                "%s: %d quantized weights are loaded as %s values, because the model has them in another form: %r as "
+                "%r of shape %s first",
+                self.header.path, count, parameters[key].dtype, source, key, tuple(parameters[key].shape),
+            )  # fmt: skip
 
     def _plan(self, role: Role) -> tuple[nn.Module, KeyMap]:
         """The module without weights, and the key map that fits it."""

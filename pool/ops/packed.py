@@ -7,6 +7,8 @@ format: a `Codec` does (`pool.quantization`).
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -33,6 +35,12 @@ class Codec(Protocol):
     def row_dims(self, parts: Mapping[str, Tensor]) -> Mapping[str, int]:
         """For each part that has an entry for every row of the weight: the dimension of it that runs over the rows."""
 
+    def reshaped(
+        self, parts: Mapping[str, Tensor], before: Sequence[int], after: Sequence[int]
+    ) -> Mapping[str, Tensor] | None:
+        """The parts, as views, of the weight of shape `before` in the shape `after` (of as many values); None where
+        the format cannot have it in that shape."""
+
     def unpack(self, parts: Mapping[str, Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The weight's values as a fresh tensor of `shape` and `dtype`, on the device of `parts`. Writes nothing."""
 
@@ -44,8 +52,8 @@ class PackedWeight(Tensor):
     """One weight in packed form; made only by `packed_weight`. Read-only.
 
     An operation that knows nothing of it gets its values, unpacked in the dtype that it stands for. What stays packed:
-    detach, clone, a move to another device, a slice of rows where the format allows it. Looking rows up in it unpacks
-    those rows only.
+    detach, clone, copy.deepcopy, a move to another device, and where the format allows it a slice of rows and another
+    shape. Looking rows up in it unpacks those rows only.
     """
 
     codec: Codec
@@ -112,6 +120,19 @@ class PackedWeight(Tensor):
             rows = self.unpack(dtype).index_select(0, flat)
         return rows.reshape(*ids.shape, *self.shape[1:])
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
+        """A copy with parts of its own, of the same codec; a module's parameter stays one."""
+        if id(self) in memo:
+            known: PackedWeight = memo[id(self)]
+            return known
+        twin = _clone(self)  # torch's own way would copy the storage that a part is a view of: a whole mapped file
+        memo[id(self)] = twin
+        twin.requires_grad_(self.requires_grad)
+        for name, value in vars(self).items():  # torch marks parameters by an attribute
+            if name not in ("codec", "parts"):
+                setattr(twin, name, copy.deepcopy(value, memo))
+        return twin
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # the stub is untyped
         return f"PackedWeight({self.codec.name}, {tuple(self.shape)}, {self.dtype}, {self.device})"
 
@@ -170,7 +191,21 @@ def _slice(packed: PackedWeight, dim: int = 0, start: int | None = None, end: in
 
 
 def _view(packed: PackedWeight, shape: Sequence[int]) -> Any:
-    return _shared(packed) if tuple(shape) == tuple(packed.shape) else NotImplemented
+    after = _whole_shape(shape, packed.numel())
+    if after == tuple(packed.shape):
+        return _shared(packed)
+    if after is None:
+        return NotImplemented  # torch says what is wrong with it
+    parts = packed.codec.reshaped(packed.parts, packed.shape, after)
+    return NotImplemented if parts is None else packed_weight(packed.codec, parts, after, packed.dtype)
+
+
+def _whole_shape(shape: Sequence[int], numel: int) -> tuple[int, ...] | None:
+    """`shape` with the size that it leaves open (-1); None where it does not hold `numel` values."""
+    open_sizes, known = [i for i, size in enumerate(shape) if size == -1], math.prod(s for s in shape if s != -1)
+    if len(open_sizes) == 1 and known and numel % known == 0:
+        return tuple(numel // known if size == -1 else size for size in shape)
+    return tuple(shape) if not open_sizes and known == numel else None
 
 
 def _embedding(packed: PackedWeight, ids: Tensor, *_: Any, **__: Any) -> Any:

@@ -63,6 +63,9 @@ class GgufCodec:
         """The codes run over the rows in their first dimension."""
         return {WEIGHT: 0}
 
+    def reshaped(self, parts: Mapping[str, Tensor], before: Sequence[int], after: Sequence[int]) -> None:
+        """Blocks are laid out for the shape that the file says: None."""
+
     def unpack(self, parts: Mapping[str, Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The weight's values, computed in float32, as a fresh tensor."""
         blocks = parts[WEIGHT].reshape(-1, self.block_bytes)

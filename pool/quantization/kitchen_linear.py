@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pool.quantization.formats import WEIGHT, number
-from pool.quantization.kitchen import Parts, Settings, blocked_shape, package, padded, w4a8_parts
+from pool.quantization.kitchen import Parts, Settings, blocked_shape, column, package, padded, w4a8_parts
 
 
 def _linear_mxfp8(x: Tensor, parts: Parts, settings: Settings, bias: Tensor | None, width: int) -> Tensor:
@@ -50,7 +50,7 @@ def _linear_int8(x: Tensor, parts: Parts, settings: Settings, bias: Tensor | Non
     out: Tensor = package().int8_linear(
         x.contiguous(),
         parts[WEIGHT],
-        parts["weight_scale"],
+        column(parts["weight_scale"]),
         bias,
         x.dtype,
         convrot=bool(settings["convrot"]),

@@ -15,6 +15,10 @@ from torch import Tensor
 from pool.quantization.formats import WEIGHT, number
 from pool.quantization.kitchen import Settings, package, padded
 
+#: values that are rounded by chance at a time, and bytes for each of them that this takes in half-precision numbers
+CHUNK_VALUES = 1 << 20
+CHUNK_SCRATCH_BYTES = 20
+
 
 def _quantize_mxfp8(weight: Tensor, settings: Settings, seed: int | None) -> dict[str, Tensor]:
     whole = padded(weight, 32)
@@ -115,8 +119,11 @@ def fp8_by_chance(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     Byte-equal to golden/stochastic_rounding.ck-u8.
     """
     generator = torch.Generator().manual_seed(seed)
-    noise = torch.randint(0, 256, x.shape, dtype=torch.uint8, generator=generator).to(x.device)
-    rounded: Tensor = package().stochastic_rounding_fp8(x, noise, dtype)
+    noise = torch.randint(0, 256, x.shape, dtype=torch.uint8, generator=generator)
+    rounded = torch.empty(x.shape, dtype=dtype, device=x.device)
+    # each number is rounded on its own: some at a time take little memory
+    for some, chances, into in zip(*(t.reshape(-1).split(CHUNK_VALUES) for t in (x, noise, rounded)), strict=True):
+        into.copy_(package().stochastic_rounding_fp8(some, chances.to(x.device), dtype))
     return rounded
 
 

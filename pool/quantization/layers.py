@@ -12,7 +12,7 @@ import json
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -106,7 +106,11 @@ def find_layers(
     """
     layers = {layer.key: layer for layer in _layers(stored, read, metadata or {}, file)}
     _tell_of_unknown_settings(layers.values(), file)
-    return {key: _checked(layer, stored, file) for key, layer in layers.items()} if check else layers
+    if not check:
+        return layers
+    for key in plain_factors(stored, layers):
+        _expect_no_factor(key, stored, read, file)
+    return {key: _checked(layer, stored, file) for key, layer in layers.items()}
 
 
 def _tell_of_unknown_settings(layers: Iterable[QuantizedLayer], file: str) -> None:
@@ -140,11 +144,21 @@ def layers_in_file(header: Header) -> dict[str, QuantizedLayer]:
 def logical_shapes(shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer]) -> dict[str, Shape]:
     """`shapes` as if nothing was quantized: weights have their own shapes, and what only describes them is left out."""
     inner = {key for each in layers.values() for key in (*each.parts.values(), *each.other)}
+    inner |= plain_factors(shapes, layers)
     return {
         key: layers[key].shape if key in layers else shape
         for key, shape in shapes.items()
         if key in layers or (key not in inner and not is_old_marker(key))
     }
+
+
+def plain_factors(keys: Collection[str], layers: Mapping[str, QuantizedLayer]) -> set[str]:
+    """Those of `keys` that are factors of older files beside a weight that is none of `layers`: they say nothing.
+
+    `find_layers` has seen to it that those of weights are 1; those of inputs are for 8-bit products only.
+    """
+    beside = ((key, key.removesuffix(end) + WEIGHT) for end in _OLD_PARTS for key in keys if key.endswith("." + end))
+    return {key for key, weight in beside if weight in keys and weight not in layers}
 
 
 def is_old_marker(key: str) -> bool:
@@ -279,6 +293,18 @@ def _expect_scales(beginning: str, stored: Mapping[str, Stored], marked: Mapping
         "%s: %d of %d weights of scaled 8-bit floats have no scale and are taken as they are, %r of shape %s first",
         file, len(without), len(prefixes), key, tuple(stored[key].shape),
     )  # fmt: skip
+
+
+def _expect_no_factor(key: str, stored: Mapping[str, Stored], read: Callable[[str], bytes], file: str) -> None:
+    if not key.endswith(".scale_weight"):
+        return
+    weight, factor = key.removesuffix("scale_weight") + WEIGHT, _number(stored[key], read(key))
+    if factor != 1.0:
+        said = f"shape {tuple(stored[key].shape)}" if factor is None else f"{factor:g}"
+        raise BadQuantization(
+            f"{file}: {key!r}: found a scale ({said}) of a weight of type {stored[weight].dtype}, expected 1, or an "
+            f"8-bit float weight ({' or '.join(_OLD_FORMATS)})"
+        )
 
 
 def _number(entry: Stored, data: bytes) -> float | None:

@@ -18,7 +18,7 @@ from pool.checkpoints.mapped_file import TORCH_DTYPES
 from pool.errors import BadQuantization
 from pool.ops.packed import PackedWeight, packed_weight
 from pool.quantization.formats import Shape, round_up
-from pool.quantization.layers import MARKER, QuantizedLayer, find_layers, has_layers, is_old_marker
+from pool.quantization.layers import MARKER, QuantizedLayer, find_layers, has_layers, is_old_marker, plain_factors
 from pool.quantization.quant_codec import QuantCodec
 
 #: what packed weights of a file stand for unless the reader says otherwise: what quantized models are computed in
@@ -69,6 +69,7 @@ def load(
     """
     layers = layers_of(tensors, metadata, file)
     inner = {key for each in layers.values() for key in (*each.parts.values(), *each.other)}
+    inner |= plain_factors(tensors, layers)
     loaded: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if key in layers:
@@ -87,7 +88,8 @@ def pack(
 ) -> PackedWeight:
     """The weight of `layer` over its parts in `tensors`. `shape` is its own, where it is stored padded.
 
-    Raises BadQuantization when a weight of `shape` is not stored like that.
+    Block scales that are stored in one dimension become rows of tiles, so that rows can be cut. Raises BadQuantization
+    when a weight of `shape` is not stored like that.
     """
     wanted = layer.shape if shape is None else tuple(shape)
     step = layer.format.pads_to
@@ -96,7 +98,11 @@ def pack(
             f"{file}: {layer.key!r}: found a {layer.format.name} weight of shape {layer.shape}, expected {wanted}"
         )
     parts = {name: tensors[key] for name, key in layer.parts.items()}
-    kind = QuantCodec(layer.format, MappingProxyType(dict(layer.settings)), layer.marker)
+    flat = layer.format.pads_to > 1 and parts["weight_scale"].dim() == 1
+    if flat:
+        tiles = layer.format.expected(layer.shape, layer.settings)["weight_scale"][0]
+        parts["weight_scale"] = parts["weight_scale"].view(tiles)
+    kind = QuantCodec(layer.format, MappingProxyType(dict(layer.settings)), layer.marker, flat)
     return packed_weight(kind, parts, wanted, dtype)
 
 
@@ -118,6 +124,8 @@ def save(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             )
         prefix = key.removesuffix("weight")
         saved.update({prefix + name: part for name, part in tensor.parts.items()})
+        if tensor.codec.flat_scales:
+            saved[prefix + "weight_scale"] = tensor.parts["weight_scale"].reshape(-1)
         saved[prefix + MARKER] = marker_tensor(tensor.codec.marker)
     return saved
 

@@ -37,13 +37,15 @@ _SECOND = {"asym_w4a8_int8": ("weight_correction",), "awq_w4a16": ("weight_scale
 class QuantCodec:
     """A `pool.ops.packed.Codec` of one of the published formats.
 
-    settings  of the format, complete
-    marker    the JSON text that a file says this with
+    settings     of the format, complete
+    marker       the JSON text that a file says this with
+    flat_scales  the file has the block scales in one dimension (`published.save` writes them so; parts have two)
     """
 
     format: Format
     settings: Mapping[str, object]
     marker: str
+    flat_scales: bool = False
 
     @property
     def name(self) -> str:
@@ -54,6 +56,11 @@ class QuantCodec:
     def row_step(self) -> int:
         """Block scales come in tiles of 128 rows; in all other formats rows stand alone."""
         return 128 if self.format.pads_to > 1 else 1
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a value is its code times one factor, of the whole weight or of its row."""
+        return self.name in FP8_DTYPES or (self.name == INT8 and not self.settings["convrot"])
 
     @property
     def full_precision(self) -> bool:
@@ -68,6 +75,19 @@ class QuantCodec:
             for name, part in parts.items()
             if name == WEIGHT or (name not in _WHOLE and part.numel() > 1)
         }
+
+    def reshaped(
+        self, parts: Mapping[str, Tensor], before: Sequence[int], after: Sequence[int]
+    ) -> Mapping[str, Tensor] | None:
+        """The parts with codes of the shape `after`, where values are a code times the factor of all or of its row.
+
+        The factors keep the shape that the file has them in. None for blocks and rotated columns, which are matrices.
+        """
+        if not self.is_scaled:
+            return None
+        if parts["weight_scale"].numel() > 1 and tuple(before[:1]) != tuple(after[:1]):
+            return None
+        return {**parts, WEIGHT: parts[WEIGHT].view(tuple(after))}
 
     def unpack(self, parts: Mapping[str, Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The weight's values, without padding, as a fresh tensor."""

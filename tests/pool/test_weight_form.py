@@ -180,3 +180,31 @@ def test_a_lora_beside_a_layer_takes_no_second_tensor_of_the_results_size() -> N
         patcher.unload()
     rank, result_bytes = 2, 4096 * 64 * 4
     assert peaks[1] - peaks[0] <= 4096 * rank * 4 + 4 * rank * (64 + 16) < result_bytes // 4
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "streamed"])
+@pytest.mark.parametrize("storage", [*STORAGES, "int8"])
+@pytest.mark.parametrize("form", ResidentForm)
+def test_bringing_patched_weights_in_takes_no_more_than_is_promised(
+    form: ResidentForm, storage: str, resident: bool
+) -> None:
+    """Resident weights and the scratch of the hungriest module."""
+    torch.manual_seed(0)
+    wide = nn.Linear(256, 512, bias=False).requires_grad_(False)
+    if storage in ("packed", "int8"):
+        stored = quantize(wide.weight, "float8_e4m3fn" if storage == "packed" else "int8_tensorwise")
+    else:
+        stored = wide.weight.to(getattr(torch, storage))
+    wide._parameters["weight"] = nn.Parameter(stored, requires_grad=False)
+    patcher = ModelPatcher.of(
+        ComponentKey("m"), Role.DIFFUSION_MODEL, nn.ModuleDict({"wide": wide}), torch.device(DEVICE),
+        WeightForm(torch.float32, form),
+    )  # fmt: skip
+    patcher.patches = PatchSet((make_patch("wide.weight", (512, 256), "a"),))
+    x = torch.randn(1, 256).to(DEVICE)
+    sim.reset_peak(0)
+    patcher.realize(WeightsTarget(frozenset({"wide"}) if resident else frozenset(), patcher.patches))
+    with patcher.running() as module:
+        module["wide"](x)
+    promised = (patcher.spec().weight_bytes if resident else 0) + patcher.use().scratch_bytes
+    assert sim.memory_stats(0).peak_bytes <= promised + 8 * (256 + 512) * 4

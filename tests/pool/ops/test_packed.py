@@ -17,6 +17,7 @@ from pool.devices import sim
 from pool.devices.transfers import TransferLedger
 from pool.ops import compute, packed_weight, stored_bytes, swap_to_casting
 from pool.ops.packed import PackedWeight
+from pool.quantization.quantize import quantize
 
 CPU = torch.device("cpu")
 
@@ -31,9 +32,17 @@ class Scaled:
     def row_dims(self, parts: Mapping[str, Tensor]) -> Mapping[str, int]:
         return {"codes": 0, "factors": 1}
 
+    def reshaped(
+        self, parts: Mapping[str, Tensor], before: Sequence[int], after: Sequence[int]
+    ) -> Mapping[str, Tensor] | None:
+        if before[0] != after[0]:
+            return None
+        return {**parts, "codes": parts["codes"].view(tuple(after))}
+
     def unpack(self, parts: Mapping[str, Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        values = parts["codes"].float() * parts["factors"].t()
-        return values[: shape[0], : shape[1]].to(dtype)
+        codes = parts["codes"].float()
+        values = codes * parts["factors"].reshape(-1, *(1,) * (codes.dim() - 1))
+        return values[tuple(slice(size) for size in shape)].to(dtype)
 
     def scratch_bytes(self, elements: int, dtype: torch.dtype) -> int:
         return elements * 4
@@ -189,3 +198,39 @@ def test_an_embedding_moves_rows_only() -> None:
         rows = table(ids)
     assert torch.equal(rows.cpu(), weight().unpack(torch.float32)[[1, 5]])
     assert sim.memory_stats(0).h2d_bytes == 2 * 4 * 4
+
+
+def test_another_shape_stays_packed_where_the_format_has_it() -> None:
+    packed = weight()
+    values = packed.unpack(torch.float32)
+    for shape in ((6, 4, 1, 1), (6, 2, 2), (6, -1, 1)):
+        seen = packed.reshape(shape)
+        assert isinstance(seen, PackedWeight)
+        assert seen.parts["codes"].data_ptr() == packed.parts["codes"].data_ptr()
+        assert torch.equal(seen.unpack(torch.float32), values.reshape(shape))
+        back = seen.reshape(6, 4)
+        assert isinstance(back, PackedWeight)
+        assert torch.equal(back.unpack(torch.float32), values)
+    assert type(packed.reshape(24)) is Tensor
+    for wrong in ((6, 5), (5, -1), (-1, -1)):
+        with pytest.raises(RuntimeError):
+            packed.view(wrong)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "int8_tensorwise"])
+def test_a_module_with_a_published_weight_is_copied_deeply(name: str) -> None:
+    layer, large = nn.Linear(4, 6, bias=False), torch.zeros(1 << 16, dtype=torch.uint8)
+    made = quantize(layer.weight.detach(), name)
+    codes = large[:24].view(made.parts["weight"].dtype).view(6, 4).copy_(made.parts["weight"])
+    packed = packed_weight(made.codec, {**made.parts, "weight": codes}, made.shape, made.dtype)
+    layer.weight = nn.Parameter(packed, requires_grad=False)
+    both = copy.deepcopy(nn.ModuleList([layer, nn.Linear(1, 1)]).append(layer))
+    twin = both[0].weight
+    assert both[2].weight is twin
+    assert isinstance(twin, PackedWeight)
+    assert isinstance(twin, nn.Parameter)
+    assert not twin.requires_grad
+    assert twin.codec is made.codec
+    assert twin.parts["weight"].untyped_storage().nbytes() == 24  # not the whole file
+    assert torch.equal(twin.unpack(torch.float32), packed.unpack(torch.float32))
+    assert list(both.state_dict()) == ["0.weight", "1.weight", "1.bias", "2.weight"]

@@ -1,7 +1,8 @@
 """A checkpoint whose diffusion model is quantized opens, builds over the mapped file, and draws the same picture.
 
 Proves, on copies of the shapes model: layers stay packed, their bytes are the file's, pictures are near the original's
-and the same bytes on cpu and on sim whatever the budget; LoRAs apply; and that what cannot stay packed is refused.
+and the same bytes on cpu and on sim whatever the budget; LoRAs apply; and that what cannot stay packed
+becomes values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pool.devices import sim
 from pool.engine import Engine, EngineSettings
 from pool.errors import BadQuantization, UnknownArchitecture
 from pool.ops.packed import PackedWeight, stored_bytes
-from pool.quantization.published import save
+from pool.quantization.published import load, save
+from pool.quantization.quant_codec import QuantCodec
 from pool.quantization.quantize import PER_ROW, quantize
 from pool.residency import needed_bytes
 from pool.spec import Role, TaskId, TaskSpec
@@ -207,19 +209,77 @@ def test_scales_that_no_marker_explains_are_refused(tmp_path: Path, folder: Path
         open_checkpoint(tmp_path / "unmarked.safetensors")
 
 
-def test_a_weight_that_the_model_has_in_another_form_cannot_stay_packed(
+ATTENTION = "decoder.mid_block.attentions.0.to_q.weight"
+
+
+def quantized_vae(tensors: dict[str, Tensor], name: str, settings: dict[str, object]) -> dict[str, Tensor]:
+    """`tensors` with every weight of the VAE in a format."""
+    chosen = {
+        key: quantize(tensor.float(), name, settings)
+        for key, tensor in tensors.items()
+        if key.startswith("first_stage_model.") and key.endswith(".weight") and tensor.dim() > 1
+    }
+    return save({**tensors, **chosen})
+
+
+@pytest.mark.parametrize("form", ["fp8", "int8", "fp8 rows"])
+def test_a_vae_that_is_quantized_throughout_stays_packed_and_decodes(
+    tmp_path: Path, original: dict[str, Tensor], form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its attention is a convolution in the file and a matrix in the module."""
+    name, settings = {**FORMS, "fp8 rows": ("float8_e4m3fn", {PER_ROW: True})}[form]
+    assert original["first_stage_model.decoder.mid.attn_1.q.weight"].dim() == 4
+    tensors = quantized_vae(original, name, settings)
+    save_file(tensors, tmp_path / "vae.safetensors", {"modelspec.resolution": "64x64"})
+    checkpoint = open_checkpoint(tmp_path / "vae.safetensors")
+    built = checkpoint.build(Role.VAE)
+    packed = {n: p for n, p in built.module.named_parameters() if isinstance(p.data, PackedWeight)}
+    assert len(packed) == len(checkpoint.layers)
+    assert packed[ATTENTION].dim() == 2
+    assert not caplog.records
+    saved = save(built.key_map.save(built.module.state_dict()))
+    assert all(
+        torch.equal(saved[key].float(), tensors[key].float()) and saved[key].shape == tensors[key].shape
+        for key in saved
+    )
+    plain = {
+        key: tensor.unpack(torch.float16) if isinstance(tensor, PackedWeight) else tensor
+        for key, tensor in load(tensors).items()
+    }
+    save_file(plain, tmp_path / "plain.safetensors", {"modelspec.resolution": "64x64"})
+    catalog = Catalog([tmp_path], [], "sim")
+    expected = draw(catalog, "plain", "cpu")
+    assert np.abs(draw(catalog, "vae", "cpu").astype(int) - expected.astype(int)).max() <= 2
+    assert np.array_equal(draw(catalog, "vae", "sim", 0), draw(catalog, "vae", "cpu"))
+
+
+def test_weights_in_a_form_that_their_format_does_not_have_become_values_and_are_told(
+    tmp_path: Path, original: dict[str, Tensor], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = quantized_vae(original, "float8_e4m3fn", {})
+    save_file(tensors, tmp_path / "vae.safetensors")
+    monkeypatch.setattr(QuantCodec, "reshaped", lambda *_: None)
+    module = open_checkpoint(tmp_path / "vae.safetensors").build(Role.VAE).module
+    weight, key = module.get_parameter(ATTENTION), "first_stage_model.decoder.mid.attn_1.q.weight"
+    assert not isinstance(weight, PackedWeight)
+    packed = load(tensors)[key]
+    assert isinstance(packed, PackedWeight)
+    assert torch.equal(weight, packed.unpack(torch.bfloat16).squeeze())
+    [record] = caplog.records
+    assert "vae.safetensors: 8 quantized weights are loaded as torch.bfloat16 values" in record.getMessage()
+    assert "first_stage_model." in record.getMessage()
+
+
+def test_a_scale_beside_a_plain_weight_of_an_older_file_is_told_for_what_it_is(
     tmp_path: Path, original: dict[str, Tensor]
 ) -> None:
-    """The VAE's attention is a convolution in the file and a matrix in the module."""
-    key = "first_stage_model.decoder.mid.attn_1.q.weight"
-    assert original[key].dim() == 4
-    save_file(save({**original, key: quantize(original[key], "float8_e4m3fn")}), tmp_path / "vae.safetensors")
-    checkpoint = open_checkpoint(tmp_path / "vae.safetensors")
-    with pytest.raises(
-        BadQuantization, match=rf"'{key}': found a float8_e4m3fn weight of shape .*expected a plain one"
-    ):
-        checkpoint.build(Role.VAE)
-    assert not any(isinstance(p, PackedWeight) for p in checkpoint.build(Role.TEXT_ENCODER).module.parameters())
+    key = UNET + "input_blocks.1.1.transformer_blocks.0.attn1.to_k.scale_weight"
+    save_file({**original, key: torch.ones(())}, tmp_path / "one.safetensors")
+    built = open_checkpoint(tmp_path / "one.safetensors").build(Role.DIFFUSION_MODEL)
+    assert not any(isinstance(p, PackedWeight) for p in built.module.parameters())
+    save_file({**original, key: torch.tensor(0.5)}, tmp_path / "half.safetensors")
+    with pytest.raises(BadQuantization, match=r"half\.safetensors: .*found a scale \(0\.5\) of a weight of type F"):
+        open_checkpoint(tmp_path / "half.safetensors")
 
 
 def test_quantized_convolutions_stay_packed_too(tmp_path: Path, original: dict[str, Tensor]) -> None:

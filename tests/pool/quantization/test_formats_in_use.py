@@ -6,25 +6,29 @@ patched; and what a format does not take is refused by name.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from pool.devices import sim
 from pool.errors import BadQuantization
 from pool.ops.packed import PackedWeight, packed_weight, stored_bytes
 from pool.patches.rounding import seed_of
 from pool.quantization.formats import FORMATS
+from pool.quantization.kitchen_quantize import CHUNK_SCRATCH_BYTES, CHUNK_VALUES
 from pool.quantization.quant_codec import codec
-from pool.quantization.quantize import PER_ROW, can_requantize, quantize, requantize
+from pool.quantization.quantize import PER_ROW, can_requantize, quantize, requantize, requantize_scratch_bytes
 from tests.pool.quantization.golden_cases import draw
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "fp8": ("float8_e4m3fn", {}),
     "fp8 e5m2": ("float8_e5m2", {}),
+    "fp8 rows": ("float8_e4m3fn", {PER_ROW: True}),
     "mxfp8": ("mxfp8", {}),
     "nvfp4": ("nvfp4", {}),
     "int8": ("int8_tensorwise", {}),
@@ -37,7 +41,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: relative errors measured on normal numbers, rounded up (comfyui-behaviour facts, section 2.1)
 WORST = {
-    "fp8": 0.028, "fp8 e5m2": 0.055, "mxfp8": 0.028, "nvfp4": 0.1, "int8": 0.012,
+    "fp8": 0.028, "fp8 e5m2": 0.055, "fp8 rows": 0.028, "mxfp8": 0.028, "nvfp4": 0.1, "int8": 0.012,
     "int8 rows": 0.009, "int8 rotated": 0.009, "w4a4": 0.15, "w4a8": 0.08, "w6a8": 0.03, "w4a8 asymmetric": 0.1,
 }  # fmt: skip
 EVERY = pytest.mark.parametrize("form", FORMS)
@@ -219,6 +223,119 @@ BAD: dict[str, tuple[torch.Tensor, str, dict[str, Any], str]] = {
     "type": (torch.ones(4, 4, dtype=torch.int32), "float8_e4m3fn", {}, "found torch.int32 of shape"),
     "empty": (torch.ones(0, 4), "float8_e4m3fn", {}, r"of shape \(0, 4\)"),
 }
+
+
+def row_errors(values: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    return (values - exact).norm(dim=1) / exact.norm(dim=1)
+
+
+@pytest.mark.parametrize("form", ["fp8 rows", "int8 rows"])
+@pytest.mark.parametrize("seed", [None, 5], ids=["nearest", "by chance"])
+def test_rows_of_very_different_sizes_keep_their_own_scales_when_they_go_back(form: str, seed: int | None) -> None:
+    name, options = FORMS[form]
+    weight = draw([64, 256], 3, 0.05, torch.float32) * torch.logspace(-6, 0, 64).unsqueeze(1)
+    packed = quantize(weight, name, options)
+    assert row_errors(packed.unpack(torch.float32), weight).max() < 0.04
+    back = requantize(weight, packed, seed)
+    assert row_errors(back.unpack(torch.float32), weight).max() < 0.06
+    assert stored_bytes(back) == stored_bytes(packed)
+
+
+def stored_as(packed: PackedWeight, **forms: tuple[torch.dtype, tuple[int, ...]]) -> PackedWeight:
+    """`packed` with parts of other dtypes and shapes: codes as the same bits, scales as near numbers."""
+    parts = dict(packed.parts)
+    for name, (dtype, shape) in forms.items():
+        part = parts[name]
+        parts[name] = (part.view(dtype) if dtype.itemsize == 1 else part.to(dtype)).reshape(shape)
+    return packed_weight(packed.codec, parts, packed.shape, packed.dtype)
+
+
+AS_OTHERS_STORE_THEM = {
+    "fp8 (1,)": ("fp8", {"weight_scale": (torch.float32, (1,))}),
+    "fp8 half": ("fp8", {"weight_scale": (torch.float16, ())}),
+    "e5m2 half": ("fp8 e5m2", {"weight_scale": (torch.float16, (1, 1))}),
+    "fp8 rows half": ("fp8 rows", {"weight_scale": (torch.bfloat16, (64,))}),
+    "int8 bfloat16": ("int8", {"weight_scale": (torch.bfloat16, (1,))}),
+    "int8 rows": ("int8 rows", {"weight_scale": (torch.float16, (64,))}),
+    "rotated": ("int8 rotated", {"weight_scale": (torch.float16, (64,))}),
+    "mxfp8 bytes": ("mxfp8", {"weight_scale": (torch.uint8, (128, 8))}),
+    "nvfp4 (1,)": ("nvfp4", {"weight_scale_2": (torch.float32, (1,))}),
+    "w4a4 bytes": ("w4a4", {"weight": (torch.uint8, (64, 128)), "weight_scale": (torch.float16, (64, 1))}),
+    "w4a8 bytes": ("w4a8", {"weight": (torch.uint8, (64, 128))}),
+}
+
+
+@pytest.mark.parametrize("case", AS_OTHERS_STORE_THEM)
+def test_a_weight_goes_back_with_the_shapes_and_types_that_it_was_stored_with(case: str) -> None:
+    form, changes = AS_OTHERS_STORE_THEM[case]
+    like = stored_as(pack(form), **changes)
+    exact = draw([64, 256], 4, 0.05, torch.float32)
+    back = requantize(exact, like)
+    assert {k: (p.dtype, p.shape) for k, p in back.parts.items()} == {
+        k: (p.dtype, p.shape) for k, p in like.parts.items()
+    }
+    assert error(back.unpack(torch.float32), exact) < WORST[form] * 1.1
+
+
+def test_rotated_columns_with_one_scale_for_all_do_not_go_back() -> None:
+    packed = pack("int8 rotated")
+    one = packed_weight(packed.codec, {**packed.parts, "weight_scale": torch.tensor(0.001)}, packed.shape, packed.dtype)
+    assert can_requantize(packed)
+    assert not can_requantize(one)
+    assert requantize_scratch_bytes(one) == 0
+
+
+@EVERY
+@pytest.mark.parametrize("seed", [None, 5], ids=["nearest", "by chance"])
+def test_going_back_to_storage_takes_no_more_memory_than_it_says(form: str, seed: int | None) -> None:
+    """What the CPU's allocator saw, the insides of the package included."""
+    like = pack(form, rows=2048)
+    values = like.unpack(torch.float32) * 1.1
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        back = requantize(values, like, seed)
+    events = sorted((e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"), key=_start)
+    alive_bytes = list(itertools.accumulate(e.nbytes() for e in events))
+    assert alive_bytes[-1] >= stored_bytes(back)
+    taken_bytes = max(alive_bytes) - stored_bytes(back)
+    assert taken_bytes <= requantize_scratch_bytes(like) <= 3 * taken_bytes + (CHUNK_VALUES * CHUNK_SCRATCH_BYTES)
+
+
+def _start(event: Any) -> int:
+    return int(event.start_ns())
+
+
+@pytest.mark.parametrize("form", ["fp8", "fp8 e5m2", "fp8 rows", "int8", "int8 rows"])
+@pytest.mark.parametrize("seed", [None, 5], ids=["nearest", "by chance"])
+def test_a_simulated_device_sees_no_more_taken_than_said(form: str, seed: int | None) -> None:
+    sim.install()
+    sim.configure(0, 1 << 26)
+    like = pack(form, rows=1024).to("sim:0")
+    assert isinstance(like, PackedWeight)
+    values = like.unpack(torch.float32)
+    before_bytes = sim.memory_stats(0).used_bytes
+    sim.reset_peak(0)
+    back = requantize(values, like, seed)
+    taken_bytes = sim.memory_stats(0).peak_bytes - before_bytes - stored_bytes(back)
+    assert values.nbytes <= taken_bytes <= requantize_scratch_bytes(like)
+
+
+BAD_SCALES: dict[str, tuple[str, torch.Tensor, str]] = {
+    "zero": ("fp8", torch.tensor(0.0), "from 0 to 0, expected finite floating point numbers above 0"),
+    "undefined": ("fp8", torch.tensor(torch.nan), "from nan to nan, expected finite"),
+    "infinite": ("int8", torch.tensor(torch.inf), "from inf to inf, expected finite"),
+    "one zero row": ("int8", torch.arange(64.0), "from 0 to 63, expected finite"),
+    "below zero": ("fp8 e5m2", torch.tensor(-1.0), "from -1 to -1"),
+    "shape": ("fp8", torch.ones(63), r"found a scale of shape \(63,\), expected \(\) or .*\(64, 1\)"),
+    "columns": ("int8", torch.ones(1, 256), r"found a scale of shape \(1, 256\)"),
+    "type": ("int8", torch.tensor(1), "torch.int64 from 1 to 1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SCALES)
+def test_a_scale_that_is_none_is_refused_by_name(case: str) -> None:
+    form, scale, message = BAD_SCALES[case]
+    with pytest.raises(BadQuantization, match=f"^blocks.3.weight: .*{message}"):
+        quantize(torch.ones(64, 256), FORMS[form][0], scale=scale, name="blocks.3.weight")
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -27,7 +27,7 @@ from pool.quantization.published import (
     marker_tensor,
     save,
 )
-from pool.quantization.quantize import PER_ROW, quantize
+from pool.quantization.quantize import PER_ROW, quantize, requantize
 from tests.pool.quantization.golden_cases import NEWEST, OLDER, document, draw
 
 PREFIX = "model.diffusion_model."
@@ -325,3 +325,45 @@ def test_a_missing_scale_of_an_old_file_is_told_with_counts(caplog: pytest.LogCa
     caplog.clear()
     load(half_scaled_file("a", "b"))
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("form", ["mxfp8", "nvfp4"])
+def test_block_scales_in_one_dimension_are_cut_by_rows_and_saved_as_they_were(form: str) -> None:
+    name, options = FORMS[form]
+    tensors = save({"a.weight": quantize(draw([256, 256], 5, 0.05, torch.float32), name, options)})
+    flat = {**tensors, "a.weight_scale": tensors["a.weight_scale"].reshape(-1)}
+    expected, weight = load(tensors)["a.weight"], load(flat)["a.weight"]
+    assert isinstance(weight, PackedWeight)
+    assert isinstance(expected, PackedWeight)
+    assert weight.parts["weight_scale"].data_ptr() == flat["a.weight_scale"].data_ptr()
+    rows = weight[128:256]
+    assert isinstance(rows, PackedWeight)
+    assert torch.equal(rows.unpack(torch.float32), expected.unpack(torch.float32)[128:256])
+    assert same(save({"a.weight": weight}), flat)
+    back = requantize(weight.unpack(torch.float32), weight)
+    assert save({"a.weight": back})["a.weight_scale"].shape == flat["a.weight_scale"].shape
+
+
+def plain_with_a_scale(factor: Tensor) -> dict[str, Tensor]:
+    """An old file in which a layer that is not quantized has a scale too."""
+    beside = {
+        PREFIX + "c.weight": torch.ones(4, 4, dtype=torch.float16),
+        PREFIX + "c.scale_weight": factor,
+        PREFIX + "c.scale_input": torch.tensor(3.0),
+    }
+    return {**half_scaled_file("a", "b"), **beside}
+
+
+def test_a_scale_of_one_beside_a_plain_weight_says_nothing() -> None:
+    loaded = load(plain_with_a_scale(torch.ones(1)))
+    assert loaded.keys() == {PREFIX + name for name in ("a.weight", "b.weight", "c.weight")}
+    assert type(loaded[PREFIX + "c.weight"]) is Tensor
+
+
+@pytest.mark.parametrize(("factor", "said"), [(torch.tensor(0.5), "0.5"), (torch.ones(4, 1), r"shape \(4, 1\)")])
+def test_another_scale_beside_a_plain_weight_is_refused_for_what_it_is(factor: Tensor, said: str) -> None:
+    message = (
+        rf"^old\.safetensors: '{PREFIX}c\.scale_weight': found a scale \({said}\) of a weight of type F16, expected 1"
+    )
+    with pytest.raises(BadQuantization, match=message):
+        load(plain_with_a_scale(factor), file="old.safetensors")
