@@ -31,6 +31,8 @@ PARTS: tuple[tuple[str, str], ...] = (
     (".lora_linear_layer.down.weight", "down"),
     (".lora_B.bias", "diff_b"),
     (".lora_B.default.bias", "diff_b"),
+    (".lora.up.bias", "diff_b"),
+    (".lora_linear_layer.up.bias", "diff_b"),
     (".alpha", "alpha"),
     (".reshape_weight", "reshape_weight"),
     (".dora_scale", "dora_scale"),

@@ -8,17 +8,25 @@ that are kept as numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from pool.checkpoints.adapter_keys import common_spelling, split_key
 from pool.checkpoints.mapped_file import MappedFile
 from pool.checkpoints.safetensors_file import Shape
 from pool.errors import CorruptFile
+from pool.patches.saved_strengths import SavedStrength, read_strengths
+
+#: of a weight; what is more is damage, and is not read
+MAX_DIMENSIONS = 8
+#: ends of the scales of quantized weights: 'NAME.scale_weight', 'NAME.weight_scale' and 'NAME_scale'
+_SCALE_ENDS = re.compile(r"(\.scale_weight|\.weight_scale|(?<=[^.])_scale)$")
 
 
 class AdapterKind(Enum):
@@ -43,6 +51,7 @@ class AdapterEntry:
     is_bias   it is about the bias that belongs to the named weight
     parts     its tensors by part, views of the file's mapping
     alpha     None without one
+    scale     what its delta is multiplied with where the file's header says so, and no alpha does
     reshaped  the shape that the weight is padded to first
     """
 
@@ -51,7 +60,17 @@ class AdapterEntry:
     is_bias: bool
     parts: Mapping[str, Tensor]
     alpha: float | None = None
+    scale: float | None = None
     reshaped: Shape | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that its factors share: of a LoKr the inner one's; None for a LoKr of whole matrices, and for what
+        has no rank."""
+        for factor in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
+            if factor in self.parts:
+                return self.parts[factor].shape[0]
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +145,22 @@ _RECIPES = (
 def read_adapters(path: Path) -> AdapterFile:
     """Every adapter of the file at `path`.
 
+    Factors that are scaled by a tensor of their own make their name strange.
+
     Raises CorruptFile when the file is not whole or holds nothing of a LoRA, when an adapter lacks a factor, has
-    factors that share no rank, or an alpha that is not one finite number, and when two keys are the same part of one
-    name.
+    factors that share no rank or are no floating point numbers, an alpha that is not one finite number, or a new shape
+    that is none, when two keys are the same part of one name, and as `read_strengths` does.
     """
     mapped = MappedFile.open(path)
+    strengths = read_strengths(path, mapped.header.metadata)
     keys = common_spelling(mapped.header.shapes)
+    scales = _scale_keys(mapped.header.tensors)
     grouped: dict[str, dict[str, str]] = {}
     strange: list[Strange] = []
     for key, original in keys.original.items():
         split = split_key(key)
+        if original in scales.values():
+            continue  # told with the factor that it belongs to
         if split is None:
             strange.append(Strange(original, "no part of any known kind of adapter"))
             continue
@@ -150,8 +175,13 @@ def read_adapters(path: Path) -> AdapterFile:
         raise CorruptFile(f"{path}: found no LoRA keys, expected pairs such as 'NAME.lora_up.weight' and 'lora_down'")
     entries: list[AdapterEntry] = []
     for name in sorted(grouped):
-        tensors = {part: mapped.tensor(original) for part, original in grouped[name].items()}
-        for found in _entries(path, name, tensors, keys.reshaped.get(name)):
+        scaled = [f"{own!r} is scaled by {scales[own]!r}" for own in grouped[name].values() if own in scales]
+        if scaled:
+            strange.append(Strange(name, f"{', '.join(scaled)}, which is not known here"))
+            continue
+        tensors = {part: mapped.tensor(own) for part, own in grouped[name].items()}
+        found_here = _Held(path, name, tensors, grouped[name], keys.reshaped.get(name), strengths.of(name))
+        for found in _entries(found_here):
             if isinstance(found, Strange):
                 strange.append(found)
             else:
@@ -159,11 +189,29 @@ def read_adapters(path: Path) -> AdapterFile:
     return AdapterFile(path, tuple(entries), tuple(sorted(strange, key=lambda s: s.name)))
 
 
-def _entries(
-    path: Path, name: str, tensors: Mapping[str, Tensor], reshaped: Shape | None
-) -> Iterator[AdapterEntry | Strange]:
-    """The adapters that `tensors` of one name make up; what counts less than another, or for nothing, is strange."""
-    left = set(tensors)
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the file at `path` has under one name: tensors and keys by part, and what is told of them elsewhere."""
+
+    path: Path
+    name: str
+    tensors: Mapping[str, Tensor]
+    keys: Mapping[str, str]
+    reshaped: Shape | None
+    strength: SavedStrength | None
+
+
+def _scale_keys(keys: Iterable[str]) -> dict[str, str]:
+    """For each of `keys` that has a scale beside it, as quantized weights have: the key of the scale."""
+    known = set(keys)
+    beside = {key: _SCALE_ENDS.sub("", key) for key in sorted(known) if _SCALE_ENDS.search(key)}
+    return {factor: scale for scale, stem in beside.items() for factor in (stem, f"{stem}.weight") if factor in known}
+
+
+def _entries(held: _Held) -> Iterator[AdapterEntry | Strange]:
+    """The adapters that the tensors of one name make up; what counts less than another, or for nothing, is strange."""
+    name = held.name
+    left = set(held.tensors)
     for is_bias in (False, True):
         present = [r for r in _RECIPES if r.is_bias == is_bias and left & r.parts]
         whole = []
@@ -171,13 +219,13 @@ def _entries(
             if any(needed <= left for needed in recipe.needed):
                 whole.append(recipe)
             elif recipe.tells:
-                raise CorruptFile(_lacks(path, name, recipe, left))
+                raise CorruptFile(_lacks(held.path, name, recipe, left))
         for recipe in whole[:-1]:
             yield Strange(name, f"its {recipe.kind.value} counts less than the {whole[-1].kind.value} of the same name")
             left -= recipe.parts
         if whole:
             used = left & (whole[-1].parts | whole[-1].optional)
-            yield _entry(path, name, whole[-1], {part: tensors[part] for part in sorted(used)}, reshaped)
+            yield _entry(held, whole[-1], used)
             left -= used
         if whole[:-1]:  # what belonged to those that count less
             left -= frozenset().union(*(r.optional for r in whole[:-1]))
@@ -191,34 +239,68 @@ def _lacks(path: Path, name: str, recipe: _Recipe, held: set[str]) -> str:
     return f"{path}: {name!r} has no {missing[0]!r} factor, expected one beside its {', '.join(found)!r} factor"
 
 
-def _entry(path: Path, name: str, recipe: _Recipe, parts: dict[str, Tensor], reshaped: Shape | None) -> AdapterEntry:
-    alpha = parts.pop("alpha", None)
-    shape_tensor = parts.pop("reshape_weight", None)
-    if shape_tensor is not None:
-        reshaped = tuple(int(size) for size in shape_tensor.tolist())
+def _entry(held: _Held, recipe: _Recipe, used: Iterable[str]) -> AdapterEntry | Strange:
+    parts = {part: held.tensors[part] for part in sorted(used)}
+    alpha = _alpha(held, parts.pop("alpha")) if "alpha" in parts else None
+    reshaped = _new_shape(held, parts.pop("reshape_weight")) if "reshape_weight" in parts else held.reshaped
+    for part, tensor in parts.items():
+        if not tensor.is_floating_point() or tensor.dtype is torch.float8_e8m0fnu:
+            raise CorruptFile(
+                f"{held.path}: the {part!r} factor {held.keys[part]!r} has type {str(tensor.dtype).split('.')[-1]}, "
+                "expected floating point numbers"
+            )
     kind = recipe.kind
     if kind is AdapterKind.OFT and parts["oft_blocks"].ndim == 4:
         kind = AdapterKind.BOFT
+    told = held.strength if alpha is None and _is_scaled(held, kind) else None
     entry = AdapterEntry(
-        name,
+        held.name,
         kind,
         recipe.is_bias,
         parts,
-        None if alpha is None else _alpha(path, name, alpha),
+        alpha,
+        None if told is None else told.scale,
         reshaped if kind is AdapterKind.LORA else None,
     )
     expected = _misfit(entry)
     if expected:
         found = ", ".join(f"{part} {tuple(t.shape)}" for part, t in parts.items())
-        raise CorruptFile(f"{path}: the {kind.value} of {name!r} has factors of shapes {found}, expected {expected}")
+        raise CorruptFile(
+            f"{held.path}: the {kind.value} of {held.name!r} has factors of shapes {found}, expected {expected}"
+        )
+    rank = entry.rank
+    if told is not None and rank not in (None, told.rank):
+        return Strange(held.name, f"its factors share the rank {rank}, the file's header says {told.rank}")
     return entry
 
 
-def _alpha(path: Path, name: str, tensor: Tensor) -> float:
-    alpha = tensor.float().item() if tensor.numel() == 1 else math.nan
+def _is_scaled(held: _Held, kind: AdapterKind) -> bool:
+    """Whether PEFT scales what it saves under this name; the bias of a LoRA as well, and no whole weight."""
+    if kind is AdapterKind.DIFFERENCE:
+        return held.keys.get("diff_b", "").endswith(".bias")
+    return kind in (AdapterKind.LORA, AdapterKind.LOHA, AdapterKind.LOKR)
+
+
+def _alpha(held: _Held, tensor: Tensor) -> float:
+    is_number = tensor.numel() == 1 and not tensor.is_complex()
+    alpha = tensor.float().item() if is_number else math.nan
     if not math.isfinite(alpha):
-        raise CorruptFile(f"{path}: the alpha of {name!r} is {tensor.tolist()}, expected one finite number")
+        raise CorruptFile(f"{held.path}: the alpha of {held.name!r} is {tensor.tolist()}, expected one finite number")
     return alpha
+
+
+def _new_shape(held: _Held, tensor: Tensor) -> Shape:
+    """The sizes in `tensor`. They are few, which is made sure of before any is read."""
+    if tensor.ndim == 1 and 0 < tensor.numel() <= MAX_DIMENSIONS and not tensor.is_complex():
+        sizes = tensor.tolist()
+        if all(not isinstance(s, bool) and math.isfinite(s) and s == int(s) > 0 for s in sizes):
+            return tuple(int(size) for size in sizes)
+        found = str(sizes)
+    else:
+        found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+    raise CorruptFile(
+        f"{held.path}: {held.keys['reshape_weight']!r} is {found}, expected 1 to {MAX_DIMENSIONS} whole numbers above 0"
+    )
 
 
 def _misfit(entry: AdapterEntry) -> str | None:

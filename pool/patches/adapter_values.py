@@ -33,8 +33,7 @@ def placed_value(entry: AdapterEntry, target: RowRange, shape: Shape) -> tuple[P
 
     Raises PatchFailed, with the reason, when the entry does not fit or cannot be cut up this way.
     """
-    is_whole = entry.kind is AdapterKind.LOKR and {"lokr_w1", "lokr_w2"} <= entry.parts.keys()
-    if entry.alpha == 0.0 and entry.kind in _SCALED and not is_whole:
+    if _is_nothing(entry):
         raise PatchFailed("its alpha is 0, which makes it nothing")
     if not target.source_shape and entry.kind not in _WHOLE:
         raise PatchFailed(f"a {entry.kind.value} cannot be for a single number")
@@ -71,18 +70,18 @@ def _without_magnitude(entry: AdapterEntry, shape: Shape) -> Additive:
     p, alpha = entry.parts, entry.alpha
     match entry.kind:
         case AdapterKind.LORA:
-            scale = _scale(alpha, p["down"].shape[0])
+            scale = _scale(entry)
             if "mid" in p:
                 return TuckerLowRank(p["up"], p["down"], p["mid"], scale)
             return LowRank(p["up"].flatten(1), p["down"].flatten(1), scale)
         case AdapterKind.LOHA:
             first = HadamardFactor(p["hada_w1_a"], p["hada_w1_b"], p.get("hada_t1"))
             second = HadamardFactor(p["hada_w2_a"], p["hada_w2_b"], p.get("hada_t2"))
-            return LoHa(first, second, _scale(alpha, p["hada_w1_b"].shape[0]))
+            return LoHa(first, second, _scale(entry))
         case AdapterKind.LOKR:
             outer = KroneckerFactor(p.get("lokr_w1"), p.get("lokr_w1_a"), p.get("lokr_w1_b"))
             inner = KroneckerFactor(p.get("lokr_w2"), p.get("lokr_w2_a"), p.get("lokr_w2_b"), p.get("lokr_t2"))
-            return LoKr(outer, inner, _scale(alpha, inner.rank or outer.rank))
+            return LoKr(outer, inner, _scale(entry))
         case AdapterKind.GLORA:
             return glora_of(p["a1"], p["a2"], p["b1"], p["b2"], alpha, shape)
         case AdapterKind.OFT:
@@ -91,7 +90,7 @@ def _without_magnitude(entry: AdapterEntry, shape: Shape) -> Additive:
             return BOFT(p["oft_blocks"], p.get("rescale"), alpha or 0.0, shape)
         case AdapterKind.NORM | AdapterKind.DIFFERENCE | AdapterKind.REPLACEMENT:
             (tensor,) = p.values()
-            return Difference(tensor)
+            return Difference(tensor if entry.scale in (None, 1.0) else tensor.float() * entry.scale)
 
 
 def bias_range(target: RowRange, bias: str) -> RowRange:
@@ -115,8 +114,18 @@ def _final(entry: AdapterEntry, value: Additive) -> PatchValue:
     return Replacement(value.range.place(value.whole.tensor.reshape(value.range.source_shape)))
 
 
-def _scale(alpha: float | None, rank: int | None) -> float:
-    return 1.0 if alpha is None or rank is None else alpha / rank
+def _is_nothing(entry: AdapterEntry) -> bool:
+    """Whether its delta is 0 whatever its factors are. A magnitude changes the weight without a delta, too."""
+    if "dora_scale" in entry.parts or "magnitude" in entry.parts or entry.kind not in _SCALED:
+        return False
+    is_whole = entry.kind is AdapterKind.LOKR and entry.rank is None
+    return entry.scale == 0.0 or (entry.alpha == 0.0 and not is_whole)
+
+
+def _scale(entry: AdapterEntry) -> float:
+    if entry.scale is not None:
+        return entry.scale
+    return 1.0 if entry.alpha is None or entry.rank is None else entry.alpha / entry.rank
 
 
 def _offset(target: RowRange, shape: Shape) -> Offset | None:

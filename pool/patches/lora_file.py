@@ -132,7 +132,7 @@ def _patches(
 def _expect_finite(path: Path, entries: Iterable[AdapterEntry]) -> None:
     for entry in entries:
         for part, tensor in entry.parts.items():
-            if tensor.is_floating_point() and not _is_finite(tensor):
+            if not _is_finite(tensor):
                 wide = tensor.float()
                 count = int(wide.numel() - torch.isfinite(wide).sum())
                 raise CorruptFile(

@@ -19,6 +19,8 @@ from torch import Tensor
 
 #: numbers that are rounded in one go; the published bytes depend on it, for weights that are larger
 SLICE_ELEMENTS = 4096 * 4096
+#: bytes that rounding takes for each number: ten half-precision tensors are alive at once at most
+ROUNDING_BYTES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,16 @@ def round_to(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     for start in range(0, values.shape[0], rows):
         result[start : start + rows].copy_(_rounded(values[start : start + rows], dtype, layout, generator))
     return result
+
+
+def rounding_scratch_bytes(like: Tensor) -> int:
+    """Bytes that `round_to` takes at most beside values and result, for a weight stored as `like`.
+
+    0 for dtypes that are rounded plainly. The steps are half-precision tensors of the slice that is under way.
+    """
+    if _layout(like.dtype) is None:
+        return 0
+    return min(like.numel(), 2 * SLICE_ELEMENTS) * ROUNDING_BYTES
 
 
 def _layout(dtype: torch.dtype) -> _Layout | None:

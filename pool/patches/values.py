@@ -130,7 +130,11 @@ class PatchedWeight:
     def working_bytes(self) -> int:
         """The weight, a copy to patch, its product with the strength, and the hungriest patch."""
         own = working_bytes(self.tensor) + 3 * 4 * self.tensor.numel()
-        return own + max((p.value.working_bytes for p in self.patches), default=0)
+        shape, hungriest_bytes = tuple(self.tensor.shape), 0
+        for patch in self.patches:
+            hungriest_bytes = max(hungriest_bytes, patch.working_bytes_for(shape))
+            shape = patch.patched_shape(shape)
+        return own + hungriest_bytes
 
     @property
     def acts_at_zero(self) -> bool:

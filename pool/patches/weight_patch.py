@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from pool.errors import PatchFailed
+from pool.ops.packed import PackedWeight
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -109,6 +110,9 @@ class WeightPatch:
 
     def __post_init__(self) -> None:
         """Raises PatchFailed for a strength that is infinite or not a number: it would reach every weight after it."""
+        # 1, 1.0 and numpy's 1.0 are one strength, and have one digest
+        object.__setattr__(self, "strength", float(self.strength))
+        object.__setattr__(self, "strength_model", float(self.strength_model))
         if not (math.isfinite(self.strength) and math.isfinite(self.strength_model)):
             raise PatchFailed(
                 f"{self.name}: found strength {self.strength} and model strength {self.strength_model}, expected "
@@ -139,6 +143,19 @@ class WeightPatch:
         except PatchFailed as error:
             raise PatchFailed(f"{self.name}: {error}") from error
         return shape
+
+    def working_bytes_for(self, shape: Shape) -> int:
+        """Bytes that applying it to a weight of `shape` takes on the device beside the weight itself, at most.
+
+        A function on the delta makes three float32 tensors of the part's size: the delta, which is otherwise added as
+        it is made, what the function is given, and what it returns. What the function itself takes is not known.
+        Raises PatchFailed when the patch does not fit `shape`.
+        """
+        if self.function is None:
+            return self.value.working_bytes
+        patched = self.patched_shape(shape)
+        part = patched if self.offset is None else self.offset.shape_of(patched)
+        return self.value.working_bytes + 3 * 4 * math.prod(part)
 
     @property
     def name(self) -> str:
@@ -179,7 +196,8 @@ def expect_shape(what: str, found: Shape, expected: Shape) -> None:
 def to_working(tensor: Tensor, like: Tensor) -> Tensor:
     """`tensor` on the device and in the dtype of `like`: moved in storage dtype first. May be `tensor` itself: do not
     write."""
-    return tensor.to(device=like.device).to(like.dtype)
+    there = tensor.to(device=like.device)
+    return there.unpack(like.dtype) if isinstance(there, PackedWeight) else there.to(like.dtype)
 
 
 def working_bytes(*tensors: Tensor | None) -> int:

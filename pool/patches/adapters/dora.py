@@ -68,7 +68,8 @@ class DoRA(Additive):
 
     def _recomposed(self, weight: Tensor, function: DeltaFunction | None) -> Tensor:
         delta = self.value.delta(weight)
-        moved = weight + (delta if function is None else function(delta))
+        # the delta may be the factor itself, and the function may write into what it is given
+        moved = weight + (delta if function is None else function(delta.clone()))
         axis = 0 if self._by_rows else 1
         measured = weight if self._by_rows and not self.length_of_sum else moved
         others = [d for d in range(weight.ndim) if d != axis]

@@ -150,3 +150,74 @@ def test_what_belongs_to_nothing_is_named(tmp_path: Path) -> None:
     assert [entry.name for entry in file.entries] == ["a"]
     assert [s.name for s in file.strange] == ["b", "c", "d.new_kind"]
     assert str(Strange("b", "why")) == "b (why)"
+
+
+INTEGERS = {"int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool, "complex64": torch.complex64}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize(
+    ("key", "tensors"),
+    [
+        ("a.lora_up.weight", {"a.lora_up.weight": UP, "a.lora_down.weight": DOWN}),
+        ("a.dora_scale", {"a.lora_up.weight": UP, "a.lora_down.weight": DOWN, "a.dora_scale": torch.ones(8, 1)}),
+        ("a.diff", {"a.diff": UP}),
+        ("a.lokr_w2", {"a.lokr_w1": UP, "a.lokr_w2": DOWN}),
+    ],
+)
+def test_factors_that_are_no_floating_point_numbers_are_refused(
+    tmp_path: Path, key: str, tensors: dict[str, Tensor], dtype: str
+) -> None:
+    path = write(tmp_path / "lora.safetensors", tensors | {key: tensors[key].to(INTEGERS[dtype])})
+    with pytest.raises(CorruptFile, match=rf"lora.safetensors: .*'{key}' has type {dtype}, expected floating"):
+        read_adapters(path)
+
+
+def test_factors_of_8_bit_floats_are_factors(tmp_path: Path) -> None:
+    tensors = {"a.lora_up.weight": UP.to(torch.float8_e4m3fn), "a.lora_down.weight": DOWN.to(torch.float8_e5m2)}
+    file = read_adapters(write(tmp_path / "lora.safetensors", tensors))
+    assert ([e.name for e in file.entries], file.strange) == (["a"], ())
+
+
+@pytest.mark.parametrize("scale", ["a.lora_up.scale_weight", "a.lora_up.weight_scale", "a.lora_up.weight.scale_weight"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_factors_with_a_scale_beside_them_are_told(tmp_path: Path, scale: str, dtype: torch.dtype) -> None:
+    tensors = {"a.lora_up.weight": UP.to(dtype), "a.lora_down.weight": DOWN, scale: torch.ones(1)}
+    tensors |= {"b.lora_up.weight": UP, "b.lora_down.weight": DOWN}
+    file = read_adapters(write(tmp_path / "lora.safetensors", tensors))
+    assert [e.name for e in file.entries] == ["b"]
+    (strange,) = file.strange
+    assert strange == Strange("a", f"'a.lora_up.weight' is scaled by '{scale}', which is not known here")
+
+
+SHAPES_THAT_ARE_NONE = {
+    "a scalar": torch.tensor(64),
+    "a matrix": torch.tensor([[64, 64]]),
+    "no number": torch.tensor([torch.nan, 48.0]),
+    "endless": torch.tensor([torch.inf, 48.0]),
+    "not whole": torch.tensor([64.5, 48.0]),
+    "nothing": torch.tensor([0, 48]),
+    "negative": torch.tensor([-8, -12]),
+    "truths": torch.tensor([True, True]),
+    "empty": torch.ones(0),
+    "too many": torch.ones(9),
+    "far too many": torch.ones(1 << 20),
+    "complex": torch.ones(2, dtype=torch.complex64),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES_THAT_ARE_NONE)
+def test_a_new_shape_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+    key = "a.reshape_weight"
+    tensors = {"a.lora_up.weight": UP, "a.lora_down.weight": DOWN, key: SHAPES_THAT_ARE_NONE[name]}
+    path = write(tmp_path / "lora.safetensors", tensors)
+    with pytest.raises(CorruptFile, match="expected 1 to 8 whole numbers above 0") as caught:
+        read_adapters(path)
+    assert f"{path}: {key!r} is " in str(caught.value)
+    assert len(str(caught.value)) < 300 + len(str(path))
+
+
+def test_a_new_shape_may_be_kept_as_floats(tmp_path: Path) -> None:
+    tensors = {"a.lora_up.weight": UP, "a.lora_down.weight": DOWN, "a.reshape_weight": torch.tensor([8.0, 12.0])}
+    (entry,) = read_adapters(write(tmp_path / "lora.safetensors", tensors)).entries
+    assert entry.reshaped == (8, 12)

@@ -249,3 +249,18 @@ def test_the_rank_of_the_inner_factor_scales_a_lokr(tmp_path: Path) -> None:
     result = patched(found, {"m.weight": torch.zeros(24, 16)})["m.weight"]
     outer, inner = tensors["lokr_w1_a"] @ tensors["lokr_w1_b"], tensors["lokr_w2_a"] @ tensors["lokr_w2_b"]
     assert torch.allclose(result, torch.kron(outer, inner), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dora over rows", "dora over columns", "peft dora"])
+def test_a_magnitude_counts_without_a_delta(tmp_path: Path, kind: str) -> None:
+    """Alpha 0 makes the delta nothing; the lengths of the rows or columns change all the same."""
+    names = {"m": (RowRange("m.weight", (24, 16), 0, 24, 0),)}
+    weight = random(24, 16, seed=9, scale=1.0)
+    found = match(lora(tmp_path, KINDS[kind] | {"alpha": torch.tensor(0.0)}), names, {"m.weight": (24, 16)})
+    assert (found.matched, found.strange) == (1, ())
+    axis = 0 if kind == "dora over columns" else 1
+    magnitude = KINDS[kind].get("dora_scale", KINDS[kind].get("lora_magnitude_vector"))
+    assert magnitude is not None
+    length = weight.norm(dim=axis, keepdim=True)
+    expected = weight * magnitude.reshape(length.shape) / length
+    assert torch.allclose(patched(found, {"m.weight": weight})["m.weight"], expected, atol=1e-5)

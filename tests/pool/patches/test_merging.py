@@ -6,13 +6,16 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pool.errors import AdapterMismatch, PatchFailed
 from pool.ops import apply_weight_functions
+from pool.patcher import ModelPatcher
 from pool.patches.merging import ModelWeights, add, blend, merge, model_as_lora, subtract
 from pool.patches.patch_set import LowRank, PatchSet, WeightPatch
-from pool.spec import UNPATCHED
+from pool.quantization.quantize import quantize
+from pool.spec import UNPATCHED, ComponentKey, Role
+from pool.weight_form import WeightForm
 from tests.pool.toy import make_toy, patches_for
 
 TOUCHED = ("wide.weight", "conv.weight")
@@ -108,3 +111,26 @@ def test_nested_patches_do_not_write_to_the_other_model() -> None:
     other = ModelWeights.of("other", {"w": torch.ones(4, 4)}, PatchSet((inner,)))
     assert torch.equal(patched(own, PatchSet(add(other)))["w"], torch.full((4, 4), 3.0))
     assert torch.equal(other.weights["w"], torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("with_lora", [True, False])
+def test_a_quantized_model_of_float32_is_a_patch_value_elsewhere(with_lora: bool) -> None:
+    """Its packed weight stands for float32, in which patches are computed: it is unpacked all the same."""
+    toy, name = make_toy(1, torch.float32), "wide.weight"
+    packed = quantize(toy.wide.weight.data, "int8_tensorwise")
+    assert packed.dtype is torch.float32
+    toy.wide.weight = nn.Parameter(packed, requires_grad=False)
+    form, cpu = WeightForm(torch.float32), torch.device("cpu")
+    other = ModelPatcher.of(ComponentKey("other"), Role.DIFFUSION_MODEL, toy, cpu, form)
+    if with_lora:
+        other.add_patches(patches_for(toy, "lora", (name,)).patches)
+    theirs = packed.unpack(torch.float32)
+    for function in other.patches.functions(name):
+        theirs = function(theirs)
+    one = ModelPatcher.of(ComponentKey("one"), Role.DIFFUSION_MODEL, make_toy(0), cpu, form)
+    assert one.add_patches(other.get_key_patches(name), 0.3, 0.7) == (name,)
+    own = make_toy(0).wide.weight.data.float()
+    (function,) = one.patches.functions(name)
+    found = function(own.clone())
+    assert type(found) is Tensor
+    torch.testing.assert_close(found, own * 0.7 + theirs * 0.3)

@@ -13,9 +13,10 @@ from torch import Tensor
 from pool.devices.kinds import open_device
 from pool.errors import PatchFailed
 from pool.ops import apply_weight_functions
+from pool.patches.adapters.dora import DoRA
 from pool.patches.adapters.low_rank import LowRankSum
-from pool.patches.patch_set import DeltaFunction, LowRank, Offset, PatchSet, WeightPatch
-from pool.patches.values import Difference, Replacement, padded_difference
+from pool.patches.patch_set import DeltaFunction, LowRank, Offset, PatchSet, PatchValue, WeightPatch
+from pool.patches.values import Difference, PatchedWeight, Replacement, padded_difference
 from pool.spec import UNPATCHED
 from tests.pool.patches.golden_adapters import adapter_cases
 
@@ -288,3 +289,57 @@ def test_a_sum_moves_its_factors_once_and_takes_what_it_said(
     scale_bytes = after.h2d_bytes - before.h2d_bytes - factor_bytes
     assert 0 <= scale_bytes <= 8 * 9
     assert torch.allclose(patched_there.cpu(), patched(PatchSet(patches), random(*SHAPE)), atol=1e-6)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("kind", ["low rank", "difference", "dora", "padded"])
+def test_what_a_function_on_the_delta_takes_is_counted(kind: str, offset: Offset | None) -> None:
+    device = open_device("sim", 0, None)
+    shape = SHAPE if offset is None else offset.shape_of(SHAPE)
+    low = LowRank(random(shape[0], 2), random(2, shape[1]), 1.0)
+    values: dict[str, PatchValue] = {
+        "low rank": low,
+        "difference": Difference(random(*shape)),
+        "dora": DoRA(Difference(random(*shape)), random(shape[0], 1), shape),
+        "padded": padded_difference(random(*shape) if offset else random(SHAPE[0] + 6, SHAPE[1])),
+    }
+    function = DeltaFunction("double", lambda delta: delta * 2)
+    patch = WeightPatch("w", "x", values[kind], 0.5, offset=offset, function=function)
+    weight = random(*SHAPE).to(device.torch_device)
+    device.memory.reset_peak()
+    before_bytes = device.memory.peak_bytes()
+    patch(weight)
+    taken_bytes = device.memory.peak_bytes() - before_bytes
+    assert taken_bytes <= patch.working_bytes_for(SHAPE)
+    part = patch.patched_shape(SHAPE) if offset is None else shape
+    assert patch.working_bytes_for(SHAPE) == values[kind].working_bytes + 12 * part[0] * part[1]
+    plain = replace(patch, function=None)
+    assert plain.working_bytes_for(SHAPE) == values[kind].working_bytes
+    outer = PatchedWeight(random(*SHAPE), (patch,)).working_bytes if kind != "padded" else 0
+    assert kind == "padded" or outer - PatchedWeight(random(*SHAPE), (plain,)).working_bytes == 12 * part[0] * part[1]
+
+
+def test_the_hungriest_low_rank_patch_with_a_function_takes_more_than_its_factors() -> None:
+    """Its factors alone would be a fraction of what is taken."""
+    device = open_device("sim", 0, None)
+    value = LowRank(random(64, 1), random(1, 64), 1.0)
+    patch = WeightPatch("w", "x", value, function=DeltaFunction("double", lambda delta: delta * 2))
+    weight = random(64, 64).to(device.torch_device)
+    device.memory.reset_peak()
+    before_bytes = device.memory.peak_bytes()
+    patch(weight)
+    taken_bytes = device.memory.peak_bytes() - before_bytes
+    assert value.working_bytes < taken_bytes <= patch.working_bytes_for((64, 64))
+
+
+@pytest.mark.parametrize("kind", ["difference", "dora"])
+def test_a_function_may_write_into_the_delta(kind: str) -> None:
+    tensor, weight = random(*SHAPE), random(*SHAPE, seed=1)
+    kept = tensor.clone()
+    value: PatchValue = Difference(tensor)
+    if kind == "dora":
+        value = DoRA(Difference(tensor), random(SHAPE[0], 1, seed=2), SHAPE)
+    patch = WeightPatch("w", "x", value, function=DeltaFunction("double", lambda delta: delta.mul_(2)))
+    first, second = patch(weight.clone()), patch(weight.clone())
+    assert torch.equal(tensor, kept)
+    assert torch.equal(first, second)
