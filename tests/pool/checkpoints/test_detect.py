@@ -86,7 +86,7 @@ def test_every_signature_finds_its_own_architecture_under_every_prefix(prefix: s
 VARIANTS = {
     "v_pred": ({"v_pred": ()}, {}, "recognised as Stable Diffusion 1 with v-prediction"),
     "metadata": ({}, {"modelspec.prediction_type": "v"}, "recognised as Stable Diffusion 1 with v-prediction"),
-    "scaled": ({"model.diffusion_model.out.2.scale_weight": ()}, {}, "with scaled 8-bit weights"),
+    "scaled": ({"model.diffusion_model.out.2.weight_scale": ()}, {}, "with scaled 8-bit weights"),
 }
 
 
