@@ -240,7 +240,7 @@ class Matrices(nn.Module):
         return x
 
 
-def print_merge(rounds: int = 7) -> None:
+def print_merge(rounds: int = 21) -> None:
     """Putting a LoRA of rank 16 into 80 matrices, and taking it out again."""
     torch.manual_seed(0)
     module = Matrices().requires_grad_(False)
