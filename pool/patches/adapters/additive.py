@@ -7,9 +7,11 @@ one.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from pool.checkpoints.key_map import RowRange
@@ -17,38 +19,38 @@ from pool.errors import PatchFailed
 from pool.patches.weight_patch import DeltaFunction, Shape, add_delta
 
 
-class Additive:
+class Additive(ABC):
     """A delta that may depend on the weight. Base of frozen values; see `PatchValue`."""
 
     __slots__ = ()
 
     @property
+    @abstractmethod
     def working_bytes(self) -> int:
         """Bytes that applying it takes on the device beside the weight itself, at most."""
-        raise NotImplementedError
 
     @property
     def acts_at_zero(self) -> bool:
         """At strength 0 there is nothing left of a delta."""
         return False
 
+    @abstractmethod
     def check(self, shape: Shape) -> None:
         """Raise PatchFailed unless the delta is one for a weight of `shape`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def delta(self, weight: Tensor) -> Tensor:
         """The delta at strength 1, in the shape, dtype and on the device of `weight`, which is not written.
 
         It may share memory with the factors: do not write.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self, start: int, count: int) -> Additive:
         """The delta for `count` rows of the weight, from `start` on, given a weight of just these rows.
 
         Raises PatchFailed, with the reason, when these rows cannot be computed without the others.
         """
-        raise NotImplementedError
 
     def patched_shape(self, shape: Shape) -> Shape:
         """The same shape. Raises PatchFailed when the delta is not one for it."""
@@ -67,13 +69,13 @@ class FromFactors(Additive):
     __slots__ = ()
 
     @property
+    @abstractmethod
     def matrix(self) -> tuple[int, int]:
         """Output rows of the delta, and numbers in each."""
-        raise NotImplementedError
 
+    @abstractmethod
     def delta_of(self, shape: Shape, like: Tensor) -> Tensor:
         """The delta in `shape`, in the dtype and on the device of `like`."""
-        raise NotImplementedError
 
     def check(self, shape: Shape) -> None:
         """See `Additive.check`."""
@@ -125,6 +127,12 @@ class Placed(FromFactors):
     def working_bytes(self) -> int:
         """The whole delta's, and a copy of it in the parameter's order."""
         return self.whole.working_bytes + 4 * math.prod(self.range.source_shape)
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """See `FromFactors.matrix`: in the parameter's order, found without any numbers."""
+        placed = self.range.place(torch.empty(self.range.source_shape, device="meta"))
+        return placed.shape[0], columns_of(tuple(placed.shape))
 
     def check(self, shape: Shape) -> None:
         """See `Additive.check`."""

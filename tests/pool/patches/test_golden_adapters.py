@@ -108,6 +108,9 @@ class Weaker(Additive):
     def check(self, shape: tuple[int, ...]) -> None:
         self.value.check(shape)
 
+    def rows(self, start: int, count: int) -> Additive:
+        raise AssertionError("no case cuts it")
+
     def delta(self, weight: Tensor) -> Tensor:
         return self.value.delta(weight) * self.fraction
 
