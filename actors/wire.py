@@ -14,7 +14,7 @@ from actors.orders import Order
 from actors.outcomes import TaskSummary
 from actors.recipe import Recipe
 from actors.requests import GenerateRequest
-from pool.spec import JobId, RunError, Stage, TaskId, TaskSpec, WorkerId
+from pool.spec import ComponentKey, JobId, RunError, Stage, TaskId, TaskSpec, WorkerId
 from pool.work import Work
 from scheduler.messages import Outcome
 
@@ -30,6 +30,7 @@ class RunRequest:
     run    counts all runs that a controller sent. Names this one: attempts of a task start at 1 again when the same
            work is asked for again later
     fresh  take all weights off the GPU first: the attempt before ran out of memory
+    needed_next  components that are expected to be needed on that GPU afterwards, soonest first
     """
 
     task: TaskSpec
@@ -37,6 +38,7 @@ class RunRequest:
     attempt: int
     run: int
     fresh: bool = False
+    needed_next: tuple[ComponentKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pool.errors import does_not_fit
+from pool.outlook import NO_OUTLOOK, Outlook
 from pool.spec import UNPATCHED, ComponentKey, ComponentSpec, ComponentUse
 
 
@@ -103,6 +104,7 @@ def plan(
     specs: Mapping[ComponentKey, ComponentSpec],
     activation_bytes: int,
     leased: frozenset[ComponentKey] = frozenset(),
+    outlook: Outlook = NO_OUTLOOK,
 ) -> ResidencyPlan:
     """What to move so that a task with `uses` and `activation_bytes` can run on `now`.
 
@@ -143,11 +145,15 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class ModuleBytes:
-    """One module's own weights: bytes when resident (compute dtype) and on the bus (storage dtype)."""
+    """One module's own weights: bytes when resident (compute dtype) and on the bus (storage dtype).
+
+    flops  multiplications and additions of one pass through it at a usual size; 0 where nobody counted
+    """
 
     name: str
     resident_bytes: int
     upload_bytes: int
+    flops: int = 0
 
 
 def choose_modules(modules: Sequence[ModuleBytes], target_bytes: int, now: frozenset[str]) -> frozenset[str]:

@@ -73,17 +73,41 @@ class ComponentUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Division:
+    """One way to do a task in parts, one after the other, that need less memory at once.
+
+    activation_bytes  what the hungriest part needs beside weights and scratch
+    batch             at most so many members of the run's batch at once; 0 is all of them
+    tile              edge of a tile in latent cells, for decoding and encoding by tiles; 0 is without tiles
+    slowdown          expected seconds as a multiple of those of the undivided run
+    """
+
+    activation_bytes: int
+    batch: int = 0
+    tile: int = 0
+    slowdown: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class TaskSpec:
     """One stage of work. Two tasks with equal ids are the same work and have the same result."""
 
     task_id: TaskId
     stage: Stage
     uses: tuple[ComponentUse, ...]
+    #: of the undivided run
     activation_bytes: int
     #: prior estimate with all weights resident; the scheduler corrects it by what it measures
     run_seconds: float
     #: tasks (or given results) whose results this one reads
     needs: tuple[TaskId, ...] = ()
+    #: ways to do it in parts where memory is short, the least divided first; each needs less than the one before
+    divisions: tuple[Division, ...] = ()
+
+    @property
+    def least_activation_bytes(self) -> int:
+        """What its most divided run needs."""
+        return min((d.activation_bytes for d in self.divisions), default=self.activation_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +145,7 @@ class RunErrorKind(Enum):
     """Why a task ended badly. The retry policy is a table over these (`scheduler.retry`)."""
 
     OUT_OF_VRAM = "out_of_vram"
+    OUT_OF_HOST_MEMORY = "out_of_host_memory"
     WORKER_LOST = "worker_lost"
     INPUT_LOST = "input_lost"
     BAD_INPUT = "bad_input"
@@ -137,6 +162,18 @@ class RunError:
     traceback_text: str = ""
 
 
+class Rung(Enum):
+    """What is done about a run that ran out of memory, in this order. The first three are the worker's, the others the
+    scheduler's."""
+
+    DROP_CACHES = "drop caches"
+    STREAM_MORE = "stream more"
+    DIVIDE = "divide the run"
+    OTHER_WORKER = "another worker"
+    RECYCLE = "recycle the process"
+    QUARANTINE = "quarantine"
+
+
 @dataclass(frozen=True, slots=True)
 class RunCost:
     """What one run cost, measured by the worker.
@@ -147,6 +184,10 @@ class RunCost:
     peak_bytes                  most VRAM in use at once, weights included
     resident                    every component was there, whole and with the right patches
     patch_switches              components that were there with another patch set
+    planned_bytes               the most VRAM that the plan allowed for, weights included
+    working_bytes               most VRAM in use beside the weights that were resident when the run began
+    division                    how the run was divided; None when it was not
+    rungs                       what was done about running out of memory, in order, before it ended as it did
     """
 
     load_seconds: float = 0.0
@@ -156,6 +197,10 @@ class RunCost:
     peak_bytes: int = 0
     resident: bool = False
     patch_switches: int = 0
+    planned_bytes: int = 0
+    working_bytes: int = 0
+    division: Division | None = None
+    rungs: tuple[Rung, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

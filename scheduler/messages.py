@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from pool.spec import ComponentSpec, JobId, JobSpec, RunError, TaskId, TaskReport, WorkerId, WorkerSpec
+from pool.spec import ComponentKey, ComponentSpec, JobId, JobSpec, RunError, TaskId, TaskReport, WorkerId, WorkerSpec
 
 
 class Outcome(Enum):
@@ -137,13 +137,17 @@ class EndWorker:
 
 @dataclass(frozen=True, slots=True)
 class RunTask:
-    """Run this task there. `why` says in a sentence what the choice was made of."""
+    """Run this task there. `why` says in a sentence what the choice was made of.
+
+    needed_next  components that are expected to be needed on that GPU afterwards, soonest first
+    """
 
     worker_id: WorkerId
     incarnation: int
     task_id: TaskId
     attempt: int
     why: str = ""
+    needed_next: tuple[ComponentKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ class Verdict(Enum):
 #: May a run that ended this way be tried again, within the limit on attempts?
 RETRIED: Mapping[RunErrorKind, bool] = {
     RunErrorKind.OUT_OF_VRAM: True,  # a second attempt evicts everything first, or lands on another worker
+    RunErrorKind.OUT_OF_HOST_MEMORY: True,  # another machine may have more, and this one may have it later
     RunErrorKind.WORKER_LOST: True,  # mostly not the task's fault; the limit stops the task whose fault it is
     RunErrorKind.INPUT_LOST: True,  # its inputs are made again first
     RunErrorKind.BAD_INPUT: False,  # it would fail the same way

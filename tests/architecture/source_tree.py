@@ -15,7 +15,16 @@ PRODUCT_FOLDERS = (*PACKAGES, "scripts", "examples", "benchmarks")
 TEXT_FOLDERS = (*PRODUCT_FOLDERS, "configs", "docs", "tests", ".ci")
 TEXT_SUFFIXES = {".py", ".toml", ".md", ".txt", ".sh", ".jsonl", ".csv", ".cfg", ".ini", ".yaml", ".yml", ""}
 #: modules of pool that a process without torch may import
-TORCH_FREE = ("pool.spec", "pool.residency", "pool.errors", "pool.work", "pool.sampling.names")
+TORCH_FREE = (
+    "pool.spec",
+    "pool.residency",
+    "pool.outlook",
+    "pool.division",
+    "pool.plan_seconds",
+    "pool.errors",
+    "pool.work",
+    "pool.sampling.names",
+)
 
 
 @dataclass(frozen=True)
