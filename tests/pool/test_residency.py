@@ -1,27 +1,36 @@
-"""`plan` and `choose_modules` keep the budget, lose no byte, move nothing twice and never touch what is leased."""
+"""`plan` keeps the budget, lose no byte, move nothing twice and never touch what is leased."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pool.errors import DoesNotFit
-from pool.residency import ModuleBytes, Residency, ResidencyPlan, Resident, choose_modules, needed_bytes, plan
+from pool.outlook import NO_OUTLOOK, Outlook
+from pool.residency import YOUTH_PART, Residency, ResidencyPlan, Resident, needed_bytes, plan
+from pool.residency_reasons import explain
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 
-KEYS = [ComponentKey(name) for name in "abcde"]
+KEYS = [ComponentKey(f"c{number}") for number in range(5)]
 DIGESTS = st.sampled_from(["", "x", "y"])
 Case = tuple[dict[ComponentKey, ComponentSpec], Residency, tuple[ComponentUse, ...], int]
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, equal_prices: bool = False) -> Case:
     """Components, what is resident of them, and a task that uses some."""
-    specs = {
-        key: ComponentSpec(key, Role.VAE, draw(st.integers(1, 30)), draw(st.integers(1, 30)))
-        for key in draw(st.permutations(KEYS))
-    }
+    specs = {}
+    for key in draw(st.permutations(KEYS)):
+        weight_bytes = draw(st.integers(1, 30))
+        upload_bytes = weight_bytes if equal_prices else draw(st.integers(1, 30))
+        specs[key] = ComponentSpec(key, Role.VAE, weight_bytes, upload_bytes)
     capacity_bytes = draw(st.integers(1, 80))
     left_bytes, entries = capacity_bytes, []
     for key, spec in specs.items():
@@ -40,27 +49,46 @@ def cases(draw: st.DrawFn) -> Case:
 LEASED = st.frozensets(st.sampled_from(KEYS), max_size=2)
 
 
-def planned(case: Case, leased: frozenset[ComponentKey] = frozenset()) -> ResidencyPlan | None:
+@st.composite
+def outlooks(draw: st.DrawFn) -> Outlook:
+    """Some components are expected, some are to stay, some matter more or less."""
+    expected = draw(st.lists(st.sampled_from(KEYS), unique=True))
+    floors = draw(st.dictionaries(st.sampled_from(KEYS), st.integers(0, 12), max_size=2))
+    priorities = draw(st.dictionaries(st.sampled_from(KEYS), st.integers(-1, 1), max_size=3))
+    return Outlook(tuple(expected), floors, priorities)
+
+
+OUTLOOKS = st.one_of(st.just(NO_OUTLOOK), outlooks())
+
+
+def planned(
+    case: Case, leased: frozenset[ComponentKey] = frozenset(), outlook: Outlook = NO_OUTLOOK
+) -> ResidencyPlan | None:
     specs, now, uses, activation_bytes = case
     try:
-        return plan(now, uses, specs, activation_bytes, leased)
+        return plan(now, uses, specs, activation_bytes, leased, outlook)
     except DoesNotFit:
         return None
 
 
-@given(cases(), LEASED)
-def test_the_budget_holds_with_activations_and_the_largest_scratch(case, leased) -> None:
-    moves = planned(case, leased)
+def resident_bytes(residency: Residency, key: ComponentKey) -> int:
+    entry = residency.of(key)
+    return 0 if entry is None else entry.resident_bytes
+
+
+@given(cases(), LEASED, OUTLOOKS)
+def test_the_budget_holds_with_activations_and_the_largest_scratch(case, leased, outlook) -> None:
+    moves = planned(case, leased, outlook)
     if moves is not None:
         _, now, uses, activation_bytes = case
         assert moves.after.used_bytes + needed_bytes(uses, activation_bytes) <= now.capacity_bytes
         assert moves.after.capacity_bytes == now.capacity_bytes
 
 
-@given(cases(), LEASED)
-def test_no_byte_is_lost_or_invented(case, leased) -> None:
+@given(cases(), LEASED, OUTLOOKS)
+def test_no_byte_is_lost_or_invented(case, leased, outlook) -> None:
     """What was there, less what is evicted, plus what arrives, is what is there afterwards: by component."""
-    moves = planned(case, leased)
+    moves = planned(case, leased, outlook)
     if moves is None:
         return
     _, now, uses, _ = case
@@ -71,14 +99,15 @@ def test_no_byte_is_lost_or_invented(case, leased) -> None:
         after = moves.after.of(entry.component)
         if entry.component not in {use.component for use in uses}:
             assert (0 if after is None else after.resident_bytes) == stays_bytes >= 0
+            assert after is None or replace(after, resident_bytes=entry.resident_bytes) == entry, "other patches"
         else:
             assert (0 if after is None else after.resident_bytes) >= stays_bytes >= 0
     assert all(move.bytes > 0 for move in (*moves.evict, *moves.upload))
 
 
-@given(cases(), LEASED)
-def test_uploads_are_what_arrives_and_what_other_patches_touch_in_storage_bytes(case, leased) -> None:
-    moves = planned(case, leased)
+@given(cases(), LEASED, OUTLOOKS)
+def test_uploads_are_what_arrives_and_what_other_patches_touch_in_storage_bytes(case, leased, outlook) -> None:
+    moves = planned(case, leased, outlook)
     if moves is None:
         return
     specs, now, uses, _ = case
@@ -104,20 +133,20 @@ def _whole(specs, use: ComponentUse) -> Resident:
     return Resident(use.component, specs[use.component].weight_bytes, use.patch_digest, use.patched_bytes)
 
 
-@given(cases(), LEASED)
-def test_a_second_plan_moves_nothing(case, leased) -> None:
-    moves = planned(case, leased)
+@given(cases(), LEASED, OUTLOOKS)
+def test_a_second_plan_moves_nothing(case, leased, outlook) -> None:
+    moves = planned(case, leased, outlook)
     if moves is not None:
         specs, _, uses, activation_bytes = case
-        again = plan(moves.after, uses, specs, activation_bytes, leased)
+        again = plan(moves.after, uses, specs, activation_bytes, leased, outlook)
         assert (again.evict, again.upload, again.switched) == ((), (), ())
         assert set(again.after.entries) == set(moves.after.entries)
         assert again.streamed_bytes == moves.streamed_bytes
 
 
-@given(cases(), LEASED)
-def test_what_is_leased_stays_as_it_is_or_grows(case, leased) -> None:
-    moves = planned(case, leased)
+@given(cases(), LEASED, OUTLOOKS)
+def test_what_is_leased_stays_as_it_is_or_grows(case, leased, outlook) -> None:
+    moves = planned(case, leased, outlook)
     if moves is None:
         return
     _, now, uses, _ = case
@@ -153,17 +182,17 @@ def test_it_fits_beside_what_is_leased_exactly_when_that_leaves_room(case, lease
     assert (planned(case, leased) is not None) == (least_bytes <= now.capacity_bytes and not patched_anew)
 
 
-@given(cases())
-def test_least_recently_used_goes_first_and_no_more_than_needed(case) -> None:
-    """Of what the task does not use: a tail of the order stays whole, at most one is cut, the rest is gone; and when
-    anything goes, there is no room left for it."""
+@given(cases(equal_prices=True))
+def test_at_equal_prices_the_least_recently_used_goes_first_and_no_more_than_needed(case) -> None:
+    """Nothing expected: of what the task does not use a tail of the order stays whole, at most one is cut, the rest is
+    gone; and when anything goes, there is no room left for it."""
     moves = planned(case)
     if moves is None:
         return
     _, now, uses, activation_bytes = case
     used = {use.component for use in uses}
     others = [entry for entry in now.entries if entry.component not in used]
-    stays = [0 if (e := moves.after.of(o.component)) is None else e.resident_bytes for o in others]
+    stays = [resident_bytes(moves.after, entry.component) for entry in others]
     seen_partial = False
     for entry, stays_bytes in zip(others, stays, strict=True):
         assert not seen_partial or stays_bytes == entry.resident_bytes, "an earlier one was kept before a later one"
@@ -171,9 +200,126 @@ def test_least_recently_used_goes_first_and_no_more_than_needed(case) -> None:
     if sum(stays) < sum(entry.resident_bytes for entry in others):
         free_bytes = now.capacity_bytes - needed_bytes(uses, activation_bytes) - moves.after.used_bytes
         assert free_bytes == 0
-    assert [e.component for e in moves.after.entries if e.component not in used] == [
-        o.component for o, stays_bytes in zip(others, stays, strict=True) if stays_bytes
-    ]
+
+
+@given(cases(), LEASED, OUTLOOKS)
+def test_who_gives_way_is_who_should(case, leased, outlook) -> None:
+    """Any two that could give way, one that did and one that kept something: rule 3 of the module, said once more."""
+    moves = planned(case, leased, outlook)
+    if moves is None:
+        return
+    specs, now, uses, activation_bytes = case
+    used = {use.component for use in uses}
+    lost: dict[ComponentKey, int] = {}
+    kept: dict[ComponentKey, int] = {}
+    ages: dict[ComponentKey, Fraction] = {}
+    age_bytes = now.capacity_bytes // YOUTH_PART + 1
+    for entry in reversed(now.entries):
+        key, after_bytes = entry.component, resident_bytes(moves.after, entry.component)
+        if key in used:
+            continue
+        age_bytes += entry.resident_bytes
+        ages[key] = Fraction(age_bytes * specs[key].weight_bytes, specs[key].upload_bytes)
+        lost[key] = entry.resident_bytes - after_bytes
+        kept[key] = 0 if key in leased else after_bytes - min(after_bytes, outlook.floors.get(key, 0))
+    bypassed_bytes = 0
+    for use in uses:
+        after_bytes = resident_bytes(moves.after, use.component)
+        if use.passes == 1:
+            kept[use.component] = max(0, after_bytes - resident_bytes(now, use.component))
+            lost[use.component] = specs[use.component].weight_bytes - after_bytes
+            bypassed_bytes += lost[use.component]
+    for goes, stays in permutations(kept, 2):
+        if lost[goes] and kept[stays] and not (goes in used and _no_room_for_it(case, moves, leased, outlook)):
+            assert _may_go_before(goes, stays, outlook, ages), (goes, stays)
+    if any(lost_bytes and key not in used for key, lost_bytes in lost.items()):
+        assert now.capacity_bytes == needed_bytes(uses, activation_bytes) + moves.after.used_bytes, "too much left"
+
+
+def _no_room_for_it(case: Case, moves: ResidencyPlan, leased: frozenset[ComponentKey], outlook: Outlook) -> bool:
+    """The task's own components stream for want of room, whatever others gave: alone they would stream as much."""
+    specs, now, uses, activation_bytes = case
+    used = {use.component for use in uses}
+    held = frozenset(e.component for e in now.entries if e.component in leased)
+    entries = [e for e in now.entries if e.component in used or e.component in held or e.component in outlook.floors]
+    alone = plan(
+        Residency(now.capacity_bytes, tuple(entries)),
+        uses,
+        specs,
+        activation_bytes,
+        leased,
+        Outlook(floors=outlook.floors),
+    )
+    return alone.streamed_bytes == moves.streamed_bytes
+
+
+def _may_go_before(
+    goes: ComponentKey, stays: ComponentKey, outlook: Outlook, ages: Mapping[ComponentKey, Fraction]
+) -> bool:
+    low, high = outlook.priorities.get(goes, 0), outlook.priorities.get(stays, 0)
+    if low != high:
+        return low < high
+    expected = outlook.needed_next
+    if goes in expected:
+        return stays in expected and expected.index(stays) < expected.index(goes)
+    if stays in expected or stays not in ages:
+        return True
+    return goes in ages and ages[goes] >= ages[stays] * Fraction(999_999, 1_000_000)
+
+
+@given(cases(), LEASED, OUTLOOKS)
+def test_floors_never_shrink(case, leased, outlook) -> None:
+    moves = planned(case, leased, outlook)
+    if moves is not None:
+        for entry in case[1].entries:
+            floor_bytes = min(entry.resident_bytes, outlook.floors.get(entry.component, 0))
+            assert resident_bytes(moves.after, entry.component) >= floor_bytes
+
+
+@given(cases(), OUTLOOKS)
+def test_bytes_on_the_bus_do_not_depend_on_other_components(case, outlook) -> None:
+    """Nothing leased, no floors. Without a hint not even how they cross it: the scheduler predicts with this."""
+    specs, now, uses, activation_bytes = case
+    used = {use.component for use in uses}
+    own = Residency(now.capacity_bytes, tuple(entry for entry in now.entries if entry.component in used))
+    alone = planned((specs, own, uses, activation_bytes))
+    blind, told = planned(case), planned(case, frozenset(), replace(outlook, floors={}))
+    if alone is None or blind is None or told is None:
+        assert alone is blind is told is None
+        return
+    assert (blind.upload, blind.streamed_bytes, blind.switched) == (alone.upload, alone.streamed_bytes, alone.switched)
+    more_bytes = told.upload_bytes + told.streamed_bytes - alone.upload_bytes - alone.streamed_bytes
+    assert abs(more_bytes) <= len(uses)
+    assert told.switched == alone.switched
+
+
+@given(cases(), LEASED, OUTLOOKS)
+def test_equal_arguments_give_equal_plans(case, leased, outlook) -> None:
+    specs, now, uses, activation_bytes = case
+    turned = Outlook(
+        outlook.needed_next,
+        dict(reversed(outlook.floors.items())),
+        dict(reversed(outlook.priorities.items())),
+    )
+    backwards = (dict(reversed(specs.items())), now, uses, activation_bytes)
+    assert planned(case, leased, outlook) == planned(backwards, leased, turned)
+
+
+@given(cases(), LEASED, OUTLOOKS)
+def test_every_eviction_and_every_stream_has_its_reason(case, leased, outlook) -> None:
+    moves = planned(case, leased, outlook)
+    if moves is None:
+        return
+    specs, now, uses, activation_bytes = case
+    reasons = explain(now, uses, specs, activation_bytes, leased, outlook)
+    assert [(r.component, r.bytes) for r in reasons if not r.streams] == [(m.component, m.bytes) for m in moves.evict]
+    streamed = [(u.component, specs[u.component].weight_bytes - resident_bytes(moves.after, u.component)) for u in uses]
+    assert [(r.component, r.bytes) for r in reasons if r.streams] == [pair for pair in streamed if pair[1]]
+    for reason in reasons:
+        assert str(reason).startswith(f"{reason.component}: ")
+        named = {key for key in KEYS if re.search(rf"\b{key}\b", reason.why)}
+        for rival in named:  # whoever is named as better off has bytes on the GPU
+            assert resident_bytes(moves.after, rival) > 0 or rival in {use.component for use in uses}
 
 
 @given(cases())
@@ -204,27 +350,84 @@ def test_golden_partial_load_with_switch_and_eviction() -> None:
     assert (moves.streamed_bytes, moves.all_resident) == (0, False)
 
 
-MODULES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8).map(
-    lambda sizes: [ModuleBytes(f"m{n}", resident, upload) for n, (resident, upload) in enumerate(sizes)]
-)
+A, B, C, D, E = KEYS
+#: 10 B each, all on the bus
+TENS = {key: ComponentSpec(key, Role.VAE, 10, 10) for key in KEYS}
 
 
-@given(MODULES, st.integers(0, 40), st.data())
-def test_chosen_modules_fit_and_a_second_choice_is_the_same(modules, target_bytes, data) -> None:
-    names = [module.name for module in modules]
-    now = frozenset(data.draw(st.sets(st.sampled_from(names))) if names else ())
-    sizes = {module.name: module.resident_bytes for module in modules}
-    chosen = choose_modules(modules, target_bytes, now)
-    assert chosen <= set(names)
-    assert sum(sizes[name] for name in chosen) <= target_bytes
-    assert choose_modules(modules, target_bytes, chosen) == chosen
-    left_bytes = target_bytes - sum(sizes[name] for name in chosen)
-    assert all(sizes[name] > left_bytes for name in set(names) - chosen), "room is left for one more"
-    if sum(sizes.values()) <= target_bytes:
-        assert chosen == set(names)
+def full(capacity_bytes: int, *keys: ComponentKey) -> Residency:
+    """These components whole, the least recently used first."""
+    return Residency(capacity_bytes, tuple(Resident(key, 10) for key in keys))
 
 
-@given(MODULES, st.integers(0, 40), st.integers(0, 40))
-def test_a_growing_target_keeps_what_is_there(modules, first_bytes, more_bytes) -> None:
-    now = choose_modules(modules, first_bytes, frozenset())
-    assert now <= choose_modules(modules, first_bytes + more_bytes, now)
+def told(now: Residency, use: ComponentUse, outlook: Outlook) -> tuple[dict[str, int], int, list[str]]:
+    """What is evicted, how much is streamed, and why."""
+    moves = plan(now, (use,), TENS, 0, outlook=outlook)
+    reasons = [str(reason) for reason in explain(now, (use,), TENS, 0, outlook=outlook)]
+    return {move.component: move.bytes for move in moves.evict}, moves.streamed_bytes, reasons
+
+
+def test_golden_what_is_not_expected_leaves_before_what_is_and_of_that_the_last_needed() -> None:
+    now, use = full(30, A, B, C), ComponentUse(D, 0, passes=20)
+    assert told(now, use, Outlook((A, B))) == (
+        {C: 10},
+        0,
+        ["c2: 10 B of it leaves: no expected task needs it, and one needs c1"],
+    )
+    assert told(now, use, Outlook((C, A, B))) == ({B: 10}, 0, ["c1: 10 B of it leaves: it is needed later than c0"])
+    assert told(now, use, Outlook((C, A, B), priorities={C: -1})) == (
+        {C: 10},
+        0,
+        ["c2: 10 B of it leaves: its priority -1 is below that of c1, 0"],
+    )
+
+
+def test_golden_one_pass_streams_what_would_push_out_better_bytes() -> None:
+    """25 B, `A` and `B` take 20: of `C` 5 fit. Its other 5 load only where something worse is there."""
+    now, use = full(25, A, B), ComponentUse(C, 0)
+    assert told(now, use, NO_OUTLOOK)[:2] == ({A: 5}, 0)
+    one_pass = "one pass costs the same streamed or loaded; loaded it would push out"
+    assert told(now, use, Outlook((A, B))) == (
+        {},
+        5,
+        [f"c2: 5 B of it streams: {one_pass} c1, which is expected to be needed, as it is not"],
+    )
+    assert told(now, use, Outlook((A, B, C)))[2] == [
+        f"c2: 5 B of it streams: {one_pass} c1, which is needed sooner than it is again"
+    ]
+    assert told(now, use, Outlook((A, C, B)))[:2] == ({B: 5}, 0)
+    assert told(now, use, Outlook(priorities={C: -1}))[2] == [
+        f"c2: 5 B of it streams: {one_pass} c0, which has priority 0, above -1"
+    ]
+    assert told(now, ComponentUse(C, 0, passes=2), Outlook((A, B)))[:2] == ({B: 5}, 0), "streaming would cost it twice"
+
+
+def test_golden_what_is_cheap_to_bring_back_leaves_though_it_is_younger() -> None:
+    """`B` was used after `A`, 10 B since, and comes back for a fifth of the bytes."""
+    specs = {**TENS, B: ComponentSpec(B, Role.VAE, 10, 2)}
+    now, uses = full(30, A, B, C), (ComponentUse(D, 0, passes=20),)
+    assert [(m.component, m.bytes) for m in plan(now, uses, specs, 0).evict] == [(B, 10)]
+    (reason,) = explain(now, uses, specs, 0)
+    assert reason.why == (
+        "0.20 B on the bus bring a byte of its room back, and 10 B were used since; c0 is worth more: "
+        "1.00 B on the bus bring a byte of its room back, and 20 B were used since"
+    )
+
+
+def test_a_floor_is_kept_and_what_it_leaves_too_little_for_is_refused_with_all_numbers() -> None:
+    now, outlook = full(30, A, B, C), Outlook(floors={A: 7, B: 99})
+    moves = plan(now, (ComponentUse(D, 1),), TENS, 2, frozenset({C}), outlook)
+    assert [(m.component, m.bytes) for m in moves.evict] == [(A, 3)]
+    assert moves.after.used_bytes + 3 == 30
+    assert moves.streamed_bytes == 10
+    with pytest.raises(DoesNotFit) as refused:
+        plan(now, (ComponentUse(D, 1),), TENS, 3, frozenset({C}), outlook)
+    assert str(refused.value) == (
+        "c3 needs at least 31 B of device memory, the budget is 30 B (activations 3 B, working set of the largest "
+        "layer 1 B, leased 10 B, floors of what is to stay 17 B)"
+    )
+
+
+def test_a_component_below_its_floor_is_not_loaded_for_it() -> None:
+    moves = plan(full(30, A), (ComponentUse(B, 0),), TENS, 0, outlook=Outlook(floors={C: 10}))
+    assert moves.after == full(30, A, B)

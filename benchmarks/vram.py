@@ -1,0 +1,248 @@
+"""How many bytes cross the bus when 12 models share the room of 3: this plan, other policies, and the least possible.
+
+Bytes are weights that are loaded before runs or streamed while they run. No policy keeps weights in another form than
+the others: they differ in what stays. Imports neither torch nor Ray.
+Run from the repository: `python -m benchmarks.vram [JOBS] [SEEDS]`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from random import Random
+
+from benchmarks.clairvoyant import Request, least_bus_bytes
+from pool.errors import GIB, MIB
+from pool.outlook import NO_OUTLOOK, Outlook
+from pool.residency import Residency, needed_bytes, plan
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from scheduler.workload import zipf_weights
+
+STEPS = 20
+SCRATCH_BYTES = 128 * MIB
+ACTIVATION_BYTES = {Role.TEXT_ENCODER: GIB // 4, Role.DIFFUSION_MODEL: 2 * GIB, Role.VAE: 3 * GIB // 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One model: GiB of its components when resident, and bytes on the bus for each of these bytes."""
+
+    text_encoder: float
+    diffusion_model: float
+    vae: float
+    text_ratio: float = 1.0
+    diffusion_ratio: float = 1.0
+
+    def components(self, name: str) -> tuple[ComponentSpec, ...]:
+        """Text encoder, diffusion model, VAE."""
+        parts = (
+            (Role.TEXT_ENCODER, self.text_encoder, self.text_ratio),
+            (Role.DIFFUSION_MODEL, self.diffusion_model, self.diffusion_ratio),
+            (Role.VAE, self.vae, 1.0),
+        )
+        return tuple(
+            ComponentSpec(ComponentKey(f"{name}/{role.value}"), role, round(size * GIB), round(size * GIB * ratio))
+            for role, size, ratio in parts
+        )
+
+
+#: sizes of the usual sort, from 2 to 31 GiB; half of the large ones are stored in 8 bits or fewer
+MODELS = (
+    Sizes(0.23, 1.6, 0.16),
+    Sizes(0.23, 1.6, 0.16, 1.0, 0.5),
+    Sizes(1.3, 2.4, 0.2),
+    Sizes(1.5, 4.8, 0.16),
+    Sizes(1.5, 4.8, 0.16, 1.0, 0.5),
+    Sizes(2.6, 7.0, 0.25, 0.5, 1.0),
+    Sizes(2.0, 9.0, 0.2, 0.3, 0.3),
+    Sizes(9.1, 4.1, 0.16),
+    Sizes(4.0, 12.0, 0.5, 1.0, 0.5),
+    Sizes(4.7, 15.0, 0.3, 1.0, 0.5),
+    Sizes(9.1, 11.3, 0.16, 0.5, 0.3),
+    Sizes(9.1, 22.2, 0.16, 0.5, 0.5),
+)
+COMPONENTS = tuple(sizes.components(f"model-{n}") for n, sizes in enumerate(MODELS))
+SPECS = {spec.key: spec for parts in COMPONENTS for spec in parts}
+MODEL_OF = {spec.key: parts for parts in COMPONENTS for spec in parts}
+#: 3 of the 12 in the mean, beside the largest activations
+WEIGHTS_BYTES = sum(spec.weight_bytes for spec in SPECS.values()) * 3 // len(MODELS)
+CAPACITY_BYTES = WEIGHTS_BYTES + ACTIVATION_BYTES[Role.DIFFUSION_MODEL] + SCRATCH_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One stage of one picture."""
+
+    use: ComponentUse
+    activation_bytes: int
+
+    @property
+    def spec(self) -> ComponentSpec:
+        """Of its component."""
+        return SPECS[self.use.component]
+
+    @property
+    def room_bytes(self) -> int:
+        """For weights."""
+        return CAPACITY_BYTES - needed_bytes((self.use,), self.activation_bytes)
+
+
+def task(spec: ComponentSpec) -> Task:
+    """The task that uses this component."""
+    passes = STEPS if spec.role is Role.DIFFUSION_MODEL else 1
+    return Task(ComponentUse(spec.key, SCRATCH_BYTES, passes=passes), ACTIVATION_BYTES[spec.role])
+
+
+# ---------------------------------------------------------------------------------------------------------- requests
+
+
+def zipf(rng: Random) -> Iterator[int]:
+    """Models by popularity, each picture for itself."""
+    ranks = rng.sample(range(len(MODELS)), len(MODELS))
+    while True:
+        yield rng.choices(ranks, zipf_weights(len(MODELS)))[0]
+
+
+def bursts(rng: Random) -> Iterator[int]:
+    """1 to 8 pictures of one model in a row, models by popularity."""
+    for model in zipf(rng):
+        yield from [model] * rng.randint(1, 8)
+
+
+def phases(rng: Random) -> Iterator[int]:
+    """40 pictures at a time of 4 models by popularity, then of 4 others."""
+    while True:
+        yield from rng.choices(rng.sample(range(len(MODELS)), 4), zipf_weights(4), k=40)
+
+
+MIXES: Mapping[str, Callable[[Random], Iterator[int]]] = {"zipf": zipf, "bursts": bursts, "phases": phases}
+
+
+def sequence(mix: str, seed: int, jobs: int) -> list[Task]:
+    """The tasks of `jobs` pictures, one picture after the other."""
+    models = MIXES[mix](Random(f"{mix} {seed}"))
+    return [task(spec) for _, model in zip(range(jobs), models, strict=False) for spec in COMPONENTS[model]]
+
+
+# ---------------------------------------------------------------------------------------------------------- policies
+
+
+def ours(tasks: Sequence[Task], look_ahead: int) -> int:
+    """`pool.residency.plan`, told of the next `look_ahead` tasks."""
+    now, moved_bytes = Residency(CAPACITY_BYTES), 0
+    for number, each in enumerate(tasks):
+        outlook = NO_OUTLOOK
+        if look_ahead:
+            coming = tasks[number + 1 : number + 1 + look_ahead]
+            outlook = Outlook(tuple(dict.fromkeys(t.use.component for t in coming)))
+        moves = plan(now, (each.use,), SPECS, each.activation_bytes, outlook=outlook)
+        moved_bytes += moves.upload_bytes + moves.streamed_bytes
+        now = moves.after
+    return moved_bytes
+
+
+def least_recently_used(tasks: Sequence[Task], group: Callable[[ComponentSpec], Sequence[ComponentSpec]]) -> int:
+    """Groups of components load and leave whole; the least recently used one leaves first."""
+    there: dict[ComponentKey, Sequence[ComponentSpec]] = {}
+    moved_bytes = 0
+    for each in tasks:
+        wanted = group(each.spec)
+        name = wanted[0].key
+        if name not in there:
+            moved_bytes += sum(spec.upload_bytes for spec in wanted)
+        there[name] = there.pop(name, wanted)  # most recently used
+        while len(there) > 1 and sum(s.weight_bytes for held in there.values() for s in held) > each.room_bytes:
+            del there[next(iter(there))]
+    return moved_bytes
+
+
+#: what upstream keeps free at least while a model runs
+LEAST_INFERENCE_BYTES = int(0.8 * GIB)
+#: of what is to be loaded, as much more is freed
+SPARE = 1.1
+
+
+def upstream(tasks: Sequence[Task]) -> float:
+    """Components in the order in which upstream frees them: partly offloaded ones first, then small ones, then the last
+    loaded; only so much as is missing, with a tenth more than is to be loaded. What does not fit then streams.
+
+    After the facts about its memory management, with nothing else in the process: reference counts are equal.
+    """
+    there: dict[ComponentKey, float] = {}  # resident bytes, the last loaded first
+    moved_bytes = 0.0
+    for each in tasks:
+        key, size = each.use.component, each.spec.weight_bytes
+        loaded = there.pop(key, 0.0)
+        extra = max(LEAST_INFERENCE_BYTES, each.activation_bytes + SCRATCH_BYTES)
+        required = (size - loaded) * SPARE + extra
+        order = sorted(
+            (there[k] - SPECS[k].weight_bytes, SPECS[k].weight_bytes, index, k) for index, k in enumerate(there)
+        )
+        for *_, other in order:
+            missing = required - (CAPACITY_BYTES - loaded - sum(there.values()))
+            if missing < 0:
+                break
+            there[other] -= min(missing, there[other])
+            if not there[other]:
+                del there[other]
+        target = min(size, max(loaded, CAPACITY_BYTES - sum(there.values()) - extra))
+        price = each.spec.upload_bytes / size
+        moved_bytes += price * (target - loaded + (size - target) * each.use.passes)
+        there = {key: target, **there}
+    return moved_bytes
+
+
+POLICIES: Mapping[str, Callable[[Sequence[Task]], float]] = {
+    "this plan, next 8 tasks known": lambda tasks: ours(tasks, 8),
+    "this plan, next 32 tasks known": lambda tasks: ours(tasks, 32),
+    "this plan, all tasks known": lambda tasks: ours(tasks, len(tasks)),
+    "this plan, nothing known": lambda tasks: ours(tasks, 0),
+    "whole components, least recently used": lambda tasks: least_recently_used(tasks, lambda spec: (spec,)),
+    "upstream's order": upstream,
+    "whole models, least recently used": lambda tasks: least_recently_used(tasks, lambda spec: MODEL_OF[spec.key]),
+}
+
+
+def main(jobs: int = 250, seeds: int = 7) -> None:
+    """Measure and print the table for RESULTS.md: bytes as multiples of the least possible."""
+    runs = {mix: [sequence(mix, seed, jobs) for seed in range(seeds)] for mix in MIXES}
+    least = {mix: [_least(tasks) for tasks in held] for mix, held in runs.items()}
+    print(f"{len(MODELS)} models, {jobs} pictures, {seeds} seeds; room for weights {WEIGHTS_BYTES / GIB:.1f} GiB")
+    print("| bytes over the bus / least possible: median (least - most) |", " | ".join(runs), "| all |")
+    print("|---" * (len(runs) + 2) + "|")
+    for name, policy in POLICIES.items():
+        ratios = {
+            mix: [policy(tasks) / low for tasks, low in zip(held, least[mix], strict=True)]
+            for mix, held in runs.items()
+        }
+        assert all(ratio > 1 - 1e-6 for held in ratios.values() for ratio in held), f"{name} is below the lower bound"
+        print(f"| {name} |", " | ".join(_spread(v) for v in (*ratios.values(), [*chain(*ratios.values())])), "|")
+    cells = [f"{statistics.median(low) / GIB:.0f} GiB" for low in least.values()]
+    print("| least possible |", " | ".join(cells), "| |")
+    print(f"one plan: {_plan_microseconds(runs['zipf'][0], 0):.0f} us, ", end="")
+    print(f"with the next 32 tasks known {_plan_microseconds(runs['zipf'][0], 32):.0f} us")
+    loaded = sorted(name for name in ("torch", "ray") if name in sys.modules)
+    assert not loaded, f"{loaded} were imported"
+
+
+def _least(tasks: Sequence[Task]) -> float:
+    return least_bus_bytes([Request(t.use.component, t.use.passes, t.room_bytes) for t in tasks], SPECS)
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+
+
+def _plan_microseconds(tasks: Sequence[Task], look_ahead: int) -> float:
+    """CPU time of one task's planning, hint included."""
+    began = time.process_time()
+    ours(tasks, look_ahead)
+    return (time.process_time() - began) / len(tasks) * 1e6
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:]))
