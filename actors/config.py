@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from actors.strict import Strict
+from pool.devices.vram_policy import VramPolicy
 from pool.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
 from scheduler.config import SchedulerConfig
 
@@ -29,15 +30,19 @@ CONFIG_NAME = "modelpool.toml"
 class PoolSection(Strict):
     """The workers.
 
-    device   "auto" is cuda where there are GPUs and sim elsewhere
-    workers  how many; "all" is one for each GPU, and SIMULATED_WORKERS of the other kinds
-    vram     most memory that a worker uses on its GPU, such as "64MiB" or "20GiB"; left out, all there is
-    threads  CPU threads of torch in each worker; pictures depend on it in their last bits on sim and cpu
+    device        "auto" is cuda where there are GPUs and sim elsewhere
+    workers       how many; "all" is what `actors.pool_plan` says for the device
+    vram          most memory that a worker uses on its GPU, such as "64MiB" or "20GiB"; left out, all there is
+    vram_policy   how eagerly weights are kept there (`pool.devices.vram_policy`); "auto" is what the device suggests
+    reserve_vram  what is left to other programs, of what is free when a worker starts; left out, 400 MiB of a GPU
+    threads       CPU threads of torch in each worker; pictures depend on it in their last bits on sim and cpu
     """
 
-    device: Literal["auto", "cuda", "sim", "cpu"] = "auto"
+    device: Literal["auto", "cuda", "rocm", "xpu", "mps", "npu", "mlu", "directml", "sim", "cpu"] = "auto"
     workers: int | str = "all"
     vram: str | int | None = None
+    vram_policy: Literal["auto", "disabled", "none", "low", "normal", "high", "shared"] = "auto"
+    reserve_vram: str | int | None = None
     threads: Annotated[int, Field(ge=1)] = 1
 
     @field_validator("workers")
@@ -57,10 +62,29 @@ class PoolSection(Strict):
             raise unusable_field("vram", value, "a size such as 64MiB or 24GiB") from None
         return value
 
+    @field_validator("reserve_vram")
+    @classmethod
+    def _reserve_vram(cls, value: str | int | None) -> str | int | None:
+        try:
+            _bytes_or_zero(value)
+        except UserError:
+            raise unusable_field("reserve_vram", value, "a size such as 600MiB, or 0") from None
+        return value
+
     @property
     def budget_bytes(self) -> int | None:
         """`vram` in bytes."""
         return None if self.vram is None else parse_bytes(str(self.vram))
+
+    @property
+    def policy(self) -> VramPolicy | None:
+        """`vram_policy`; None is what the device suggests."""
+        return None if self.vram_policy == "auto" else VramPolicy(self.vram_policy)
+
+    @property
+    def reserve_bytes(self) -> int | None:
+        """`reserve_vram` in bytes; None is what is usual for the device."""
+        return _bytes_or_zero(self.reserve_vram)
 
 
 class ModelsSection(Strict):
@@ -139,8 +163,9 @@ class PoolConfig(Strict):
     def override(self, **values: Any) -> PoolConfig:
         """This configuration with single settings changed, by flat names; None leaves a setting as it is.
 
-        device, workers, vram, threads, models, loras (folders), address, namespace, name, output. Relative paths are
-        relative to the working folder. Raises UserError for other names and for unusable values.
+        device, workers, vram, vram_policy, reserve_vram, threads, models, loras (folders), address, namespace, name,
+        output. Relative paths are relative to the working folder. Raises UserError for other names and for unusable
+        values.
         """
         changed: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
@@ -169,6 +194,8 @@ _FLAT: Mapping[str, tuple[str, str]] = {
     "device": ("pool", "device"),
     "workers": ("pool", "workers"),
     "vram": ("pool", "vram"),
+    "vram_policy": ("pool", "vram_policy"),
+    "reserve_vram": ("pool", "reserve_vram"),
     "threads": ("pool", "threads"),
     "models": ("models", "folders"),
     "loras": ("models", "loras"),
@@ -177,6 +204,11 @@ _FLAT: Mapping[str, tuple[str, str]] = {
     "name": ("cluster", "name"),
     "output": ("output", "folder"),
 }
+
+
+def _bytes_or_zero(size: str | int | None) -> int | None:
+    """`parse_bytes`, which takes no 0, for a size that may be 0 or left out."""
+    return size if size is None else 0 if str(size).strip() == "0" else parse_bytes(str(size))
 
 
 def _from_tables(tables: Mapping[str, Any], folder: Path) -> PoolConfig:

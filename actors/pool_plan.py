@@ -9,12 +9,16 @@ from functools import partial
 from actors.catalog_desk import ListingCatalog, open_catalog
 from actors.config import PoolConfig
 from actors.gpu_worker import Engine, open_engine
+from pool.devices.kind_names import DeviceKind
+from pool.devices.vram_policy import VramPolicy, choose_policy
 from pool.errors import unusable_field
 from pool.spec import WorkerId
 from scheduler.config import SchedulerConfig
 
 #: what workers = "all" means without GPUs
 SIMULATED_WORKERS = 2
+#: kinds of device that Ray counts as its resource "GPU", gives to workers and hides from the others
+RAY_COUNTS = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +49,45 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
     Raises UserError when there are not enough GPUs.
     """
     wanted = config.pool
-    device = wanted.device if wanted.device != "auto" else ("cuda" if gpu_count else "sim")
-    count = wanted.workers if isinstance(wanted.workers, int) else gpu_count if device == "cuda" else SIMULATED_WORKERS
-    if device == "cuda" and count == 0:
-        raise unusable_field("device", "cuda", "sim or cpu on a machine where Ray finds no GPU")
-    if device == "cuda" and count > gpu_count and not can_grow:
-        raise unusable_field("workers", count, f"at most {gpu_count}, one for each GPU that Ray finds")
+    kind = _kind(config, gpu_count)
+    count = _workers(wanted.workers, kind, gpu_count, can_grow)
+    chosen = choose_policy(wanted.policy, kind)
     return PoolPlan(
         worker_ids=tuple(WorkerId(f"gpu-{i}") for i in range(count)),
-        gpus_per_worker=1 if device == "cuda" else 0,
+        gpus_per_worker=1 if kind in RAY_COUNTS else 0,
         budget_bytes=wanted.budget_bytes,
-        open_engine=partial(open_engine, device, wanted.budget_bytes, wanted.threads),
-        open_catalog=partial(open_catalog, config.models.folders, config.models.loras, device),
+        open_engine=partial(
+            open_engine,
+            kind.value,
+            wanted.budget_bytes,
+            wanted.threads,
+            vram_policy=chosen.value,
+            reserve_bytes=wanted.reserve_bytes,
+        ),
+        open_catalog=partial(open_catalog, config.models.folders, config.models.loras, kind.value),
         scheduler=config.scheduler,
     )
+
+
+def _kind(config: PoolConfig, gpu_count: int) -> DeviceKind:
+    if config.pool.policy is VramPolicy.DISABLED:
+        return DeviceKind.CPU
+    if config.pool.device == "auto":
+        return DeviceKind.CUDA if gpu_count else DeviceKind.SIM
+    return DeviceKind(config.pool.device)
+
+
+def _workers(wanted: int | str, kind: DeviceKind, gpu_count: int, can_grow: bool) -> int:
+    """How many workers. Raises UserError for more than can be kept apart."""
+    if kind in RAY_COUNTS:
+        count = wanted if isinstance(wanted, int) else gpu_count
+        if count == 0:
+            raise unusable_field("device", kind.value, "sim or cpu on a machine where Ray finds no GPU")
+        if count > gpu_count and not can_grow:
+            raise unusable_field("workers", count, f"at most {gpu_count}, one for each GPU that Ray finds")
+        return count
+    if kind.computes_on_host:
+        return wanted if isinstance(wanted, int) else SIMULATED_WORKERS
+    if wanted not in (1, "all"):
+        raise unusable_field("workers", wanted, f"1: Ray cannot give each worker its own {kind.facts.title}")
+    return 1

@@ -34,7 +34,7 @@ def component_operations(
     """
     quantized = {name: FORMATS[name].native_from for name in stored_bytes if name in FORMATS}
     storage = _main_dtype(stored_bytes)
-    dtype = compute_dtype(role, storage, capabilities.kind.value, capabilities.bfloat16)
+    dtype = compute_dtype(role, storage, capabilities)
     return pick_operations(storage, dtype, capabilities, quantized, flags)
 
 

@@ -6,7 +6,7 @@ digests. Opening maps the file and builds modules without weights; nothing is re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import torch
 
 from pool.checkpoints.build import BuiltComponent, Checkpoint, open_checkpoint
 from pool.checkpoints.lora_names import lora_key_map
+from pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from pool.ops import stored_bytes
 from pool.patches.lora_file import LoraMatch, match_lora, require_match
 from pool.patches.patch_set import PatchSet
@@ -50,11 +51,14 @@ class Component:
 class OpenModel:
     """One checkpoint file. Components are built when first asked for and kept."""
 
-    def __init__(self, ref: ModelRef, device_kind: str) -> None:
-        """Map the file. Raises CorruptFile or UnknownArchitecture."""
+    def __init__(self, ref: ModelRef, device: str | DeviceCapabilities) -> None:
+        """Map the file. `device` is what components are to run on, or the name of its kind where no more is known.
+
+        Raises CorruptFile or UnknownArchitecture.
+        """
         self.ref = ref
         self.checkpoint: Checkpoint = open_checkpoint(Path(ref.path))
-        self._device_kind = device_kind
+        self._device = capabilities_of(device)
         self._components: dict[Role, Component] = {}
         self._matches: dict[str, LoraMatch] = {}
         self._patch_sets: Recent[tuple[Role, tuple[LoraRef, ...]], PatchSet] = Recent(PATCH_SETS_REMEMBERED)
@@ -64,12 +68,11 @@ class OpenModel:
         if role not in self._components:
             built = self.checkpoint.build(role)
             weights = tuple(own_weights(built.module))
-            storage = _largest_dtype(weights)
             self._components[role] = Component(
                 ComponentKey(f"{self.ref.name}/{role.value}@{self.ref.sha256[:10]}"),
                 role,
                 built,
-                WeightForm(compute_dtype(role, storage, self._device_kind), resident_form(storage, self._device_kind)),
+                _form(role, weights, self._device),
                 weights,
             )
         return self._components[role]
@@ -101,6 +104,13 @@ class OpenModel:
             return PatchSet(tuple(patches))
 
         return self._patch_sets.get((role, chosen), find)
+
+
+def _form(role: Role, weights: Sequence[OwnWeights], device: DeviceCapabilities) -> WeightForm:
+    storage = _largest_dtype(weights)
+    computed = compute_dtype(role, storage, device)
+    parameters = sum(p.numel() for own in weights for p in own.parameters.values())
+    return WeightForm(computed, resident_form(role, storage, computed, parameters, device))
 
 
 def _largest_dtype(weights: Iterable[OwnWeights]) -> torch.dtype:

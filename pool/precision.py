@@ -1,6 +1,7 @@
-"""Which dtype a component computes in. Pure decisions.
+"""Which dtype a component computes in. Pure decisions, with their reasons.
 
-Device weights are kept in this dtype, so that a resident layer costs what plain torch costs.
+Device weights are kept in this dtype (`pool.weight_form` says when not), so that a resident layer costs what plain
+torch costs.
 """
 
 from __future__ import annotations
@@ -9,27 +10,41 @@ from collections.abc import Sequence
 
 import torch
 
+from pool.choice import Choice
 from pool.devices.capabilities import DeviceCapabilities, HalfStorage
-from pool.devices.kinds import DeviceKind
 from pool.spec import Role
 
 _HALVES = (torch.float16, torch.bfloat16)
+#: what a diffusion model is computed in, best first, where its own weights prefer nothing
+_USUAL_ORDER = (torch.float16, torch.bfloat16, torch.float32)
+#: what a VAE works in, best first: float16 overflows in it. Source: comfyui-behaviour facts, section 7
+VAE_DTYPES = (torch.bfloat16, torch.float32)
 
 
-def compute_dtype(role: Role, storage: torch.dtype, device_kind: str, has_bfloat16: bool = True) -> torch.dtype:
-    """The dtype that a component stored in `storage` computes in on a device of this kind.
+def component_dtype(role: Role, storage: torch.dtype, device: DeviceCapabilities) -> Choice[torch.dtype]:
+    """The dtype that a component stored mostly in `storage` computes in on `device`, and why."""
+    if device.kind.computes_on_host:
+        return Choice(torch.float32, "the CPU computes: half precision is slower there, and float32 is the reference")
+    match role:
+        case Role.TEXT_ENCODER:
+            return Choice(torch.float32, "a text is encoded once a prompt, which costs little and stays exact")
+        case Role.VAE:
+            return _vae_choice(device)
+        case Role.DIFFUSION_MODEL:
+            return _diffusion_choice(storage, device)
 
-    CPU and simulated devices compute in float32: their half precision is slower and their results are the reference.
-    On a GPU the diffusion model keeps its half precision; the text encoder runs once a prompt and stays exact; the VAE
-    overflows in float16, so it takes bfloat16 where there is one. Source: comfyui-behaviour facts, sections 3 and 7.
+
+def compute_dtype(role: Role, storage: torch.dtype, device: DeviceCapabilities) -> torch.dtype:
+    """`component_dtype` without the reason."""
+    return component_dtype(role, storage, device).value
+
+
+def preferred_dtypes(storage: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The dtypes that a diffusion model stored in `storage` computes well in, best first: its own half precision first.
+
+    What was trained in bfloat16 may overflow in float16, so the file's own goes before the faster.
     """
-    if device_kind != "cuda" or role is Role.TEXT_ENCODER:
-        return torch.float32
-    if role is Role.VAE:
-        return torch.bfloat16 if has_bfloat16 else torch.float32
-    if storage in _HALVES:
-        return storage if storage is torch.float16 or has_bfloat16 else torch.float16
-    return torch.float32 if storage is torch.float32 else torch.float16
+    return tuple(dict.fromkeys((storage, *_USUAL_ORDER))) if storage in _HALVES else _USUAL_ORDER
 
 
 def diffusion_storage_dtype(
@@ -41,7 +56,7 @@ def diffusion_storage_dtype(
     when that says nothing. Source: comfyui-behaviour facts, section 3, `unet_dtype`; checked against a table of 540
     decisions.
     """
-    if capabilities.kind is not DeviceKind.CUDA:
+    if capabilities.kind.computes_on_host:
         return torch.float32
     if stored is not None and stored.itemsize == 1 and stored.is_floating_point:
         short = parameters * 2 > capabilities.weight_bytes
@@ -52,7 +67,7 @@ def diffusion_storage_dtype(
     for dtype in supported:
         if dtype in _HALVES and capabilities.computes(dtype):
             return dtype
-    if torch.float16 in supported and _rests_in_float16(parameters, capabilities):
+    if torch.float16 in supported and rests_in_half(parameters, capabilities):
         return torch.float16
     return torch.float32
 
@@ -77,8 +92,33 @@ def vae_dtype(allowed: Sequence[torch.dtype], capabilities: DeviceCapabilities) 
     return next((dtype for dtype in allowed if capabilities.computes(dtype)), torch.float32)
 
 
-def _rests_in_float16(parameters: int, capabilities: DeviceCapabilities) -> bool:
-    """Weights rest in float16 on a device that computes in float32."""
+def rests_in_half(parameters: int, capabilities: DeviceCapabilities) -> bool:
+    """Whether the weights of a diffusion model rest in half precision on a device that computes them in float32."""
     if capabilities.half_storage is HalfStorage.WHEN_SHORT:
         return parameters * 4 > capabilities.weight_bytes
     return capabilities.half_storage is HalfStorage.ALWAYS
+
+
+def _diffusion_choice(storage: torch.dtype, device: DeviceCapabilities) -> Choice[torch.dtype]:
+    order = preferred_dtypes(storage)
+    resting = diffusion_storage_dtype(0, order, storage, device)  # how many parameters changes what rests, no more
+    chosen = diffusion_cast_dtype(resting, order, device) or resting
+    stored = _name(storage)
+    if chosen == storage:
+        return Choice(chosen, f"its weights are {stored}, which {device.name} computes in")
+    if chosen is torch.float32:
+        return Choice(chosen, f"{device.name} is slow or wrong in float16 and has no bfloat16")
+    if storage in _HALVES:
+        return Choice(chosen, f"its weights are {stored}, which {device.name} lacks")
+    return Choice(chosen, f"its weights are {stored}, and half precision is faster on {device.name}")
+
+
+def _vae_choice(device: DeviceCapabilities) -> Choice[torch.dtype]:
+    chosen = vae_dtype(VAE_DTYPES, device)
+    if chosen is torch.bfloat16:
+        return Choice(chosen, f"{device.name} computes in it, and a VAE does not overflow in it as in float16")
+    return Choice(chosen, f"a VAE overflows in float16, and {device.name} has no bfloat16")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -12,8 +12,11 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from pool.devices.capabilities import DeviceCapabilities
 from pool.ops import PackedWeight, stored_bytes
+from pool.precision import rests_in_half
 from pool.quantization.quantize import can_requantize
+from pool.spec import Role
 
 
 class ResidentForm(StrEnum):
@@ -62,13 +65,19 @@ class WeightForm:
         return is_packed(weight) or (weight.is_floating_point() and weight.dtype != self.compute_dtype)
 
 
-def resident_form(storage: torch.dtype, device_kind: str) -> ResidentForm:
-    """The form for a component stored mostly in `storage`, on a device of this kind.
+def resident_form(
+    role: Role, storage: torch.dtype, computed: torch.dtype, parameters: int, device: DeviceCapabilities
+) -> ResidentForm:
+    """The form for a component of so many `parameters`, stored mostly in `storage` and computed in `computed`.
 
-    Weights of 8 bits are that small so that more of them fit on a GPU: there they stay so. Elsewhere memory is the
-    host's anyway, and conversion at each use costs more than it saves.
+    Weights of 8 bits are that small so that more of them fit on a GPU: there they stay so. A diffusion model in half
+    precision stays so where a card computes it in float32 but keeps it well (`pool.precision.rests_in_half`). Where the
+    CPU computes, memory is the host's anyway, and conversion at each use costs more than it saves.
     """
-    if device_kind == "cuda" and storage.is_floating_point and storage.itemsize == 1:
+    if device.kind.computes_on_host or not storage.is_floating_point:
+        return ResidentForm.COMPUTE
+    is_widened = role is Role.DIFFUSION_MODEL and storage.itemsize == 2 and computed is torch.float32
+    if storage.itemsize == 1 or (is_widened and rests_in_half(parameters, device)):
         return ResidentForm.STORED
     return ResidentForm.COMPUTE
 

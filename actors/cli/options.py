@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pool.devices.vram_policy import VramPolicy
 from pool.errors import UserError, unusable_field
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ class DeviceKind(StrEnum):
 
     AUTO = "auto"
     CUDA = "cuda"
+    ROCM = "rocm"
+    XPU = "xpu"
+    MPS = "mps"
+    NPU = "npu"
+    MLU = "mlu"
+    DIRECTML = "directml"
     SIM = "sim"
     CPU = "cpu"
 
@@ -43,6 +50,8 @@ _SAMPLERS = "euler, euler_ancestral, dpmpp_2m, ddim, uni_pc (default: euler)."
 _SCHEDULES = "normal, karras, simple, ... (default: the sampler's own)."
 _FOLDER = "Folder for pictures, manifest, contact sheet (default: outputs)."
 _DEVICES = "What to run on (default: cuda where there is a GPU, else sim)."
+_POLICIES = "How eagerly weights are kept on a GPU (default: what the device suggests, mostly normal)."
+_RESERVE = "Leave so much of each GPU to other programs (default: 400MiB)."
 
 Model = Annotated[str | None, _option("--model", "Model by name (default: the only one there is).", _PICTURE, "NAME")]
 Lora = Annotated[list[str] | None, _option("--lora", "LoRA and strength; may be given again.", _PICTURE, "NAME:X")]
@@ -62,6 +71,8 @@ AsJson = Annotated[bool, _option("--json", "JSON on stdout, an object a line.", 
 Gpus = Annotated[int | None, _option("--gpus", "Workers, one for each GPU (default: all, or 2 simulated).", _POOL, "N")]
 Device = Annotated[DeviceKind | None, _option("--device", _DEVICES, _POOL)]
 Vram = Annotated[str | None, _option("--vram", "Use no more of each GPU than this: 24GiB, 64MiB.", _POOL, "SIZE")]
+Policy = Annotated[VramPolicy | None, _option("--vram-policy", _POLICIES, _POOL)]
+Reserve = Annotated[str | None, _option("--reserve-vram", _RESERVE, _POOL, "SIZE")]
 Config = Annotated[Path | None, _option("--config", "Configuration (default: see modelpool --help).", _POOL, "FILE")]
 PoolName = Annotated[str | None, _option("--pool", "Use a running pool, by name or host:port.", _POOL, "NAME")]
 
@@ -75,9 +86,18 @@ class PoolOptions:
     device: DeviceKind | None = None
     vram: str | None = None
     pool: str | None = None
+    vram_policy: VramPolicy | None = None
+    reserve_vram: str | None = None
 
     def __post_init__(self) -> None:
-        starting = {"--config": self.config, "--gpus": self.gpus, "--device": self.device, "--vram": self.vram}
+        starting = {
+            "--config": self.config,
+            "--gpus": self.gpus,
+            "--device": self.device,
+            "--vram": self.vram,
+            "--vram-policy": self.vram_policy,
+            "--reserve-vram": self.reserve_vram,
+        }
         given = [flag for flag, value in starting.items() if value is not None]
         if self.pool is not None and given:
             raise UserError(f"{given[0]}: belongs to starting a pool, and --pool {self.pool} uses a running one")

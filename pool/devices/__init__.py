@@ -1,1 +1,1 @@
-"""Devices: CUDA GPUs, the CPU, and a simulated accelerator with a real memory budget."""
+"""Devices: accelerators of every maker, the CPU, and a simulated accelerator with a real memory budget."""

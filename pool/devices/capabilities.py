@@ -9,14 +9,19 @@ Source of the rules: comfyui-behaviour facts, section 3 (`should_use_fp16`, `sho
 from __future__ import annotations
 
 import importlib.util
+import platform
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-import psutil
 import torch
 
-from pool.devices.kinds import DeviceKind
+from pool.devices.kind_names import ACCELERATORS, DeviceKind
+from pool.devices.memory_limits import host_memory
+from pool.devices.torch_modules import FindModule, device_count, device_module, device_name
+from pool.errors import UserError, unknown_name
 
 #: a CUDA generation, "compute capability": (8, 9) is Ada
 Generation = tuple[int, int]
@@ -34,6 +39,17 @@ _SOUND_PASCAL = ("1080", "1070", "titan x", "p3000", "p3200", "p4000", "p4200", 
 #: words in the names of Turing cards whose float16 gives wrong numbers
 _BROKEN_TURING = ("1660", "1650", "1630", "t500", "t550", "t600", "mx550", "mx450", "cmp 30hx", "t2000", "t1000",
                   "t1200")  # fmt: skip
+
+#: AMD architectures whose bfloat16 is emulated or missing: older than RDNA 3, and the first two of Vega.
+#: Source: AMD's tables of matrix instructions; no such card was at hand
+_ROCM_WITHOUT_BFLOAT16 = ("gfx803", "gfx900", "gfx906", "gfx101", "gfx103")
+#: first release of macOS whose GPU kernels take bfloat16
+_MACOS_BFLOAT16_FROM = 14
+#: first generation of Cambricon cards with bfloat16
+_MLU_BFLOAT16_FROM = 5
+
+#: what a card is taken for when nothing but "cuda" is known of it
+UNKNOWN_CARD: tuple[str, Generation] = ("an Nvidia GPU", (8, 0))
 
 #: share of a card's memory that weights may take, and what a run needs beside them
 WEIGHTS_SHARE = 0.88
@@ -60,6 +76,7 @@ class DeviceCapabilities:
     half_storage  whether weights may rest in float16 where it does not compute well in it
     fp8_matmul    it multiplies 8-bit float matrices
     cublas_half   the package `cublas_ops` is there to be used
+    shares_host_memory  its memory is the host's
     """
 
     kind: DeviceKind
@@ -71,6 +88,7 @@ class DeviceCapabilities:
     half_storage: HalfStorage = HalfStorage.NEVER
     fp8_matmul: bool = False
     cublas_half: bool = False
+    shares_host_memory: bool = False
 
     @property
     def weight_bytes(self) -> float:
@@ -84,7 +102,11 @@ class DeviceCapabilities:
 
 
 def cuda_capabilities(
-    name: str, generation: Generation, total_bytes: int, cublas_half: bool = False
+    name: str,
+    generation: Generation,
+    total_bytes: int,
+    cublas_half: bool = False,
+    shares_host_memory: bool = False,
 ) -> DeviceCapabilities:
     """What an Nvidia card of this name and generation can do. Pure."""
     broken = generation == (7, 5) and _names(name, _BROKEN_TURING)
@@ -105,34 +127,119 @@ def cuda_capabilities(
         half_storage=storage,
         fp8_matmul=generation >= FP8_FROM,
         cublas_half=cublas_half and generation >= FLOAT16_FROM,
+        shares_host_memory=shares_host_memory,
     )
 
 
 def host_capabilities(kind: DeviceKind, total_bytes: int) -> DeviceCapabilities:
     """What a CPU, or a simulated device that computes on one, can do: float32. Its half precision is slower. Pure."""
-    name = "CPU" if kind is DeviceKind.CPU else "simulated GPU"
-    return DeviceCapabilities(kind=kind, name=name, total_bytes=total_bytes)
+    shares = kind.facts.shares_host_memory
+    return DeviceCapabilities(kind, kind.facts.title, total_bytes=total_bytes, shares_host_memory=shares)
 
 
-def detect_capabilities(kind: DeviceKind, index: int = 0, total_bytes: int | None = None) -> DeviceCapabilities:
-    """What the device of this machine can do. `total_bytes` when it is to be used in part only.
+def other_capabilities(
+    kind: DeviceKind, name: str, total_bytes: int, bfloat16: bool, shares_host_memory: bool = False
+) -> DeviceCapabilities:
+    """What an accelerator that is no Nvidia card can do: float16 always, and no kernels for packed weights. Pure.
 
-    Asks the driver about a CUDA device; reserves no memory there.
+    8-bit products stay off: their kernels here were tried on Nvidia cards alone, and AMD's first ones take another
+    8-bit format.
     """
-    if kind is not DeviceKind.CUDA:
-        return host_capabilities(kind, total_bytes or int(psutil.virtual_memory().total))
-    properties = torch.cuda.get_device_properties(index)
-    return cuda_capabilities(
-        properties.name,
-        (properties.major, properties.minor),
-        total_bytes or properties.total_memory,
-        cublas_half=importlib.util.find_spec("cublas_ops") is not None,
+    return DeviceCapabilities(
+        kind=kind,
+        name=name,
+        total_bytes=total_bytes,
+        float16=True,
+        bfloat16=bfloat16,
+        half_storage=HalfStorage.ALWAYS,
+        shares_host_memory=shares_host_memory or kind.facts.shares_host_memory,
     )
 
 
-def default_device_kind() -> DeviceKind:
-    """The kind of device that a pool uses on this machine unless it is told otherwise."""
-    return DeviceKind.CUDA if torch.cuda.is_available() else DeviceKind.CPU
+def rocm_bfloat16(architecture: str) -> bool:
+    """Whether an AMD card of this architecture ("gfx1100", with or without ":features") computes in bfloat16. Pure."""
+    return not architecture.startswith(_ROCM_WITHOUT_BFLOAT16)
+
+
+def capabilities_of(device: str | DeviceCapabilities) -> DeviceCapabilities:
+    """`device` itself, or what is expected of a device when only the name of its kind is known. Pure.
+
+    That is a card of the Ampere generation for "cuda", and the like for the others: the processes that ask may have no
+    GPU. Raises UnknownName.
+    """
+    if isinstance(device, DeviceCapabilities):
+        return device
+    if device not in {kind.value for kind in DeviceKind}:
+        raise unknown_name("device kind", device, [kind.value for kind in DeviceKind])
+    kind = DeviceKind(device)
+    if kind.computes_on_host:
+        return host_capabilities(kind, 0)
+    if kind is DeviceKind.CUDA:
+        return cuda_capabilities(*UNKNOWN_CARD, 0)
+    return other_capabilities(kind, kind.facts.title, 0, bfloat16=kind is not DeviceKind.DIRECTML)
+
+
+def weakest(devices: Iterable[DeviceCapabilities]) -> DeviceCapabilities:
+    """Of the devices of one pool, the one whose dtypes are widest: sizes that are reckoned for it hold for all. Pure.
+
+    Raises ValueError where there is none.
+    """
+    return min(devices, key=lambda d: (d.bfloat16, d.float16, d.generation or (0, 0), d.total_bytes))
+
+
+def detect_capabilities(
+    kind: DeviceKind, index: int = 0, total_bytes: int | None = None, find_module: FindModule = device_module
+) -> DeviceCapabilities:
+    """What the device of this machine can do. `total_bytes` when it is to be used in part only.
+
+    Asks the driver about an accelerator; reserves no memory there. Raises UserError where this process has no such
+    device.
+    """
+    if kind.computes_on_host:
+        return host_capabilities(kind, total_bytes or host_memory().total_bytes)
+    module = find_module(kind)
+    if index >= device_count(module):
+        raise UserError(f"device {kind.value}:{index}: found {device_count(module)} of kind {kind.facts.title}")
+    name = device_name(kind, module, index)
+    ask = getattr(module, "get_device_properties", None)
+    facts = None if kind is DeviceKind.DIRECTML or ask is None else ask(index)
+    size_bytes = total_bytes or int(getattr(facts, "total_memory", 0))
+    integrated = bool(getattr(facts, "is_integrated", False))
+    if kind is DeviceKind.CUDA:
+        generation = (facts.major, facts.minor) if facts is not None else UNKNOWN_CARD[1]
+        cublas_half = importlib.util.find_spec("cublas_ops") is not None
+        return cuda_capabilities(name, generation, size_bytes, cublas_half, integrated)
+    if kind is DeviceKind.MPS:
+        size_bytes = total_bytes or int(module.recommended_max_memory())
+    return other_capabilities(kind, name, size_bytes, _has_bfloat16(kind, module, facts), integrated)
+
+
+def default_device_kind(find_module: FindModule = device_module) -> DeviceKind:
+    """The kind of device that a process on this machine uses unless it is told otherwise."""
+    for kind in ACCELERATORS:
+        try:
+            if device_count(find_module(kind)):
+                return kind
+        except UserError:
+            continue  # `modelpool doctor` tells of it
+    return DeviceKind.CPU
+
+
+def _has_bfloat16(kind: DeviceKind, module: Any, facts: Any) -> bool:
+    """Whether an accelerator that is no Nvidia card computes in bfloat16, by what its kind says of itself."""
+    match kind:
+        case DeviceKind.ROCM:
+            return rocm_bfloat16(str(getattr(facts, "gcnArchName", "")))
+        case DeviceKind.MPS:
+            release = platform.mac_ver()[0].partition(".")[0]
+            return release.isdecimal() and int(release) >= _MACOS_BFLOAT16_FROM
+        case DeviceKind.MLU:
+            return int(getattr(facts, "major", 0)) >= _MLU_BFLOAT16_FROM
+        case DeviceKind.XPU | DeviceKind.NPU:
+            says = getattr(module, "is_bf16_supported", None)
+            return True if says is None else bool(says())
+        case _:
+            return False
 
 
 def _names(name: str, words: tuple[str, ...]) -> bool:

@@ -1,33 +1,30 @@
-"""The kinds of device that a pool runs on, and one opened device with an account of its memory.
+"""Opens a device of any kind: one opened device with an account of its memory.
 
-Knows how each kind is asked for its memory; decides nothing about what is kept there.
+Decides nothing about what is kept there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
-import psutil
 import torch
 
 from pool.devices import sim
+from pool.devices.accelerator_memory import AcceleratorMemory, memory_calls
+from pool.devices.kind_names import DeviceKind
+from pool.devices.memory_limits import HostMemory, host_memory
+from pool.devices.torch_modules import FindModule, device_count, device_module, device_name, torch_device
 from pool.devices.transfers import TransferCounters, TransferLedger
 from pool.errors import UserError, unknown_name
+
+__all__ = ["CpuMemory", "DeviceKind", "DeviceMemory", "OpenDevice", "SimMemory", "device_kind", "open_device"]
 
 #: what a simulated device has when no budget is given
 DEFAULT_SIM_BYTES = 1 << 30
 #: the share of free host memory that a CPU "device" takes when no budget is given
 CPU_SHARE = 0.5
-
-
-class DeviceKind(Enum):
-    """Where a worker computes."""
-
-    CUDA = "cuda"
-    SIM = "sim"
-    CPU = "cpu"
 
 
 class DeviceMemory(Protocol):
@@ -37,11 +34,14 @@ class DeviceMemory(Protocol):
     ledger: TransferLedger | None
 
     def total_bytes(self) -> int:
-        """What this process may use."""
+        """What this process may use: its budget, or what was free when the device was opened if that was less."""
         ...
 
     def free_bytes(self) -> int:
-        """What it may still use now."""
+        """What the device could give to this process now; what it has and does not use is counted, a budget is not.
+
+        Of a device that is made of its budget (sim, cpu), what is left of that.
+        """
         ...
 
     def peak_bytes(self) -> int:
@@ -50,6 +50,10 @@ class DeviceMemory(Protocol):
 
     def reset_peak(self) -> None:
         """Start `peak_bytes` again from what is in use."""
+        ...
+
+    def release_cached(self) -> None:
+        """Give back to the driver what the allocator keeps for tensors to come."""
         ...
 
     def transfers(self) -> TransferCounters:
@@ -78,8 +82,9 @@ class SimMemory:
         return sim.memory_stats(self._index).budget_bytes
 
     def free_bytes(self) -> int:
+        sim.require(self._index)
         stats = sim.memory_stats(self._index)
-        return stats.budget_bytes - stats.used_bytes
+        return stats.budget_bytes - stats.used_bytes - stats.foreign_bytes
 
     def peak_bytes(self) -> int:
         return sim.memory_stats(self._index).peak_bytes
@@ -87,53 +92,27 @@ class SimMemory:
     def reset_peak(self) -> None:
         sim.reset_peak(self._index)
 
+    def release_cached(self) -> None:
+        """Nothing is cached."""
+
     def transfers(self) -> TransferCounters:
         stats = sim.memory_stats(self._index)
         return TransferCounters(stats.h2d_bytes, stats.h2d_count, stats.d2h_bytes, stats.d2h_count)
 
 
-class CudaMemory:
-    """torch's caching allocator and the driver. Bytes that the allocator caches count as free."""
-
-    def __init__(self, index: int, budget_bytes: int | None) -> None:
-        self._index = index
-        self.ledger: TransferLedger | None = TransferLedger()
-        free_bytes, card_bytes = torch.cuda.mem_get_info(index)
-        self._total_bytes = min(budget_bytes or free_bytes, free_bytes)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, self._total_bytes / card_bytes), index)
-
-    def total_bytes(self) -> int:
-        return self._total_bytes
-
-    def free_bytes(self) -> int:
-        driver_free_bytes, _ = torch.cuda.mem_get_info(self._index)
-        allocated_bytes = torch.cuda.memory_allocated(self._index)
-        cached_bytes = torch.cuda.memory_reserved(self._index) - allocated_bytes
-        return min(driver_free_bytes + cached_bytes, self._total_bytes - allocated_bytes)
-
-    def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self._index)
-
-    def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._index)
-
-    def transfers(self) -> TransferCounters:
-        assert self.ledger is not None
-        return self.ledger.counters()
-
-
 class CpuMemory:
     """Host memory as a device. Nobody counts allocations there, so the budget holds by the plan alone."""
 
-    def __init__(self, budget_bytes: int | None) -> None:
+    def __init__(self, budget_bytes: int | None, host: Callable[[], HostMemory] = host_memory) -> None:
         self.ledger: TransferLedger | None = TransferLedger()
-        self._total_bytes = budget_bytes or int(psutil.virtual_memory().available * CPU_SHARE)
+        self._host = host
+        self._total_bytes = budget_bytes or int(host().available_bytes * CPU_SHARE)
 
     def total_bytes(self) -> int:
         return self._total_bytes
 
     def free_bytes(self) -> int:
-        return min(self._total_bytes, int(psutil.virtual_memory().available))
+        return min(self._total_bytes, self._host().available_bytes)
 
     def peak_bytes(self) -> int:
         return 0
@@ -141,27 +120,44 @@ class CpuMemory:
     def reset_peak(self) -> None:
         """Nothing is counted."""
 
+    def release_cached(self) -> None:
+        """Nothing is cached."""
+
     def transfers(self) -> TransferCounters:
         assert self.ledger is not None
         return self.ledger.counters()
 
 
-def open_device(kind: str, index: int, budget_bytes: int | None) -> OpenDevice:
+def device_kind(name: str, find_module: FindModule = device_module) -> DeviceKind:
+    """The kind called `name`. "cuda" is ROCm where torch was built for it: torch calls both so.
+
+    Raises UnknownName.
+    """
+    if name not in {kind.value for kind in DeviceKind}:
+        raise unknown_name("device kind", name, [kind.value for kind in DeviceKind])
+    kind = DeviceKind(name)
+    is_rocm = kind is DeviceKind.CUDA and find_module(DeviceKind.ROCM) is not None
+    return DeviceKind.ROCM if is_rocm else kind
+
+
+def open_device(kind: str, index: int, budget_bytes: int | None, find_module: FindModule = device_module) -> OpenDevice:
     """The device of this kind, with at most `budget_bytes` (None: all that it has) for this process.
 
-    Raises UserError for an unknown kind or a device that is not there.
+    `find_module` finds torch's module for a kind. Raises UserError for an unknown kind or a device that is not there.
     """
-    if kind not in {k.value for k in DeviceKind}:
-        raise unknown_name("device kind", kind, [k.value for k in DeviceKind])
-    match DeviceKind(kind):
+    match device_kind(kind, find_module):
         case DeviceKind.SIM:
             sim.configure(index, budget_bytes or DEFAULT_SIM_BYTES)
             return OpenDevice(DeviceKind.SIM, torch.device("sim", index), "simulated GPU", SimMemory(index))
-        case DeviceKind.CUDA:
-            if index >= torch.cuda.device_count():
-                raise UserError(f"device cuda:{index}: found {torch.cuda.device_count()} CUDA devices in this process")
-            memory = CudaMemory(index, budget_bytes)
-            name = torch.cuda.get_device_name(index)
-            return OpenDevice(DeviceKind.CUDA, torch.device("cuda", index), name, memory)
         case DeviceKind.CPU:
             return OpenDevice(DeviceKind.CPU, torch.device("cpu"), "CPU", CpuMemory(budget_bytes))
+        case found:
+            module = find_module(found)
+            count = device_count(module)
+            if index >= count:
+                hint = f"; is {found.facts.package} installed?" if module is None and found.facts.package else ""
+                title = found.facts.title
+                raise UserError(f"device {found.value}:{index}: found {count} of kind {title} in this process{hint}")
+            memory = AcceleratorMemory(memory_calls(found, module, index), budget_bytes)
+            place = torch_device(found, module, index)
+            return OpenDevice(found, place, device_name(found, module, index), memory)

@@ -92,7 +92,13 @@ class PinnedPages:
         self._register = register
         self._ledger = ledger
         self._ranges: list[PinnedRange] = []
-        self.refused = False
+        #: what the driver said when it refused; empty as long as it did not
+        self.refusal = ""
+
+    @property
+    def refused(self) -> bool:
+        """The driver refused once."""
+        return self.refusal != ""
 
     def pin(self, weights: Tensor) -> bool:
         """Pin the pages that hold the bytes of `weights`, a tensor of the host. Returns whether they are pinned.
@@ -107,10 +113,11 @@ class PinnedPages:
             return False
         if is_copied_when_pinned(wanted.address) or not self._ledger.take(wanted.size_bytes):
             return False
-        if not self._register.pin(wanted.address, wanted.size_bytes):
+        refusal = self._refusal(wanted)
+        if refusal:
             self._ledger.give_back(wanted.size_bytes)
-            self.refused = True
-            _LOG.info("the driver does not pin the pages of mapped files here; copies go through a ring of buffers")
+            self.refusal = refusal
+            _LOG.info("%s; copies go through a ring of buffers", refusal)
             return False
         self._ranges.append(wanted)
         return True
@@ -120,6 +127,14 @@ class PinnedPages:
         begin = weights.data_ptr()
         end = begin + weights.nbytes
         return any(held.address <= begin and end <= held.address + held.size_bytes for held in self._ranges)
+
+    def _refusal(self, wanted: PinnedRange) -> str:
+        """Ask the driver; what it has against pinning, empty when it has pinned."""
+        said = "the driver does not pin the pages of mapped files here"
+        try:
+            return "" if self._register.pin(wanted.address, wanted.size_bytes) else said
+        except RuntimeError as error:
+            return f"{said} ({error})"
 
     def close(self) -> None:
         """Unpin everything. Idempotent."""
@@ -172,7 +187,9 @@ class StagingRing:
     Invariant: a buffer is written only after the last copy from it is done.
     """
 
-    def __init__(self, slots: list[Slot], ledger: PinnedLedger) -> None:
+    def __init__(self, slots: list[Slot], ledger: PinnedLedger, shortfall: str = "") -> None:
+        """`shortfall` says why there are fewer slots than were wanted; empty when there are as many."""
+        self.shortfall = shortfall
         self._slots = slots
         self._ledger = ledger
         self._next = 0
@@ -190,17 +207,21 @@ class StagingRing:
         `pinned` makes a pinned buffer of so many bytes, and raises RuntimeError when it cannot.
         """
         make = pinned or _pinned_buffer
-        made = []
+        made: list[Slot] = []
+        shortfall = ""
         for _ in range(slots):
             if not ledger.take(slot_bytes):
+                shortfall = f"{len(made)} of {slots} staging buffers: the host has too little free memory to pin more"
                 break
             try:
                 made.append(Slot(make(slot_bytes)))
             except RuntimeError as error:
                 ledger.give_back(slot_bytes)
-                _LOG.info("%d of %d staging buffers, because no more memory can be pinned: %s", len(made), slots, error)
+                shortfall = f"{len(made)} of {slots} staging buffers: no more memory can be pinned ({error})"
                 break
-        return cls(made, ledger)
+        if shortfall:
+            _LOG.info("%s", shortfall)
+        return cls(made, ledger, shortfall)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -210,8 +231,8 @@ class StagingRing:
         """Bytes of one buffer; 0 when there is none."""
         return self._slots[0].buffer.numel() if self._slots else 0
 
-    def stage(self, host_bytes: Tensor) -> tuple[Tensor, Slot]:
-        """Copy `host_bytes` (uint8, at most `slot_bytes`) into the next buffer, when that is free.
+    def stage(self, host_bytes: Tensor, fill: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> tuple[Tensor, Slot]:
+        """Copy `host_bytes` (uint8, at most `slot_bytes`) into the next buffer, when that is free, by `fill`.
 
         Returns the filled part and its slot, whose `busy` the caller sets to the event of the copy that it starts.
         """
@@ -221,7 +242,7 @@ class StagingRing:
             slot.busy.synchronize()
             slot.busy = None
         filled = slot.buffer[: host_bytes.numel()]
-        filled.copy_(host_bytes)
+        fill(filled, host_bytes)
         return filled, slot
 
     def close(self) -> None:

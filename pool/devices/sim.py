@@ -31,8 +31,13 @@ __all__ = [
     "SimBackend",
     "SimMemoryStats",
     "configure",
+    "fail_transfer",
     "install",
+    "lose",
     "memory_stats",
+    "occupy",
+    "recover",
+    "require",
     "reset_counters",
     "reset_peak",
     "self_test",
@@ -84,8 +89,10 @@ class SimBackend:
 
     def mem_get_info(self, device: torch.device | str | int = "sim") -> tuple[int, int]:
         """Free bytes and the budget, as torch.cuda answers."""
-        stats = self._find(device).ledger.stats()
-        return stats.budget_bytes - stats.used_bytes, stats.budget_bytes
+        found = self._find(device)
+        found.require()
+        stats = found.ledger.stats()
+        return stats.budget_bytes - stats.used_bytes - stats.foreign_bytes, stats.budget_bytes
 
     def _is_in_bad_fork(self) -> bool:
         return False
@@ -139,6 +146,45 @@ def reset_peak(index: int) -> None:
 def reset_counters(index: int) -> None:
     """Let the counts of allocations and transfers of `sim:index` start again from zero."""
     _configured(index).ledger.reset_counters()
+
+
+def occupy(index: int, size_bytes: int) -> None:
+    """Let another process hold `size_bytes` of `sim:index` from now on; 0 when it is gone.
+
+    They count against the budget and are missing from the free bytes, and are never among the used or peak bytes.
+    Raises ValueError when this process uses so much that they are not free.
+    """
+    _configured(index).ledger.set_foreign(size_bytes)
+
+
+def fail_transfer(index: int, after: int | None = 0) -> None:
+    """Let the next copy from the host to `sim:index` but `after` raise torch.OutOfMemoryError, once.
+
+    `after` copies go well first; None takes a failure back that has not come yet. The failing copy is not counted.
+    """
+    _configured(index).ledger.fail_copy(after)
+
+
+def lose(index: int) -> None:
+    """Let `sim:index` disappear: every operation, copy and allocation on it raises torch.AcceleratorError, until
+    `recover`.
+
+    What CUDA answers from the host alone goes on: views, the books (`memory_stats`), and the end of a tensor's life.
+    """
+    _configured(index).is_lost = True
+
+
+def recover(index: int) -> None:
+    """Undo `lose`, and what `occupy` and `fail_transfer` asked for. What was on the device is still there."""
+    found = _configured(index)
+    found.is_lost = False
+    found.ledger.set_foreign(0)
+    found.ledger.fail_copy(None)
+
+
+def require(index: int) -> None:
+    """Raise torch.AcceleratorError when `sim:index` is lost."""
+    _configured(index).require()
 
 
 def self_test() -> None:

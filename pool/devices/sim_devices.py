@@ -14,15 +14,24 @@ from pool.devices.sim_ledger import SimLedger
 
 
 class SimDevice:
-    """One simulated device: its ledger and its own stream of random numbers."""
+    """One simulated device: its ledger and its own stream of random numbers.
 
-    __slots__ = ("generator", "ledger", "siblings", "torch_device")
+    is_lost  it answers nothing any more, as a GPU that fell off the bus
+    """
+
+    __slots__ = ("generator", "is_lost", "ledger", "siblings", "torch_device")
 
     def __init__(self, ledger: SimLedger, torch_device: torch.device, siblings: SimDevices) -> None:
         self.ledger = ledger
         self.torch_device = torch_device
         self.generator = torch.Generator()
         self.siblings = siblings
+        self.is_lost = False
+
+    def require(self) -> None:
+        """Raise torch.AcceleratorError, as CUDA does for everything after such an error, when the device is lost."""
+        if self.is_lost:
+            raise torch.AcceleratorError(f"device error on {self.torch_device}: the device is lost")
 
     @contextlib.contextmanager
     def random_stream(self) -> Iterator[None]:

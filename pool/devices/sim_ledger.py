@@ -23,6 +23,7 @@ class SimMemoryStats:
     h2d_count: int
     d2h_bytes: int  # copied to the host since the last `reset_counters`
     d2h_count: int
+    foreign_bytes: int = 0  # of the budget, what another process holds; never part of `used_bytes`
 
 
 class SimLedger:
@@ -31,17 +32,22 @@ class SimLedger:
     Exact at every moment: a storage is in `used_bytes` from the moment that it is charged until it is freed, and a
     charge that would pass the budget changes nothing. Safe to use from several threads, and from a destructor that the
     garbage collector runs in the middle of a charge: each number is written by one statement under a re-entrant lock.
+    What another process holds is part of the budget that nothing here can have. Copies from the host can be made to
+    fail, for tests of what then happens.
     """
 
     __slots__ = (
         "_allocation_count",
         "_budget_bytes",
+        "_copies_until_failure",
         "_d2h_bytes",
         "_d2h_count",
+        "_foreign_bytes",
         "_h2d_bytes",
         "_h2d_count",
         "_lock",
         "_peak_bytes",
+        "_room_bytes",
         "_used_bytes",
         "index",
     )
@@ -49,6 +55,9 @@ class SimLedger:
     def __init__(self, index: int, budget_bytes: int) -> None:
         self.index = index
         self._budget_bytes = budget_bytes
+        self._foreign_bytes = 0
+        self._room_bytes = budget_bytes  # the budget less what is foreign
+        self._copies_until_failure: int | None = None
         self._used_bytes = 0
         self._peak_bytes = 0
         self._lock = threading.RLock()
@@ -56,12 +65,14 @@ class SimLedger:
 
     def require(self, size_bytes: int) -> None:
         """Raise torch.OutOfMemoryError unless `size_bytes` more would fit. Takes nothing."""
-        if self._used_bytes + size_bytes > self._budget_bytes:
+        if self._used_bytes + size_bytes > self._room_bytes:
             raise self._out_of_memory(size_bytes)
 
     def count_h2d(self, size_bytes: int) -> None:
-        """Count one copy of `size_bytes` from the host."""
+        """Count one copy of `size_bytes` from the host. Raises torch.OutOfMemoryError where it was told to fail."""
         with self._lock:
+            if self._copies_until_failure is not None:
+                self._fail_or_go_on(size_bytes)
             self._h2d_bytes += size_bytes
             self._h2d_count += 1
 
@@ -72,14 +83,33 @@ class SimLedger:
             self._d2h_count += 1
 
     def set_budget(self, budget_bytes: int) -> None:
-        """Change the budget. Raises ValueError when more than that is in use."""
+        """Change the budget. Raises ValueError when more than that is in use, here and by others."""
         with self._lock:
-            if self._used_bytes > budget_bytes:
+            taken_bytes = self._used_bytes + self._foreign_bytes
+            if taken_bytes > budget_bytes:
                 raise ValueError(
                     f"budget_bytes of sim:{self.index}: found {budget_bytes}, expected at least the "
-                    f"{self._used_bytes} bytes in use"
+                    f"{taken_bytes} bytes in use"
                 )
             self._budget_bytes = budget_bytes
+            self._room_bytes = budget_bytes - self._foreign_bytes
+
+    def set_foreign(self, foreign_bytes: int) -> None:
+        """Let another process hold so many bytes of the budget. Raises ValueError where they are not free."""
+        with self._lock:
+            free_bytes = self._budget_bytes - self._used_bytes
+            if not 0 <= foreign_bytes <= free_bytes:
+                raise ValueError(
+                    f"foreign_bytes of sim:{self.index}: found {foreign_bytes}, expected 0 to the {free_bytes} bytes "
+                    "that this process does not use"
+                )
+            self._foreign_bytes = foreign_bytes
+            self._room_bytes = self._budget_bytes - foreign_bytes
+
+    def fail_copy(self, after: int | None) -> None:
+        """Let `after` more copies from the host go well and the next one fail, once; None takes that back."""
+        with self._lock:
+            self._copies_until_failure = after
 
     def reset_peak(self) -> None:
         """Let the peak start again from what is in use now."""
@@ -107,12 +137,21 @@ class SimLedger:
                 h2d_count=self._h2d_count,
                 d2h_bytes=self._d2h_bytes,
                 d2h_count=self._d2h_count,
+                foreign_bytes=self._foreign_bytes,
             )
+
+    def _fail_or_go_on(self, size_bytes: int) -> None:
+        assert self._copies_until_failure is not None, "no failure was asked for"
+        if self._copies_until_failure == 0:
+            self._copies_until_failure = None
+            raise torch.OutOfMemoryError(f"sim:{self.index}: this copy of {size_bytes} bytes was told to fail")
+        self._copies_until_failure -= 1
 
     def _out_of_memory(self, size_bytes: int) -> torch.OutOfMemoryError:
         return torch.OutOfMemoryError(
             f"sim:{self.index} is out of memory: tried to allocate {size_bytes} bytes with {self._used_bytes} bytes "
             f"in use of a budget of {self._budget_bytes} bytes"
+            + (f", of which {self._foreign_bytes} belong to another process" if self._foreign_bytes else "")
         )
 
 
@@ -130,7 +169,7 @@ class SimAllocation:
         self._ledger = ledger
         self._size_bytes = 0  # until it is taken: the destructor runs after a refusal, too
         with ledger._lock:
-            if ledger._used_bytes + size_bytes > ledger._budget_bytes:
+            if ledger._used_bytes + size_bytes > ledger._room_bytes:
                 raise ledger._out_of_memory(size_bytes)
             ledger._used_bytes += size_bytes
             self._size_bytes = size_bytes

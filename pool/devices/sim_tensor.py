@@ -127,6 +127,7 @@ def make_on_device(devices: SimDevices, plan: OpPlan, args: tuple[Any, ...], kwa
     """Run an operation that makes a tensor of no other, for the device in `kwargs`."""
     sim = devices.resolve(kwargs["device"])
     assert sim is not None, f"{plan.op} reached the simulated device for {kwargs['device']}"
+    sim.require()
     if plan.size_position is not None:
         sim.ledger.require(_size_bytes(args[plan.size_position], kwargs.get("dtype")))
     if plan.kind is not OpKind.RANDOM:
@@ -138,6 +139,9 @@ def make_on_device(devices: SimDevices, plan: OpPlan, args: tuple[Any, ...], kwa
 
 def copy_from(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Write `source` into `target`, converting its dtype; at least one of them is on a simulated device."""
+    for tensor in (source, target):
+        if isinstance(tensor, SimTensor):
+            tensor._sim.require()
     values = source._inner if isinstance(source, SimTensor) else source
     if isinstance(target, SimTensor):
         if not isinstance(source, SimTensor):
@@ -215,12 +219,14 @@ def _run_copy(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> to
 
 def _run_convert(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     source: SimTensor = args[0]
+    source._sim.require()
     options = {name: value for name, value in kwargs.items() if name not in ("device", "non_blocking")}
     asked = kwargs.get("device")
     if asked is None:
         return wrap(plan.compute(source._inner, **options), source._sim)
     target = source._sim.siblings.resolve(asked)
     if target is not None:
+        target.require()
         return wrap(plan.compute(source._inner, **options), target)
     if torch.device(asked).type == "cpu":
         source._sim.ledger.count_d2h(source._inner.nbytes)
@@ -229,6 +235,7 @@ def _run_convert(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _run_read_scalar(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source: SimTensor = args[0]
+    source._sim.require()
     source._sim.ledger.count_d2h(source._inner.nbytes)
     return plan.compute(source._inner)
 
@@ -300,6 +307,8 @@ def _unwrap(
                     unwrapped.append(item)
         elif isinstance(value, torch.Tensor) and value.dim():
             raise _mixed_devices(plan, args, kwargs)
+    if sim is not None and sim.is_lost and plan.kind is not OpKind.VIEW:
+        sim.require()
     if not kwargs:
         return inner_args, kwargs, sim
     return inner_args, *_unwrap_named(plan, args, kwargs, sim)

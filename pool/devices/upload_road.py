@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pool.devices.copy_streams import COPY_STREAMS, CopyStreams, cuda_streams
+from pool.devices.loader import Loader
 from pool.devices.memory_limits import HostMemory, host_memory
 from pool.devices.pinned_memory import CudaHostRegister, PinnedLedger, PinnedPages, StagingRing, pinned_budget_bytes
 from pool.devices.uploads import AHEAD_BYTES, DirectUploader, StreamingUploader, StreamOrder, Uploader
@@ -32,6 +33,7 @@ class UploadRoad:
         self._streams = streams
         self._staging = staging
         self._pages = pages
+        self._loader = Loader(device, streams, staging, pages)
         self.ahead_bytes = ahead_bytes if streams is not None else 0
 
     @classmethod
@@ -65,6 +67,19 @@ class UploadRoad:
         """
         return self._pages is not None and self._pages.pin(weights)
 
+    @property
+    def why_unpinned(self) -> str:
+        """Why copies are slower than they might be, for people; empty where nothing was refused."""
+        said = (
+            self._staging.shortfall if self._staging is not None else "",
+            self._pages.refusal if self._pages is not None else "",
+        )
+        return "; ".join(reason for reason in said if reason)
+
+    def bring(self, host: Tensor) -> Tensor:
+        """A copy of `host` on the device that may be kept, as `Loader.bring`."""
+        return self._loader.bring(host)
+
     def uploader(self, order: StreamOrder | None = None) -> Uploader:
         """For one run. `order` is that of an earlier run of the same component, where it is known."""
         if self._streams is None:
@@ -73,6 +88,7 @@ class UploadRoad:
 
     def close(self) -> None:
         """Unpin and give back what was taken of the host. No run may be under way. Idempotent."""
+        self._loader.close()
         if self._staging is not None:
             self._staging.close()
         if self._pages is not None:

@@ -6,8 +6,21 @@ code asks about.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
+
+from pool.choice import Choice
+from pool.devices.kind_names import DeviceKind
+
+_MIB = 1 << 20
+#: what other programs may need of a GPU's memory. Source: comfyui-behaviour facts, section 3, EXTRA_RESERVED_VRAM
+RESERVE_BYTES = 400 * _MIB
+WINDOWS_RESERVE_BYTES = 600 * _MIB
+#: and so much more on Windows where the card has more than that
+WINDOWS_LARGE_RESERVE_BYTES = 100 * _MIB
+LARGE_CARD_BYTES = 15 * 1024 * _MIB
 
 
 class VramPolicy(StrEnum):
@@ -34,23 +47,60 @@ class ResidencyRules:
     weights_share  of the room beside activations and scratch, the part that weights may take
     keeps_idle     weights stay after the run that needed them
     may_stream     a run may go on with weights that are not resident
+    host_views     where torch's device is the CPU, a weight without patches that is stored in its compute dtype is
+                   resident as the host's own tensor: nothing is copied and it takes no device bytes. Other devices
+                   cannot read the host's tensors, even where the memory is the same: there it means nothing
     """
 
     weights_share: float = 1.0
     keeps_idle: bool = True
     may_stream: bool = True
+    host_views: bool = False
 
 
-_RULES = {
-    VramPolicy.DISABLED: ResidencyRules(),
-    VramPolicy.NONE: ResidencyRules(weights_share=0.0),
-    VramPolicy.LOW: ResidencyRules(keeps_idle=False),
-    VramPolicy.NORMAL: ResidencyRules(),
-    VramPolicy.HIGH: ResidencyRules(may_stream=False),
-    VramPolicy.SHARED: ResidencyRules(),
-}
+_RULES: Mapping[VramPolicy, ResidencyRules] = MappingProxyType(
+    {
+        VramPolicy.DISABLED: ResidencyRules(host_views=True),
+        VramPolicy.NONE: ResidencyRules(weights_share=0.0),
+        VramPolicy.LOW: ResidencyRules(keeps_idle=False),
+        VramPolicy.NORMAL: ResidencyRules(),
+        VramPolicy.HIGH: ResidencyRules(may_stream=False),
+        VramPolicy.SHARED: ResidencyRules(host_views=True),
+    }
+)
 
 
 def rules_for(policy: VramPolicy) -> ResidencyRules:
     """The rules of `policy`."""
     return _RULES[policy]
+
+
+def choose_policy(flag: VramPolicy | None, kind: DeviceKind, shares_host_memory: bool = False) -> Choice[VramPolicy]:
+    """The policy for a device of this kind: what a person asked for, or what the device suggests (None). Pure."""
+    if kind is DeviceKind.CPU:
+        asked = f", although {flag.value} was asked for" if flag not in (None, VramPolicy.DISABLED) else ""
+        return Choice(VramPolicy.DISABLED, f"the CPU computes, and there is no device memory{asked}")
+    if flag is not None:
+        return Choice(flag, "it was asked for")
+    if shares_host_memory or kind.facts.shares_host_memory:
+        return Choice(VramPolicy.SHARED, f"the memory of this {kind.facts.title} is the host's")
+    return Choice(VramPolicy.NORMAL, "nothing else was asked for, and the device has memory of its own")
+
+
+def default_reserve_bytes(kind: DeviceKind, device_bytes: int, on_windows: bool = False) -> int:
+    """What is left to other programs on a device with `device_bytes` of memory when nobody says how much. Pure."""
+    if kind.computes_on_host:
+        return 0
+    if not on_windows:
+        return RESERVE_BYTES
+    return WINDOWS_RESERVE_BYTES + (WINDOWS_LARGE_RESERVE_BYTES if device_bytes > LARGE_CARD_BYTES else 0)
+
+
+def capacity_bytes(budget_bytes: int | None, free_bytes: int, reserve_bytes: int) -> int:
+    """What a worker may use of a device that has `free_bytes`, of which `reserve_bytes` are for other programs. Pure.
+
+    The reserve comes out of what is free, not out of the budget that a person gave: a worker that was given 64 MiB of a
+    large card may have them all.
+    """
+    room_bytes = max(0, free_bytes - reserve_bytes)
+    return room_bytes if budget_bytes is None else min(budget_bytes, room_bytes)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.config import PoolConfig
+from pool.devices.vram_policy import VramPolicy
 from pool.errors import MIB, UnknownName, UnusableField, UserError
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,9 @@ def test_the_laptop_preset_serves_the_example() -> None:
         ("[scheduler]\nwindow = 'x'", UnusableField, r"\[scheduler\] window: found 'x'"),
         ("[pool]\nvram = 'abc'", UnusableField, r"\[pool\] vram: found 'abc', expected a size such as 64MiB"),
         ("[pool]\nvram = 0", UnusableField, r"\[pool\] vram: found 0"),
+        ("[pool]\nreserve_vram = 'abc'", UnusableField, r"\[pool\] reserve_vram: found 'abc', expected a size such as"),
+        ("[pool]\nreserve_vram = -1", UnusableField, r"\[pool\] reserve_vram: found -1"),
+        ("[pool]\nvram_policy = 'lo'", UnusableField, r"\[pool\] vram_policy: found 'lo', expected 'auto', 'disabled'"),
         ("[pool]\nworkers = 0", UnusableField, r"\[pool\] workers: found 0, expected a whole number from 1"),
         ("[pool]\nworkers = 'most'", UnusableField, r"\[pool\] workers: found 'most'"),
         ("[pool]\ndevice = 'gpu'", UnusableField, r"\[pool\] device: found 'gpu', expected 'auto', 'cuda'"),
@@ -80,6 +84,18 @@ def test_single_settings_can_be_changed_and_none_leaves_them(tmp_path, monkeypat
         before.override(wrokers=3)
     with pytest.raises(UnusableField, match="workers: found 0"):
         before.override(workers=0)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [(None, None), (0, 0), ("0", 0), ("600MiB", 600 * MIB), (1_000_000, 1_000_000)]
+)
+def test_a_reserve_may_be_nothing(said, meant) -> None:
+    assert PoolConfig().override(reserve_vram=said).pool.reserve_bytes == meant
+
+
+def test_a_policy_that_nobody_names_is_the_devices() -> None:
+    assert PoolConfig().pool.policy is None
+    assert PoolConfig().override(vram_policy="high").pool.policy is VramPolicy.HIGH
 
 
 def test_the_configuration_that_nobody_names(tmp_path, monkeypatch) -> None:

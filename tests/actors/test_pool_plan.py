@@ -8,6 +8,7 @@ import pytest
 
 from actors.config import PoolConfig
 from actors.pool_plan import SIMULATED_WORKERS, plan_pool
+from pool.devices.vram_policy import VramPolicy
 from pool.errors import UnusableField
 
 
@@ -21,6 +22,10 @@ from pool.errors import UnusableField
         ("sim", "all", 4, "sim", SIMULATED_WORKERS, 0),
         ("sim", 5, 4, "sim", 5, 0),
         ("cpu", 1, 4, "cpu", 1, 0),
+        ("rocm", "all", 2, "rocm", 2, 1),
+        ("xpu", 1, 2, "xpu", 1, 1),
+        ("mps", "all", 0, "mps", 1, 0),
+        ("npu", 1, 0, "npu", 1, 0),
     ],
 )
 def test_device_and_workers_follow_from_wishes_and_gpus(device, workers, gpus, kind, count, gpus_each) -> None:
@@ -31,6 +36,31 @@ def test_device_and_workers_follow_from_wishes_and_gpus(device, workers, gpus, k
     assert plan.budget_bytes == 1 << 30
     assert plan.open_engine.args == (kind, 1 << 30, 3)
     assert plan.open_catalog.args[2] == kind
+
+
+@pytest.mark.parametrize(
+    ("device", "policy", "gpus", "kind", "chosen"),
+    [
+        ("auto", "auto", 1, "cuda", VramPolicy.NORMAL),
+        ("auto", "low", 1, "cuda", VramPolicy.LOW),
+        ("auto", "disabled", 1, "cpu", VramPolicy.DISABLED),
+        ("cuda", "disabled", 0, "cpu", VramPolicy.DISABLED),
+        ("mps", "auto", 0, "mps", VramPolicy.SHARED),
+        ("sim", "high", 0, "sim", VramPolicy.HIGH),
+        ("cpu", "auto", 0, "cpu", VramPolicy.DISABLED),
+    ],
+)
+def test_the_policy_is_what_was_asked_for_or_what_the_device_suggests(device, policy, gpus, kind, chosen) -> None:
+    plan = plan_pool(PoolConfig().override(device=device, vram_policy=policy, reserve_vram="1GiB"), gpus, False)
+    assert plan.open_engine.args[0] == kind
+    assert plan.open_engine.keywords == {"vram_policy": chosen, "reserve_bytes": 1 << 30}
+
+
+def test_one_worker_where_workers_cannot_be_kept_apart() -> None:
+    with pytest.raises(
+        UnusableField, match="workers: found 2, expected 1: Ray cannot give each worker its own Ascend NPU"
+    ):
+        plan_pool(PoolConfig().override(device="npu", workers=2), 0, can_grow=True)
 
 
 def test_more_workers_than_gpus_only_where_more_may_come() -> None:

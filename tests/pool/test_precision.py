@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+import pickle
 
 import pytest
 import torch
 
 from pool.devices.capabilities import (
     INFERENCE_BYTES,
-    DeviceCapabilities,
     HalfStorage,
+    capabilities_of,
     cuda_capabilities,
     host_capabilities,
+    weakest,
 )
 from pool.devices.kinds import DeviceKind
-from pool.precision import compute_dtype, diffusion_cast_dtype, diffusion_storage_dtype, vae_dtype
+from pool.errors import UnknownName
+from pool.precision import (
+    component_dtype,
+    compute_dtype,
+    diffusion_cast_dtype,
+    diffusion_storage_dtype,
+    preferred_dtypes,
+    vae_dtype,
+)
 from pool.spec import Role
+from pool.weight_form import ResidentForm, resident_form
+from tests.pool.golden_cards import CARDS, GIB, GOLDEN, card
 
-GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "misc.json").read_text())
-CARDS = {
-    "gtx1080": ("NVIDIA GeForce GTX 1080", (6, 1)),
-    "gtx1660": ("NVIDIA GeForce GTX 1660 SUPER", (7, 5)),
-    "rtx2080": ("NVIDIA GeForce RTX 2080 Ti", (7, 5)),
-    "v100": ("Tesla V100-SXM2-16GB", (7, 0)),
-    "a100": ("NVIDIA A100-SXM4-40GB", (8, 0)),
-    "rtx4090": ("NVIDIA GeForce RTX 4090", (8, 9)),
-    "h100": ("NVIDIA H100 80GB HBM3", (9, 0)),
-    "b200": ("NVIDIA B200", (10, 0)),
-    "k80": ("Tesla K80", (3, 7)),
-}
 SUPPORTED = {
     "default": (torch.float16, torch.bfloat16, torch.float32),
     "flux": (torch.bfloat16, torch.float16, torch.float32),
     "bf16_fp32": (torch.bfloat16, torch.float32),
 }
-GIB = 1 << 30
-
-
-def card(name: str, vram_gb: int = 8) -> DeviceCapabilities:
-    return cuda_capabilities(*CARDS[name], vram_gb * GIB)
 
 
 def dtype_of(name: str) -> torch.dtype | None:
@@ -100,8 +92,96 @@ def test_names_of_cards(name: str, generation: tuple[int, int], float16: bool) -
     assert cuda_capabilities(name, generation, 8 * GIB).float16 is float16
 
 
-def test_what_components_compute_in() -> None:
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("kind", [DeviceKind.CPU, DeviceKind.SIM])
+def test_what_the_cpu_computes_is_float32_whatever_is_stored(role: Role, kind: DeviceKind) -> None:
+    for stored in (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn):
+        assert compute_dtype(role, stored, host_capabilities(kind, GIB)) is torch.float32
+
+
+STORED = {"None": torch.float32, "float8_e4m3fn": torch.float8_e4m3fn}
+
+
+def test_a_diffusion_model_computes_in_what_the_golden_decisions_say() -> None:
+    """Rows whose order of dtypes is the one that weights of that dtype prefer; sizes are all one."""
+    seen = 0
+    for name, vram_gb, _, supported, stored, resting, cast in GOLDEN["dtype_decisions"]["rows"]:
+        storage = dtype_of(stored) or torch.float32
+        if SUPPORTED[supported] != preferred_dtypes(storage):
+            continue
+        seen += 1
+        found = component_dtype(Role.DIFFUSION_MODEL, storage, card(name, vram_gb))
+        assert found.value is dtype_of(resting if cast == "None" else cast), (name, vram_gb, stored, found)
+        assert found.reason
+    assert seen == 180
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_vae_computes_in_what_the_golden_card_says(name: str) -> None:
+    found = component_dtype(Role.VAE, torch.float16, card(name))
+    assert found.value is dtype_of(GOLDEN["card_flags"][name]["vae_bf16_fp32"])
+    assert "overflow" in found.reason
+    assert CARDS[name][0] in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "computed", "form", "why"),
+    [
+        ("gtx1080", "float16", "float32", "stored", "slow or wrong in float16"),
+        ("gtx1080", "bfloat16", "float32", "stored", "slow or wrong in float16"),
+        ("gtx1080", "float32", "float32", "compute", "its weights are float32"),
+        ("gtx1660", "float16", "float32", "compute", "slow or wrong in float16"),
+        ("k80", "float16", "float32", "compute", "slow or wrong in float16"),
+        (
+            "rtx2080",
+            "bfloat16",
+            "float16",
+            "compute",
+            "its weights are bfloat16, which NVIDIA GeForce RTX 2080 Ti lacks",
+        ),
+        ("v100", "float16", "float16", "compute", "which Tesla V100-SXM2-16GB computes in"),
+        ("a100", "bfloat16", "bfloat16", "compute", "its weights are bfloat16"),
+        ("a100", "float32", "float16", "compute", "half precision is faster"),
+        ("h100", "float8_e4m3fn", "float16", "stored", "half precision is faster"),
+    ],
+)
+def test_cards_of_every_age(name: str, stored: str, computed: str, form: str, why: str) -> None:
+    storage = dtype_of(stored)
+    assert storage is not None
+    found = component_dtype(Role.DIFFUSION_MODEL, storage, card(name))
+    assert found.value is dtype_of(computed)
+    assert why in found.reason
+    assert resident_form(Role.DIFFUSION_MODEL, storage, found.value, 860_000_000, card(name)) == form
+
+
+def test_a_card_that_is_short_of_memory_keeps_half_precision_that_it_cannot_compute_in() -> None:
+    """As `HalfStorage.WHEN_SHORT` says: 0.86 billion parameters fit in 8 GiB as float32, 12 billion do not."""
+    forms = [
+        resident_form(Role.DIFFUSION_MODEL, torch.float16, torch.float32, parameters, card("gtx1660"))
+        for parameters in (860_000_000, 12_000_000_000)
+    ]
+    assert forms == [ResidentForm.COMPUTE, ResidentForm.STORED]
+
+
+@pytest.mark.parametrize("kind", DeviceKind)
+def test_a_name_of_a_kind_is_enough(kind: DeviceKind) -> None:
+    """Where the processes that ask see no device. The value travels."""
+    found = capabilities_of(kind.value)
+    assert found.kind is kind
+    assert capabilities_of(found) is found
+    assert pickle.loads(pickle.dumps(found)) == found
     for role in Role:
-        assert compute_dtype(role, torch.float16, "cpu") is torch.float32
-    assert compute_dtype(Role.DIFFUSION_MODEL, torch.bfloat16, "cuda", has_bfloat16=False) is torch.float16
-    assert compute_dtype(Role.VAE, torch.float16, "cuda") is torch.bfloat16
+        assert (compute_dtype(role, torch.float16, found) is torch.float32) or not kind.computes_on_host
+
+
+def test_other_names_are_refused() -> None:
+    with pytest.raises(UnknownName, match="unknown device kind 'cude'; did you mean 'cuda'"):
+        capabilities_of("cude")
+
+
+def test_the_weakest_device_has_the_widest_dtypes() -> None:
+    turing, ampere, hopper = card("rtx2080"), card("a100"), card("h100")
+    assert weakest([hopper, turing, ampere]) is turing
+    assert weakest([hopper, ampere]) is ampere
+    widths = [compute_dtype(Role.VAE, torch.float16, c).itemsize for c in (hopper, turing, ampere)]
+    assert compute_dtype(Role.VAE, torch.float16, weakest([hopper, turing, ampere])).itemsize == max(widths)

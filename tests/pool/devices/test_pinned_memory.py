@@ -189,6 +189,18 @@ def test_a_driver_that_refuses_is_asked_once() -> None:
     assert ledger.pinned_bytes == 0
 
 
+def test_a_driver_that_raises_has_refused() -> None:
+    class Raising(Driver):
+        def pin(self, address: int, size_bytes: int) -> bool:
+            raise RuntimeError("operation not supported")
+
+    ledger = PinnedLedger(1 << 20)
+    pages = PinnedPages(Raising(), ledger)
+    assert not pages.pin(torch.zeros(PAGE_BYTES, dtype=torch.uint8))
+    assert pages.refusal == "the driver does not pin the pages of mapped files here (operation not supported)"
+    assert ledger.pinned_bytes == 0
+
+
 def test_beyond_the_budget_the_driver_is_not_asked() -> None:
     driver = Driver()
     pages = PinnedPages(driver, PinnedLedger(PAGE_BYTES))
@@ -219,6 +231,7 @@ def test_as_many_buffers_as_the_budget_gives() -> None:
     ledger = PinnedLedger(25)
     ring = StagingRing.allocate(ledger, 10, 3, plain_buffer)
     assert (len(ring), ledger.pinned_bytes) == (2, 20)
+    assert ring.shortfall == "2 of 3 staging buffers: the host has too little free memory to pin more"
     ring.close()
     assert (len(ring), ledger.pinned_bytes, ring.slot_bytes) == (0, 0, 0)
 
@@ -230,3 +243,4 @@ def test_a_driver_without_pinned_memory_gives_no_buffers() -> None:
     ledger = PinnedLedger(100)
     ring = StagingRing.allocate(ledger, 10, 3, refuse)
     assert (len(ring), ledger.pinned_bytes) == (0, 0)
+    assert ring.shortfall == "0 of 3 staging buffers: no more memory can be pinned (cannot pin)"

@@ -70,3 +70,35 @@ def test_closing_unpins() -> None:
         assert road.pin(torch.zeros(100))
         assert driver.pinned == 1
     assert driver.pinned == 0
+
+
+def test_where_nothing_can_be_pinned_copies_go_without_and_the_reason_is_kept() -> None:
+    class Refusing:
+        def pin(self, address: int, size_bytes: int) -> bool:
+            return False
+
+        def unpin(self, address: int) -> None:
+            raise AssertionError("nothing was pinned")
+
+    def no_buffer(size_bytes: int) -> torch.Tensor:
+        raise RuntimeError("no memory can be locked")
+
+    sim.configure(INDEX, 1 << 20)
+    ledger, trace = PinnedLedger(1 << 20), Trace()
+    staging = StagingRing.allocate(ledger, 64, 2, no_buffer)
+    pages = PinnedPages(Refusing(), ledger)
+    device = torch.device("sim", INDEX)
+    with UploadRoad(device, CopyStreams(trace.maker), staging, pages, ahead_bytes=1000) as road:
+        assert not road.pin(torch.zeros(100))
+        hosts = list(torch.arange(40.0).view(4, 10))
+        for _ in range(2):
+            uploader = road.uploader()
+            for host in hosts:
+                assert torch.equal(uploader.upload(host).cpu(), host)
+            uploader.close()
+        assert road.why_unpinned == (
+            "0 of 2 staging buffers: no more memory can be pinned (no memory can be locked); "
+            "the driver does not pin the pages of mapped files here"
+        )
+    assert ledger.pinned_bytes == 0
+    assert UploadRoad(device).why_unpinned == ""

@@ -1,0 +1,142 @@
+"""The memory of an accelerator that torch has an allocator for, whoever made it.
+
+One class; what differs between makers is a value, `MemoryCalls`. Decides nothing about what is kept there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pool.devices.kind_names import DeviceKind
+from pool.devices.memory_limits import HostMemory, host_memory
+from pool.devices.transfers import TransferCounters, TransferLedger
+
+#: what a device that does not tell its memory is taken to have when no budget is given
+UNTOLD_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCalls:
+    """How one device is asked about its memory. All in bytes.
+
+    driver      free now and all there is, whichever process uses the rest; None where the device does not tell
+    allocated   in tensors of this process
+    reserved    taken from the driver by this process, for tensors and for the allocator's cache
+    peak        the most in tensors since `reset_peak`
+    cap         let this process take no more than that share (0 to 1) of the device
+    release     give the allocator's cache back to the driver
+    """
+
+    driver: Callable[[], tuple[int, int]] | None
+    allocated: Callable[[], int]
+    reserved: Callable[[], int]
+    peak: Callable[[], int]
+    reset_peak: Callable[[], None]
+    cap: Callable[[float], None]
+    release: Callable[[], None]
+
+
+def memory_calls(
+    kind: DeviceKind, module: Any, index: int, host: Callable[[], HostMemory] = host_memory
+) -> MemoryCalls:
+    """The calls for device `index` of `kind`, in torch's `module` for it."""
+    if not kind.facts.tells_memory:
+        return _SILENT
+    return _mps_calls(module, host) if kind is DeviceKind.MPS else _usual_calls(module, index)
+
+
+class AcceleratorMemory:
+    """One accelerator, by torch's caching allocator and its driver. Bytes that the allocator caches count as free."""
+
+    def __init__(self, calls: MemoryCalls, budget_bytes: int | None) -> None:
+        """Take at most `budget_bytes` (None: what is free now), and have the allocator hold to it where it can."""
+        self._calls = calls
+        self.ledger: TransferLedger | None = TransferLedger()
+        if calls.driver is None:
+            self._total_bytes = budget_bytes or UNTOLD_BYTES
+            return
+        free_bytes, device_bytes = calls.driver()
+        self._total_bytes = min(budget_bytes or free_bytes, free_bytes)
+        if 0 < self._total_bytes < device_bytes:  # a share of 0 means no limit to some
+            calls.cap(self._total_bytes / device_bytes)
+
+    def total_bytes(self) -> int:
+        """As `DeviceMemory`."""
+        return self._total_bytes
+
+    def free_bytes(self) -> int:
+        """As `DeviceMemory`: what the driver has left, and what the allocator caches."""
+        allocated_bytes = self._calls.allocated()
+        if self._calls.driver is None:
+            return max(0, self._total_bytes - allocated_bytes)
+        driver_free_bytes, _ = self._calls.driver()
+        return driver_free_bytes + max(0, self._calls.reserved() - allocated_bytes)
+
+    def peak_bytes(self) -> int:
+        """As `DeviceMemory`."""
+        return self._calls.peak()
+
+    def reset_peak(self) -> None:
+        """As `DeviceMemory`."""
+        self._calls.reset_peak()
+
+    def release_cached(self) -> None:
+        """As `DeviceMemory`."""
+        self._calls.release()
+
+    def transfers(self) -> TransferCounters:
+        """As `DeviceMemory`: what was told to the ledger."""
+        assert self.ledger is not None
+        return self.ledger.counters()
+
+
+def _usual_calls(module: Any, index: int) -> MemoryCalls:
+    """The names that torch.cuda gave these functions, and everybody after it."""
+    return MemoryCalls(
+        driver=lambda: _pair(module.mem_get_info(index)),
+        allocated=lambda: int(module.memory_allocated(index)),
+        reserved=lambda: int(module.memory_reserved(index)),
+        peak=lambda: int(module.max_memory_allocated(index)),
+        reset_peak=lambda: _nothing(module.reset_peak_memory_stats(index)),
+        cap=lambda share: _capped(module, share, index),
+        release=lambda: _nothing(module.empty_cache()),
+    )
+
+
+def _mps_calls(module: Any, host: Callable[[], HostMemory]) -> MemoryCalls:
+    """Apple's GPU takes from the host's memory, up to what the system recommends. Nobody counts its peak."""
+
+    def driver() -> tuple[int, int]:
+        most_bytes = int(module.recommended_max_memory())
+        unused_bytes = most_bytes - int(module.driver_allocated_memory())
+        return max(0, min(unused_bytes, host().available_bytes)), most_bytes
+
+    return MemoryCalls(
+        driver=driver,
+        allocated=lambda: int(module.current_allocated_memory()),
+        reserved=lambda: int(module.driver_allocated_memory()),
+        peak=lambda: 0,
+        reset_peak=lambda: None,
+        cap=lambda share: _nothing(module.set_per_process_memory_fraction(share)),
+        release=lambda: _nothing(module.empty_cache()),
+    )
+
+
+_SILENT = MemoryCalls(None, lambda: 0, lambda: 0, lambda: 0, lambda: None, lambda share: None, lambda: None)
+
+
+def _pair(found: Any) -> tuple[int, int]:
+    free_bytes, device_bytes = found
+    return int(free_bytes), int(device_bytes)
+
+
+def _capped(module: Any, share: float, index: int) -> None:
+    cap = getattr(module, "set_per_process_memory_fraction", None)
+    if cap is not None:
+        cap(share, index)
+
+
+def _nothing(_: object) -> None:
+    return None

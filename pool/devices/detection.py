@@ -1,0 +1,175 @@
+"""Which devices this machine has, and what is odd about it. Asks; takes no memory of a device where that can be helped.
+
+Decides nothing (`modelpool doctor` tells what follows).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pool.devices.accelerator_memory import memory_calls
+from pool.devices.capabilities import (
+    DeviceCapabilities,
+    capabilities_of,
+    cuda_capabilities,
+    detect_capabilities,
+    weakest,
+)
+from pool.devices.kind_names import ACCELERATORS, DeviceKind
+from pool.devices.kinds import device_kind
+from pool.devices.memory_limits import HostMemory, host_memory
+from pool.devices.nvml import GpuProcess, NvmlReading, find_nvml, read_nvml
+from pool.devices.torch_modules import FindModule, device_count, device_module
+from pool.errors import UserError
+
+#: where drivers show that there are cards, whatever torch was built for
+NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")
+AMD_DRIVER = Path("/dev/kfd")
+
+
+@dataclass(frozen=True, slots=True)
+class DetectedDevice:
+    """One device of this machine.
+
+    free_bytes  free now, whoever uses the rest; None where the device does not tell
+    users       the processes that use it, where somebody tells
+    """
+
+    kind: DeviceKind
+    index: int
+    capabilities: DeviceCapabilities
+    free_bytes: int | None
+    users: tuple[GpuProcess, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not as it might be. `is_broken`: nothing runs before it is mended."""
+
+    what: str
+    remedy: str
+    is_broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """The accelerators of this machine, in the order in which one is chosen, its host memory, and what is odd."""
+
+    devices: tuple[DetectedDevice, ...]
+    host: HostMemory
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """Which torch runs here, and for what it was built. `cuda` and `rocm` are their versions, None where it was not."""
+
+    version: str
+    cuda: str | None
+    rocm: str | None
+
+
+def torch_build() -> TorchBuild:
+    """The torch of this process."""
+    return TorchBuild(torch.__version__, torch.version.cuda, torch.version.hip)
+
+
+def detect(
+    nvml: NvmlReading,
+    find_module: FindModule = device_module,
+    host: HostMemory | None = None,
+    nvidia_cards: Path = NVIDIA_CARDS,
+    amd_driver: Path = AMD_DRIVER,
+) -> Detected:
+    """All accelerators that this process can use. Never fails for want of a package or a driver."""
+    devices: list[DetectedDevice] = []
+    problems: list[Problem] = []
+    memory = host or host_memory()
+    for kind in ACCELERATORS:
+        try:
+            module = find_module(kind)
+            count = device_count(module)
+        except UserError as error:
+            problems.append(Problem(str(error), "install the version that belongs to this torch, or remove it"))
+            continue
+        for index in range(count):
+            try:
+                devices.append(_device(kind, module, index, nvml, find_module))
+            except (RuntimeError, UserError) as error:
+                what = f"{kind.value}:{index} does not answer: {error}"
+                problems.append(Problem(what, "free it or restart its driver; see the driver's own tool", True))
+    problems += _unused_cards(devices, nvml, nvidia_cards, amd_driver)
+    if nvml.problem and any(device.kind is DeviceKind.CUDA for device in devices):
+        problems.append(Problem(f"who else uses the cards is not known: {nvml.problem}", "pip install nvidia-ml-py"))
+    return Detected(tuple(devices), memory, tuple(problems))
+
+
+def capabilities_here(
+    name: str, nvml: NvmlReading | None = None, find_module: FindModule = device_module
+) -> DeviceCapabilities:
+    """What the devices of the kind called `name` can do, for whoever reckons sizes without computing on one.
+
+    The weakest of this machine's; where the process sees none (Ray hides GPUs from actors that ask for none), what
+    NVML tells; else what is expected of such a device (`capabilities_of`). Raises UnknownName.
+    """
+    kind = device_kind(name, find_module)
+    if kind.computes_on_host:
+        return capabilities_of(name)
+    try:
+        count = device_count(find_module(kind))
+        found = [detect_capabilities(kind, index, find_module=find_module) for index in range(count)]
+    except (RuntimeError, UserError):
+        found = []
+    if not found and kind is DeviceKind.CUDA:
+        cards = (nvml or read_nvml(find_nvml())).cards
+        found = [cuda_capabilities(card.name, card.generation, card.total_bytes) for card in cards]
+    return weakest(found) if found else capabilities_of(kind.value)
+
+
+def _device(kind: DeviceKind, module: Any, index: int, nvml: NvmlReading, find_module: FindModule) -> DetectedDevice:
+    capabilities = detect_capabilities(kind, index, find_module=find_module)
+    uuid = ""
+    if kind is DeviceKind.CUDA:
+        uuid = str(getattr(module.get_device_properties(index), "uuid", ""))
+    card = nvml.card(uuid) if uuid else None
+    if card is not None:
+        return DetectedDevice(kind, index, capabilities, card.free_bytes, card.processes)
+    driver = memory_calls(kind, module, index).driver
+    return DetectedDevice(kind, index, capabilities, None if driver is None else driver()[0])
+
+
+def _unused_cards(
+    devices: list[DetectedDevice], nvml: NvmlReading, nvidia_cards: Path, amd_driver: Path
+) -> list[Problem]:
+    """Cards that the system has and torch does not see."""
+    kinds = {device.kind for device in devices}
+    problems = []
+    if DeviceKind.CUDA not in kinds and (nvml.cards or _has_entries(nvidia_cards)):
+        names = f" ({', '.join(card.name for card in nvml.cards)})" if nvml.cards else ""
+        if torch.version.cuda is None:
+            what = f"this machine has an Nvidia card{names}, and torch {torch.__version__} was built without CUDA"
+            problems.append(Problem(what, "install torch built for CUDA: see pytorch.org/get-started"))
+        else:
+            what = f"this machine has an Nvidia card{names} that torch does not see"
+            remedy = "look whether CUDA_VISIBLE_DEVICES hides it, and whether the driver is older than this CUDA"
+            problems.append(Problem(what, f"{remedy} ({torch.version.cuda})"))
+    if DeviceKind.ROCM not in kinds and DeviceKind.CUDA not in kinds and amd_driver.exists():
+        if torch.version.hip is None:
+            what = f"this machine has AMD's driver for ROCm, and torch {torch.__version__} was built without it"
+            problems.append(Problem(what, "install torch built for ROCm: see pytorch.org/get-started"))
+        else:
+            what = "this machine has AMD's driver for ROCm, and torch sees no card"
+            remedy = "add the user to the groups render and video; a card that this ROCm does not know may need "
+            problems.append(Problem(what, remedy + "HSA_OVERRIDE_GFX_VERSION"))
+    return problems
+
+
+def _has_entries(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False

@@ -1,0 +1,116 @@
+"""Nvidia's own account of its cards: names, memory, and who uses them. By NVML, where its package is installed.
+
+NVML makes no context on a card, so asking takes none of its memory. Without the package `pynvml` (distribution
+nvidia-ml-py), or without a driver, there is nothing to read and that is no error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+PACKAGE = "pynvml"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that uses a card. `used_bytes` is None where the driver does not tell (some systems, some rights)."""
+
+    pid: int
+    name: str
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaCard:
+    """One card, as NVML tells of it. `generation` is its CUDA compute capability."""
+
+    uuid: str
+    name: str
+    generation: tuple[int, int]
+    total_bytes: int
+    free_bytes: int
+    processes: tuple[GpuProcess, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlReading:
+    """What NVML told. `problem` says why there is nothing, in words; then there are no cards."""
+
+    cards: tuple[NvidiaCard, ...] = ()
+    driver: str = ""
+    problem: str = ""
+
+    def card(self, uuid: str) -> NvidiaCard | None:
+        """The card of this UUID, with or without its prefix "GPU-"."""
+        wanted = uuid.removeprefix("GPU-")
+        return next((card for card in self.cards if card.uuid.removeprefix("GPU-") == wanted), None)
+
+
+def find_nvml() -> Any:
+    """The module `pynvml`, or None where it is not installed."""
+    return importlib.import_module(PACKAGE) if importlib.util.find_spec(PACKAGE) is not None else None
+
+
+def read_nvml(nvml: Any) -> NvmlReading:
+    """What `nvml` (see `find_nvml`) tells of this machine's cards."""
+    if nvml is None:
+        return NvmlReading(problem="the package nvidia-ml-py is not installed")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return NvmlReading(problem=f"NVML does not start ({error})")
+    try:
+        cards = tuple(_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        return NvmlReading(cards, driver=_text(nvml.nvmlSystemGetDriverVersion()))
+    except nvml.NVMLError as error:
+        return NvmlReading(problem=f"NVML does not answer ({error})")
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _card(nvml: Any, index: int) -> NvidiaCard:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return NvidiaCard(
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        generation=_generation(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        total_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+        processes=_processes(nvml, handle),
+    )
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    try:
+        found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return ()  # not told on this system, or not to this user
+    return tuple(GpuProcess(int(p.pid), _process_name(int(p.pid)), _bytes(p.usedGpuMemory)) for p in found)
+
+
+def _process_name(pid: int) -> str:
+    """Its name; in a container, processes of the host cannot be looked up."""
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return "a process that cannot be seen from here"
+
+
+def _generation(found: Any) -> tuple[int, int]:
+    major, minor = found
+    return int(major), int(minor)
+
+
+def _bytes(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _text(value: Any) -> str:
+    """Older releases answer with bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,70 @@
+"""torch's module for each kind of device, found without importing what is not installed.
+
+Knows how a package of a maker registers its devices with torch. Whether there are devices is another question
+(`device_count` of the module).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pool.devices.kind_names import DeviceKind
+from pool.errors import UserError
+
+#: finds the module of a kind of device, or None; tests bring their own
+FindModule = Callable[[DeviceKind], Any]
+
+
+def device_module(kind: DeviceKind) -> Any:
+    """torch's module for devices of this kind, or None where torch has none or its package is not installed.
+
+    Raises UserError when the package is installed and cannot be loaded: its version may belong to another torch.
+    """
+    match kind:
+        case DeviceKind.CUDA:
+            return None if torch.version.hip else torch.cuda
+        case DeviceKind.ROCM:
+            return torch.cuda if torch.version.hip else None
+        case DeviceKind.SIM | DeviceKind.CPU:
+            return None
+    package = kind.facts.package
+    if package is None:
+        return getattr(torch, kind.facts.torch_type, None)
+    if importlib.util.find_spec(package) is None:
+        return None
+    try:
+        module = importlib.import_module(package)  # registers the device type with torch
+    except Exception as error:  # whatever a maker's package raises, it is not to be used
+        raise UserError(f"{package}: is installed and cannot be loaded ({type(error).__name__}: {error})") from error
+    return module if kind is DeviceKind.DIRECTML else getattr(torch, kind.facts.torch_type, None)
+
+
+def device_count(module: Any) -> int:
+    """How many devices `module` has; 0 for None, and where the driver is not there."""
+    if module is None:
+        return 0
+    is_available = getattr(module, "is_available", None)
+    if is_available is not None and not is_available():
+        return 0
+    return int(module.device_count())
+
+
+def device_name(kind: DeviceKind, module: Any, index: int) -> str:
+    """What the maker calls device `index`; the kind's title where nobody says."""
+    for ask in ("get_device_name", "device_name"):  # torch's name for it, and torch_directml's
+        if hasattr(module, ask):
+            return str(getattr(module, ask)(index)).rstrip("\0 ") or kind.facts.title
+    return kind.facts.title
+
+
+def torch_device(kind: DeviceKind, module: Any, index: int) -> torch.device:
+    """The device as torch knows it."""
+    if kind is DeviceKind.DIRECTML:
+        found: torch.device = module.device(index)  # the only one who knows the name it registered
+        return found
+    return torch.device(kind.facts.torch_type, index)

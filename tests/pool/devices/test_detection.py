@@ -1,0 +1,175 @@
+"""What a machine has, found without failing for want of anything, and what is odd about it, with what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from pool.devices.detection import Detected, capabilities_here, detect, torch_build
+from pool.devices.kind_names import ACCELERATORS, DeviceKind
+from pool.devices.memory_limits import HostMemory
+from pool.devices.nvml import GpuProcess, NvmlReading, find_nvml, read_nvml
+from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, every_accelerator, only
+from tests.pool.devices.fake_nvml import FakeNvml
+
+HOST = HostMemory(32 * GIB, 20 * GIB)
+NOTHING = Path("/nowhere")
+NO_NVML = NvmlReading(problem="the package nvidia-ml-py is not installed")
+
+
+def look(nvml: NvmlReading = NO_NVML, cards: Path = NOTHING, amd: Path = NOTHING, **modules: Any) -> Detected:
+    return detect(nvml, only(**modules), HOST, cards, amd)
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_nvml_tells_of_cards_and_of_who_uses_them(is_old: bool) -> None:
+    nvml = FakeNvml(is_old=is_old)
+    reading = read_nvml(nvml)
+    assert (reading.driver, reading.problem, nvml.open_count) == ("580.1", "", 0)
+    first, second = reading.cards
+    assert (first.name, first.total_bytes, first.free_bytes) == ("NVIDIA GeForce RTX 4090", 24 * GIB, 20 * GIB)
+    mine, hidden = first.processes
+    assert mine == GpuProcess(os.getpid(), psutil.Process().name(), 3 * GIB)
+    assert (hidden.name, hidden.used_bytes) == ("a process that cannot be seen from here", None)
+    assert second.processes == ()
+    assert reading.card("card-1") == reading.card("GPU-card-1") == second
+    assert reading.card("card-7") is None
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetMemoryInfo", "nvmlSystemGetDriverVersion"])
+def test_an_nvml_that_fails_says_so_and_is_closed(function: str) -> None:
+    nvml = FakeNvml(fails_in=function)
+    reading = read_nvml(nvml)
+    assert reading.cards == ()
+    assert f"{function} failed" in reading.problem
+    assert nvml.open_count == 0
+
+
+def test_processes_that_are_not_told_are_none() -> None:
+    reading = read_nvml(FakeNvml(fails_in="nvmlDeviceGetComputeRunningProcesses"))
+    assert [card.processes for card in reading.cards] == [(), ()]
+
+
+def test_without_its_package_nvml_tells_nothing() -> None:
+    assert "not installed" in read_nvml(None).problem
+    read_nvml(find_nvml())  # whatever this machine has
+
+
+def test_every_accelerator_is_found_in_the_order_of_choice() -> None:
+    modules = {kind.value: module for kind, module in every_accelerator().items()}
+    found = look(**modules)
+    assert list(dict.fromkeys(device.kind for device in found.devices)) == list(ACCELERATORS)
+    assert len(found.devices) == 2 * 5 + 2
+    free_bytes = {device.kind: device.free_bytes for device in found.devices}
+    assert free_bytes[DeviceKind.DIRECTML] is None
+    assert free_bytes[DeviceKind.XPU] == 16 * GIB
+    assert found.host == HOST
+
+
+def test_torch_says_what_it_was_built_for() -> None:
+    assert torch_build().version == torch.__version__
+
+
+def test_a_machine_with_nothing_has_no_problem() -> None:
+    assert look() == Detected((), HOST, ())
+
+
+def test_nvmls_account_of_a_card_goes_before_the_drivers() -> None:
+    """Asking the driver by way of CUDA would make a context on the card, which takes its memory."""
+
+    class NoContext(UsualModule):
+        def mem_get_info(self, index: int) -> tuple[int, int]:
+            raise AssertionError("this makes a context")
+
+    module = NoContext(Properties("NVIDIA GeForce RTX 4090", 24 * GIB, 8, 9, uuid="card-0"), count=1)
+    (device,) = look(read_nvml(FakeNvml()), cuda=module).devices
+    assert device.free_bytes == 20 * GIB
+    assert [user.pid for user in device.users] == [os.getpid(), 1 << 30]
+
+
+@pytest.mark.parametrize(
+    ("name", "sees", "nvml", "found", "generation"),
+    [
+        ("cuda", 1, True, "NVIDIA A100", (8, 0)),
+        ("cuda", 0, True, "NVIDIA GeForce RTX 4090", (7, 5)),  # the weaker of NVML's two
+        ("cuda", 0, False, "an Nvidia GPU", (8, 0)),
+        ("xpu", 0, True, "Intel GPU (XPU)", None),
+        ("sim", 1, True, "simulated GPU", None),
+    ],
+)
+def test_sizes_are_reckoned_for_the_cards_of_this_machine(
+    name: str, sees: int, nvml: bool, found: str, generation: tuple[int, int] | None
+) -> None:
+    """Also in a process that Ray hides them from."""
+    reading = read_nvml(FakeNvml()) if nvml else NO_NVML
+    module = UsualModule(Properties("NVIDIA A100", 40 * GIB, 8, 0), count=sees)
+    here = capabilities_here(name, reading, only(cuda=module))
+    assert (here.name, here.generation) == (found, generation)
+
+
+def test_a_lost_card_is_reckoned_as_any_other() -> None:
+    lost = UsualModule(Properties("NVIDIA T4", GIB, 7, 5), is_lost=True)
+    assert capabilities_here("cuda", NO_NVML, only(cuda=lost)).generation == (8, 0)
+
+
+def test_cards_that_nvml_does_not_tell_of_are_asked_by_the_driver() -> None:
+    module = UsualModule(Properties("NVIDIA T4", 16 * GIB, 7, 5, uuid="elsewhere"), foreign_bytes=GIB, count=1)
+    found = look(cuda=module)
+    assert found.devices[0].free_bytes == 15 * GIB
+    (problem,) = found.problems
+    assert problem.what == "who else uses the cards is not known: the package nvidia-ml-py is not installed"
+    assert problem.remedy == "pip install nvidia-ml-py"
+    assert not problem.is_broken
+
+
+def test_what_does_not_load_or_does_not_answer_is_told_and_the_rest_is_found() -> None:
+    lost = UsualModule(Properties("x", GIB), is_lost=True, count=1)
+    found = look(
+        rocm=lost, npu="torch_npu: is installed and cannot be loaded (X)", xpu=UsualModule(Properties("y", GIB))
+    )
+    assert [device.kind for device in found.devices] == [DeviceKind.XPU] * 2
+    broken, odd = found.problems
+    assert broken.is_broken
+    assert "rocm:0 does not answer: device error" in broken.what
+    assert not odd.is_broken
+    assert "torch_npu" in odd.what
+
+
+@pytest.mark.parametrize(
+    ("cuda", "by", "said", "remedy"),
+    [
+        (
+            None,
+            "nvml",
+            "an Nvidia card (NVIDIA GeForce RTX 4090, NVIDIA GeForce RTX 4090), and torch",
+            "built for CUDA",
+        ),
+        (None, "files", "an Nvidia card, and torch", "install torch built for CUDA"),
+        ("13.0", "files", "an Nvidia card that torch does not see", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_an_nvidia_card_that_is_not_used(
+    cuda: str | None, by: str, said: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    (tmp_path / "0000:01:00.0").mkdir()
+    found = look(read_nvml(FakeNvml())) if by == "nvml" else look(cards=tmp_path)
+    (problem,) = found.problems
+    assert said in problem.what
+    assert remedy in problem.remedy
+
+
+@pytest.mark.parametrize(("hip", "remedy"), [(None, "torch built for ROCm"), ("7.0", "HSA_OVERRIDE_GFX_VERSION")])
+def test_an_amd_card_that_is_not_used(
+    hip: str | None, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    (tmp_path / "kfd").touch()
+    (problem,) = look(amd=tmp_path / "kfd").problems
+    assert remedy in problem.remedy
+    assert look(amd=tmp_path / "kfd", rocm=UsualModule(Properties("x", GIB))).problems == ()
