@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pool.ops.cast import WeightFunction
-from pool.ops.context import current
+from pool.ops.context import check_interrupt, current
 from pool.ops.convolution import conv3d, this_torch_has_conv3d_fault
 from pool.ops.deferred import as_computed
 from pool.ops.layers import FORWARDS
@@ -41,6 +41,7 @@ class Casting:
         if context is not None:
             parameter = held["_parameters"].get(name)
             if parameter is not None:
+                check_interrupt()  # the forward of a class that is no stock layer
                 functions = held.get(FUNCTIONS_ATTRIBUTE, _NO_FUNCTIONS).get(name, ())
                 return as_computed(parameter, context.device, context.dtype, functions)
             buffer = held["_buffers"].get(name)

@@ -27,7 +27,8 @@ LinearKernel: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor | Non
 class ComputeContext:
     """What casting layers compute with.
 
-    interrupt  called at the head of every stock layer; raising ends the run there
+    interrupt  called at the head of every stock layer, and where another module reads a parameter; raising ends the run
+               there
     ledger     told of weights that stream to the device, for devices that do not count by themselves
     linear     asked first by linear layers without weight functions; not while a graph is compiled
     uploader   brings host weights to `device`; None to copy them at once

@@ -46,8 +46,9 @@ class Batch:
     hooks: object | None
 
 
-def batches(conditions: Sequence[Condition | None]) -> tuple[Batch, ...]:
-    """The batches that run `conditions`, the last condition first; None runs in none.
+def batches(conditions: Sequence[Condition | None], most: int = 0) -> tuple[Batch, ...]:
+    """The batches that run `conditions`, the last condition first, at most `most` of them in one (0: as many as can);
+    None runs in none.
 
     Conditions go together when their hooks are equal and their texts equally long, so that none is padded with what the
     model was not trained on.
@@ -58,6 +59,8 @@ def batches(conditions: Sequence[Condition | None]) -> tuple[Batch, ...]:
         if condition is None:
             continue
         for group in groups:
+            if len(group) == most:
+                continue
             first = conditions[group[0]]
             assert first is not None
             if first.hooks == condition.hooks and first.context_BLD.shape == condition.context_BLD.shape:

@@ -40,12 +40,13 @@ def guided_denoiser(
     cfg: float,
     options: ModelOptions | None = None,
     apply_hooks: ApplyHooks | None = None,
+    most_at_once: int = 0,
 ) -> Denoise:
     """A `denoise` that predicts noise for both texts and goes `cfg` times the way from `uncond` to `cond`.
 
     Texts are [B, L, D] with the B of x_BCHW. Both run as one batch, `uncond` first; apart if they differ in length, so
-    that neither is padded with what the model was not trained on, or in their hooks. With `cfg` 1 only `cond` runs,
-    unless the options say otherwise, and `uncond` may be None.
+    that neither is padded with what the model was not trained on, or in their hooks, or when `most_at_once` is 1, which
+    takes less memory. With `cfg` 1 only `cond` runs, unless the options say otherwise, and `uncond` may be None.
     `apply_hooks` is called before each batch. The sampler functions of `options` are called as in ComfyUI; they see
     predictions as clean latents, which rounds otherwise than the plain run, in the last bits.
     """
@@ -53,7 +54,7 @@ def guided_denoiser(
     options = options or ModelOptions()
     runs_uncond = uncond is not None and (cfg != 1.0 or options.disable_cfg1_optimization)
     conditions = (_condition(cond), _condition(uncond) if runs_uncond else None)
-    guider = _Guider(predict_noise, table, conditions, cfg, options, apply_hooks)
+    guider = _Guider(predict_noise, table, conditions, cfg, options, apply_hooks, most_at_once)
     sees_clean = options.guides or options.model_function_wrapper is not None
     sees_clean = sees_clean or any(options.wrappers.at(point) for point in _CLEAN_POINTS)
     denoise: Denoise = options.wrappers.around(
@@ -77,10 +78,12 @@ class _Guider:
         cfg: float,
         options: ModelOptions,
         apply_hooks: ApplyHooks | None,
+        most_at_once: int,
     ) -> None:
         self._predict_noise, self._table, self._cfg = predict_noise, table, cfg
         self._conditions, self._options, self._apply_hooks = conditions, options, apply_hooks
-        self._batches = batches(conditions)
+        self._most_at_once = most_at_once
+        self._batches = batches(conditions, most_at_once)
         #: someone may look at the facts of a call
         self._tells = not options.transformer.is_empty or bool(options.wrappers.entries) or apply_hooks is not None
 
@@ -140,7 +143,7 @@ class _Guider:
         """The clean guess of each condition; zeros for None."""
         same = len(conditions) == len(self._conditions) and all(map(_is, conditions, self._conditions))
         guesses: dict[int, Tensor] = {}
-        for batch in self._batches if same else batches(conditions):
+        for batch in self._batches if same else batches(conditions, self._most_at_once):
             self._prepare(batch, sigma)
             predicted = self._ask(_repeated(x_BCHW, len(batch.context_BLD)), sigma, batch)
             guesses |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)

@@ -19,7 +19,8 @@ from pool.sampling.inpainting import Inpainting, masked_denoiser
 from pool.sampling.noise import PictureNoise
 from pool.sampling.samplers import FUNCTIONS, Denoise, Noise
 from pool.sampling.schedules import SigmaTable, make_sigmas, sd1_sigma_table
-from pool.work import RunHooks, SampleWork, Stopped
+from pool.stopping import stop_if_asked
+from pool.work import RunHooks, SampleWork
 
 
 def denoise_picture(
@@ -35,20 +36,22 @@ def denoise_picture(
     inpainting: Inpainting | None = None,
     apply_hooks: ApplyHooks | None = None,
     cond_hooks: tuple[object | None, object | None] = (None, None),
+    most_at_once: int = 0,
 ) -> Tensor:
     """The denoised latent of `work`, float32 [C, H, W] on the CPU, in the model's own scale.
 
     Reads the steps, cfg, sampler, schedule and seed of `work`. The state is kept in float32 on `device`, where
     `predict_noise` is called too, with B = 2 (the unconditional text first), or B = 1 when the texts differ in length
-    or in `cond_hooks`, or cfg is 1 (`uncond_LD` may then be None). `table` is the noise the model was trained with:
-    SD1's when None. `options` are those of the run; their transformer options are the caller's to apply to the model.
+    or in `cond_hooks`, or `most_at_once` is 1, or cfg is 1 (`uncond_LD` may then be None). `table` is the noise the
+    model was trained with: SD1's when None. `options` are those of the run; their transformer options are the caller's
+    to apply to the model.
     `cond_hooks` are the weight hooks of the two texts; `apply_hooks` is called with them before each batch.
-    Raises Stopped before the first step for which `hooks.should_stop()` is true.
+    Raises Stopped before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
     table = table or sd1_sigma_table()
     options = options or ModelOptions()
     wrappers = options.wrappers
-    kept = None if inpainting is None else inpainting.to(device)
+    kept = None if inpainting is None else inpainting.fitting((1, *latent_shape_CHW)).to(device)
     picture = PictureNoise(work.seed)
 
     def fresh_noise() -> Tensor:
@@ -57,16 +60,16 @@ def denoise_picture(
     def on_step(done: int, steps: int) -> None:
         hooks.on_step(done, steps)
         if done < steps:
-            _stop_if_asked(hooks)
+            stop_if_asked(hooks)
 
     def prepare() -> Denoise:
         cond = Condition(cond_LD[None].to(device), cond_hooks[0])
         uncond = None if uncond_LD is None else Condition(uncond_LD[None].to(device), cond_hooks[1])
-        return guided_denoiser(predict_noise, table, cond, uncond, work.cfg, options, apply_hooks)
+        return guided_denoiser(predict_noise, table, cond, uncond, work.cfg, options, apply_hooks, most_at_once)
 
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()
-        _stop_if_asked(hooks)
+        stop_if_asked(hooks)
         first_BCHW = noise()
         x_BCHW = first_BCHW * _initial_scale(float(sigmas[0]), table)
         if kept is not None:
@@ -86,8 +89,3 @@ def _initial_scale(sigma: float, table: SigmaTable) -> float:
     """What the initial noise is multiplied with: `sigma`, or, at the top of the table, the deviation that training saw
     there, signal of unit scale included. Source: ComfyUI, `noise_scaling` with `max_denoise`."""
     return math.sqrt(1.0 + sigma**2) if sigma >= table.sigma_max * (1.0 - 1e-5) else sigma
-
-
-def _stop_if_asked(hooks: RunHooks) -> None:
-    if hooks.should_stop():
-        raise Stopped

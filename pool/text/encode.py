@@ -16,6 +16,10 @@ from torch import Tensor, nn
 from pool.text.chunks import empty_chunk, split_prompt
 from pool.text.tokenizer import ClipTokenizer
 
+#: repeating texts to a common length pays while that is at most so many times the longer one: up to four chunks beside
+#: up to four always, 5 chunks beside 6 (30) not
+MOST_REPEATED = 4
+
 
 def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, device: torch.device) -> Tensor:
     """The conditioning context_LD of `text` in float32, on `device`.
@@ -40,13 +44,25 @@ def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, de
     return z_NTD.flatten(0, 1)
 
 
+def matched_length(a: int, b: int) -> int | None:
+    """Tokens of each of two texts of `a` and `b` tokens when one batch holds both, their least common multiple.
+
+    None when that is more than `MOST_REPEATED` times the longer one: those run apart, each at its own length.
+    """
+    length = math.lcm(a, b)
+    return length if length <= MOST_REPEATED * max(a, b) else None
+
+
 def match_lengths(a_LD: Tensor, b_LD: Tensor) -> tuple[Tensor, Tensor]:
     """Both conditionings at one length, so that one batch can hold them: each repeated as a whole.
 
-    The length is the least common multiple of both. Attention over keys that are all repeated equally often gives what
-    attention over them once gives, so repeating changes no picture; filling the shorter one up with empty chunks would.
+    The length is `matched_length`; where there is none, both are returned as they are.
+    Attention over keys that are all repeated equally often gives what attention over them once gives, so repeating
+    changes no picture; filling the shorter one up with empty chunks would.
     """
-    length = math.lcm(a_LD.shape[0], b_LD.shape[0])
+    length = matched_length(a_LD.shape[0], b_LD.shape[0])
+    if length is None:
+        return a_LD, b_LD
     return a_LD.repeat(length // a_LD.shape[0], 1), b_LD.repeat(length // b_LD.shape[0], 1)
 
 

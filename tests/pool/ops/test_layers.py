@@ -140,6 +140,31 @@ def test_a_layer_asks_before_it_computes(name: str) -> None:
         layer(x)
 
 
+def test_a_layer_with_a_forward_of_its_own_asks_where_it_reads_a_weight() -> None:
+    """Causal convolutions of video VAEs and norms of many models are such; a run of them could not be stopped."""
+
+    class Causal(nn.Conv1d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(nn.functional.pad(x, (2, 0)))
+
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.gain[:, None]
+
+    asked: list[int] = []
+    module = nn.Sequential(Causal(3, 3, 3), Gain()).requires_grad_(False)
+    swap_to_casting(module)
+    with compute(CPU, torch.float32, lambda: asked.append(1)):
+        for layer in module:
+            asked.clear()
+            layer(torch.zeros(1, 3, 5))
+            assert asked
+
+
 def test_a_compiled_graph_is_whole_and_holds_no_interrupt() -> None:
     module = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.RMSNorm(8), nn.LayerNorm(8), nn.GroupNorm(1, 3))
     module = module.requires_grad_(False)

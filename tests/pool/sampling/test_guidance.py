@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pool.options.model_options import ModelOptions
 from pool.sampling.guidance import guided_denoiser
 from pool.sampling.schedules import sd1_sigma_table
 
@@ -74,3 +75,21 @@ def test_the_true_noise_gives_back_the_clean_latent() -> None:
     clean, noise = latents(), torch.full((1, 4, 2, 2), 0.7)
     guess = guided_denoiser(lambda x, t, c: noise, TABLE, context(1.0), None, cfg=1.0)(clean + noise * SIGMA, SIGMA)
     torch.testing.assert_close(guess, clean)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(0, [2]), (1, [1, 1]), (2, [2])])
+def test_texts_run_at_most_so_many_at_once(most: int, sizes: list[int]) -> None:
+    predict, x = Recorder(), latents()
+    denoise = guided_denoiser(predict, TABLE, context(2.0), context(0.5), cfg=7.0, most_at_once=most)
+    guess = denoise(x, SIGMA)
+    assert [len(asked) for asked, _, _ in predict.calls] == sizes
+    assert [float(c) for _, _, context_BLD in predict.calls for c in context_BLD[:, 0, 0]] == [0.5, 2.0]
+    torch.testing.assert_close(guess, x - SIGMA * (0.5 + 7.0 * (2.0 - 0.5)))
+
+
+def test_texts_run_one_at_a_time_through_sampler_functions_too() -> None:
+    predict = Recorder()
+    options = ModelOptions().with_sampler_post_cfg_function(lambda args: args["denoised"])
+    denoise = guided_denoiser(predict, TABLE, context(2.0), context(0.5), 7.0, options, most_at_once=1)
+    torch.testing.assert_close(denoise(latents(), SIGMA), latents() - SIGMA * (0.5 + 7.0 * (2.0 - 0.5)))
+    assert [len(asked) for asked, _, _ in predict.calls] == [1, 1]

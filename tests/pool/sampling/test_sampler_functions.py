@@ -7,6 +7,7 @@ function sees clean latents.
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -313,3 +314,27 @@ def test_the_denoise_mask_function_sees_every_level_and_changes_the_mask() -> No
     assert len(levels) == WORK.steps
     assert levels == sorted(levels, reverse=True)
     assert torch.equal(picture(options), picture())
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 8), (1, 8, 8), (1, 1, 8, 4), (1, 1, 16, 16), (1, 3, 8, 8), (2, 1, 8, 8)], ids=str
+)
+def test_a_mask_of_another_shape_than_the_latent_is_refused_with_both(shape: tuple[int, ...]) -> None:
+    found, expected = re.escape(str(shape)), re.escape("(1, 1 or 4, 8, 8)")
+    wrong = dataclasses.replace(inpainting(), denoise_mask_B1HW=torch.ones(shape))
+    with pytest.raises(UnusableField, match=rf"denoise_mask_B1HW.*{found}.*{expected}"):
+        picture(inpainting=wrong)
+    options = ModelOptions().with_denoise_mask_function(lambda sigma, mask, more: torch.ones(shape))
+    with pytest.raises(UnusableField, match=rf"denoise_mask_function.*{found}.*{expected}"):
+        picture(options, inpainting=inpainting())
+
+
+def test_a_kept_latent_of_another_shape_is_refused_with_both() -> None:
+    wrong = dataclasses.replace(inpainting(), latent_BCHW=torch.zeros(1, 4, 4, 4))
+    with pytest.raises(UnusableField, match=r"latent_BCHW.*\(1, 4, 4, 4\).*\(1, 4, 8, 8\)"):
+        picture(inpainting=wrong)
+
+
+def test_a_mask_may_have_the_latents_channels() -> None:
+    wide = dataclasses.replace(inpainting(), denoise_mask_B1HW=inpainting().denoise_mask_B1HW.expand(1, 4, 8, 8))
+    assert torch.equal(picture(inpainting=wide), picture(inpainting=inpainting()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pool.checkpoints.build import open_checkpoint
 from pool.ops import compute, swap_to_casting
 from pool.spec import Role
 from pool.text.chunks import split_prompt
-from pool.text.encode import encode_prompt, match_lengths
+from pool.text.encode import encode_prompt, match_lengths, matched_length
 from pool.text.tokenizer import ClipTokenizer
 from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
 
@@ -133,3 +134,16 @@ def test_repeating_changes_no_attention() -> None:
     once = attention(queries, short_LD[None], short_LD[None])
     thrice = attention(queries, repeated_LD[None], repeated_LD[None])
     torch.testing.assert_close(once, thrice, rtol=1e-5, atol=1e-6)
+
+
+@given(a=st.integers(1, 400), b=st.integers(1, 400))
+def test_no_text_is_repeated_to_more_than_four_times_the_longer_one(a: int, b: int) -> None:
+    """Beyond that the two stay as they are and run apart: 5 and 6 chunks would be 30."""
+    length = matched_length(a * 77, b * 77)
+    common = math.lcm(a, b) * 77
+    assert length == (common if common <= 4 * 77 * max(a, b) else None)
+    if max(a, b) <= 4:
+        assert length == common
+    if length is None:
+        a_LD, b_LD = torch.zeros(a * 77, 1), torch.zeros(b * 77, 1)
+        assert [t.shape for t in match_lengths(a_LD, b_LD)] == [a_LD.shape, b_LD.shape]

@@ -1,0 +1,1 @@
+"""Runs done in parts: tiles that are blended, and batches that are split."""
