@@ -7,6 +7,7 @@ answered about a file's content is remembered; which names there are is looked u
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -20,7 +21,7 @@ from actors.recipe import Recipe
 from actors.requests import GenerateRequest
 from pool.errors import UserError
 from pool.recent import Recent
-from pool.spec import ComponentSpec, ComponentUse, JobId, Role, TaskId
+from pool.spec import ComponentSpec, ComponentUse, Division, JobId, Role, RunCost, TaskId, TaskSpec
 from pool.work import LoraRef, ModelRef, Work
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class ListingCatalog(Catalog, Protocol):
 
     def loras(self) -> tuple[LoraListing, ...]:
         """Every LoRA."""
+
+    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool = False) -> None:
+        """What a run took, or that it ran out of device memory."""
 
 
 def open_catalog(model_folders: Sequence[Path], lora_folders: Sequence[Path], device: str) -> ListingCatalog:
@@ -125,6 +129,16 @@ class CatalogDesk:
         """Every LoRA."""
         return await self._ask(lambda catalog: catalog.loras())
 
+    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool) -> None:
+        """A run of `task` ended well, or `ran_out` of device memory. Waits for nothing; later cuts take it in."""
+
+        def tell() -> None:
+            if self._catalog is not None:
+                self._catalog.learn(task, cost, ran_out)
+
+        with contextlib.suppress(RuntimeError):  # closed: nobody cuts any more
+            self._executor.submit(tell)
+
     async def open(self) -> None:
         """Open the catalog now instead of at the first question."""
         await self._ask(lambda catalog: None)
@@ -197,8 +211,17 @@ class _RememberingCatalog:
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return self._catalog.lora_warning(model, lora)
 
-    def activation_bytes(self, model: ModelRef, work: Work) -> int:
-        return self._catalog.activation_bytes(model, work)
+    def text_tokens(self, text: str) -> int:
+        return self._catalog.text_tokens(text)
+
+    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
+        return self._catalog.activation_bytes(model, work, context_tokens)
+
+    def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
+        return self._catalog.divisions(model, work, context_tokens)
+
+    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool = False) -> None:
+        self._catalog.learn(task, cost, ran_out)
 
     def run_seconds(self, model: ModelRef, work: Work) -> float:
         return self._catalog.run_seconds(model, work)

@@ -40,7 +40,7 @@ from actors.wire import (
     job_id_for,
 )
 from pool.errors import UserError
-from pool.spec import ComponentSpec, JobId, RunError, RunErrorKind, TaskId, WorkerId
+from pool.spec import ComponentSpec, JobId, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec, WorkerId
 from scheduler.messages import CancelAsked, ComponentsKnown, Outcome, ResolveJob, Submitted, WorkersWanted
 from scheduler.state import SchedulerState
 from scheduler.story import StoryLine
@@ -115,7 +115,7 @@ class Controller:
         self._desk = desk
         self._worker_ids = tuple(worker_ids)
         self._budget_bytes = budget_bytes
-        self._book = TaskBook()
+        self._book = TaskBook(self._heard)
         self._clients: dict[ClientId, _Client] = {}
         self._jobs: dict[JobId, _Job] = {}
         #: what the core was told of
@@ -283,6 +283,12 @@ class Controller:
         self._end_unqueued(held)
         for job_id in tuple(submission.live):
             self._dispatcher.tell(CancelAsked(self._dispatcher.now, job_id))
+
+    def _heard(self, task: TaskSpec, report: TaskReport) -> None:
+        """Let later figures of activations take in what a run took."""
+        ran_out = report.error is not None and report.error.kind is RunErrorKind.OUT_OF_VRAM
+        if ran_out or report.error is None:
+            self._desk.learn(task, report.cost, ran_out)
 
     def _resolved(self, command: ResolveJob) -> None:
         job = self._jobs.pop(command.job_id)

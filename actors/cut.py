@@ -6,7 +6,7 @@ weights it changes, so that the other stages are shared with jobs that do not us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -16,7 +16,7 @@ from actors.recipe import Recipe, RecipeLora
 from actors.requests import GenerateRequest, LoraChoice, resolve_sampling
 from pool.errors import does_not_fit, format_bytes
 from pool.residency import needed_bytes
-from pool.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, JobId, JobSpec, Role, TaskId, TaskSpec
 from pool.work import DecodeWork, EncodeWork, LoraRef, ModelRef, SampleWork, Work, stage_of, task_id
 
 
@@ -44,8 +44,14 @@ class Catalog(Protocol):
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         """Whether the LoRA changes this component."""
 
-    def activation_bytes(self, model: ModelRef, work: Work) -> int:
-        """Device memory beside weights and scratch."""
+    def text_tokens(self, text: str) -> int:
+        """Tokens of `text` as a diffusion model reads it."""
+
+    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
+        """Device memory beside weights and scratch of the undivided run; sampling reads texts of `context_tokens`."""
+
+    def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
+        """The ways to do it in parts, each needing less than the one before."""
 
     def run_seconds(self, model: ModelRef, work: Work) -> float:
         """A first guess."""
@@ -96,13 +102,15 @@ def cut_order(order: Order, job_id: JobId, catalog: Catalog, given: frozenset[Ta
 
 
 def check_fits(job: JobSpec, capacity_bytes: int) -> None:
-    """Raise DoesNotFit when a task of `job` cannot run with `capacity_bytes` of device memory, all streamed."""
-    for task in job.tasks:
-        least_bytes = needed_bytes(task.uses, task.activation_bytes)
-        if least_bytes > capacity_bytes:
-            names = " with ".join(use.component for use in task.uses)
-            detail = f"of these {format_bytes(task.activation_bytes)} activations, the rest for the largest layer"
-            raise does_not_fit(f"to {task.stage.value} with {names}", least_bytes, capacity_bytes, detail)
+    """Raise DoesNotFit when a task of `job` cannot run with `capacity_bytes` of device memory, all streamed and divided
+    as far as it can be. Of several such tasks the message names the one that needs most: a budget of that fits all."""
+    hungriest = max(job.tasks, key=lambda task: needed_bytes(task.uses, task.least_activation_bytes))
+    least_bytes = needed_bytes(hungriest.uses, hungriest.least_activation_bytes)
+    if least_bytes > capacity_bytes:
+        names = " with ".join(use.component for use in hungriest.uses)
+        activations = format_bytes(hungriest.least_activation_bytes)
+        detail = f"of these {activations} activations, the rest for the largest layer"
+        raise does_not_fit(f"to {hungriest.stage.value} with {names}", least_bytes, capacity_bytes, detail)
 
 
 class _Cutter:
@@ -166,7 +174,8 @@ class _Cutter:
         )
         texts = (order.positive,) if order.negative is None else (order.positive, order.negative)
         needs = tuple(self._encode(text) for text in texts)
-        return self._add(work, Role.DIFFUSION_MODEL, loras, needs, passes=work.steps), work
+        lengths = tuple(self._catalog.text_tokens(text.text) for text in texts)
+        return self._add(work, Role.DIFFUSION_MODEL, loras, needs, work.steps, lengths), work
 
     def _decode(self, order: DecodeOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
@@ -188,7 +197,13 @@ class _Cutter:
         return tuple(lora for lora in found if self._catalog.touches(model, role, lora))
 
     def _add(
-        self, work: Work, role: Role, loras: tuple[LoraRef, ...], needs: tuple[TaskId, ...] = (), passes: int = 1
+        self,
+        work: Work,
+        role: Role,
+        loras: tuple[LoraRef, ...],
+        needs: tuple[TaskId, ...] = (),
+        passes: int = 1,
+        context_tokens: tuple[int, ...] = (),
     ) -> TaskId:
         """The id of the task that does `work`; the task is new unless equal work is there already."""
         new = task_id(work, needs)
@@ -201,8 +216,9 @@ class _Cutter:
                 task_id=new,
                 stage=stage_of(work),
                 uses=(use,),
-                activation_bytes=self._catalog.activation_bytes(work.model, work),
+                activation_bytes=self._catalog.activation_bytes(work.model, work, context_tokens),
                 run_seconds=self._catalog.run_seconds(work.model, work),
                 needs=needs,
+                divisions=self._catalog.divisions(work.model, work, context_tokens),
             )
         return new

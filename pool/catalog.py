@@ -11,15 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pool.activation import with_margin
+from pool.activation_figures import ActivationFigures, role_of
 from pool.checkpoints.describe import describe, describe_lora, native_size
 from pool.checkpoints.file_hash import file_sha256
+from pool.devices.capabilities import DeviceCapabilities
 from pool.errors import UserError, unknown_name
 from pool.open_model import OpenModel
 from pool.recent import Recent
-from pool.spec import ComponentSpec, ComponentUse, Role
-from pool.stages import activation_bytes, latent_cells
-from pool.work import DecodeWork, EncodeWork, LoraRef, ModelRef, SampleWork, Work, stage_of
+from pool.spec import ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
+from pool.stages import latent_cells
+from pool.work import EncodeWork, LoraRef, ModelRef, SampleWork, Work
 
 WEIGHTS_SUFFIX = ".safetensors"
 
@@ -58,12 +59,16 @@ class LoraListing:
 class Catalog:
     """The models and LoRAs of some folders. Names are file names without the ending; a path is a name too."""
 
-    def __init__(self, model_folders: Sequence[Path], lora_folders: Sequence[Path], device_kind: str) -> None:
+    def __init__(
+        self, model_folders: Sequence[Path], lora_folders: Sequence[Path], device: str | DeviceCapabilities
+    ) -> None:
+        """`device` is what the models are to run on, or the name of its kind where no more is known."""
         self._model_folders = tuple(model_folders)
         self._lora_folders = tuple(lora_folders)
-        self._device_kind = device_kind
+        self._device = device
         self._opened: dict[str, OpenModel] = {}
-        self._activations: dict[tuple[object, ...], int] = {}
+        #: what runs hold beside weights
+        self.figures = ActivationFigures(self._open, device if isinstance(device, str) else device.kind.value)
         self._uses: Recent[tuple[object, ...], ComponentUse] = Recent(USES_REMEMBERED)
         self._specs: dict[str, dict[Role, ComponentSpec]] = {}
         self._refs: dict[str, ModelRef] = {}
@@ -122,20 +127,28 @@ class Catalog:
         """What to tell of a LoRA that is used in part only, with counts. Raises AdapterMismatch."""
         return self._open(model).match(lora).warning
 
-    def activation_bytes(self, model: ModelRef, work: Work) -> int:
-        """Device memory that `work` needs beside weights and scratch."""
-        key = (model.sha256, *_size_of(work))
-        if key not in self._activations:
-            opened = self._open(model)
-            component = opened.component(_role_of(work))
-            latent = opened.checkpoint.latent
-            counted = activation_bytes(work, component.built.module, component.form.compute_dtype, latent)
-            self._activations[key] = with_margin(counted, self._device_kind)
-        return self._activations[key]
+    def text_tokens(self, text: str) -> int:
+        """Tokens of `text` as a diffusion model reads it. Raises UnusableField as `parse_weights` does."""
+        return self.figures.text_tokens(text)
+
+    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
+        """Device memory that `work` needs beside weights and scratch when it is not divided.
+
+        `context_tokens` are the lengths of the texts that sampling reads; the usual ones where they are not given.
+        """
+        return self.figures.activation_bytes(model, work, context_tokens)
+
+    def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
+        """The ways to do `work` in parts, the least divided first; each needs less than the one before."""
+        return self.figures.divisions(model, work, context_tokens)
+
+    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool = False) -> None:
+        """A run of `task` ended well and cost `cost`, or `ran_out` of device memory: later figures take it in."""
+        self.figures.learn(task, cost, ran_out)
 
     def run_seconds(self, model: ModelRef, work: Work) -> float:
         """A first guess at how long `work` takes when all is resident; good to an order of magnitude."""
-        spec = self.components(model)[_role_of(work)]
+        spec = self.components(model)[role_of(work)]
         if isinstance(work, EncodeWork):
             return _PRIOR_SECONDS
         cells = math.prod(latent_cells(work.width, work.height, self._open(model).checkpoint.latent))
@@ -151,29 +164,8 @@ class Catalog:
 
     def _open(self, model: ModelRef) -> OpenModel:
         if model.sha256 not in self._opened:
-            self._opened[model.sha256] = OpenModel(model, self._device_kind)
+            self._opened[model.sha256] = OpenModel(model, self._device)
         return self._opened[model.sha256]
-
-
-def _role_of(work: Work) -> Role:
-    match work:
-        case EncodeWork():
-            return Role.TEXT_ENCODER
-        case SampleWork():
-            return Role.DIFFUSION_MODEL
-        case DecodeWork():
-            return Role.VAE
-
-
-def _size_of(work: Work) -> tuple[object, ...]:
-    """What the activations of `work` depend on, beside the model."""
-    match work:
-        case EncodeWork():
-            return (stage_of(work),)
-        case SampleWork():
-            return (stage_of(work), work.width, work.height, work.cfg == 1)
-        case DecodeWork():
-            return (stage_of(work), work.width, work.height)
 
 
 def _weights_files(folders: Sequence[Path]) -> Iterator[Path]:

@@ -124,7 +124,7 @@ def test_what_is_said_to_fit_can_be_planned_and_what_is_not_cannot(request_, cap
 
     def plan_all() -> None:
         for task in made.job.tasks:
-            plan(Residency(capacity_bytes), task.uses, specs, task.activation_bytes)
+            plan(Residency(capacity_bytes), task.uses, specs, task.least_activation_bytes)
 
     try:
         check_fits(made.job, capacity_bytes)
@@ -137,7 +137,33 @@ def test_what_is_said_to_fit_can_be_planned_and_what_is_not_cannot(request_, cap
 
 def test_the_message_names_a_budget_that_is_enough() -> None:
     _, made = cut(GenerateRequest(model="shapes", prompt="p", seed=1))
-    enough = max(needed_bytes(task.uses, task.activation_bytes) for task in made.job.tasks)
+    enough = max(needed_bytes(task.uses, task.least_activation_bytes) for task in made.job.tasks)
     check_fits(made.job, enough)
     with pytest.raises(DoesNotFit, match=r"needs at least 1\.1 MiB of device memory, the budget is"):
         check_fits(made.job, enough - 1)
+
+
+def test_the_message_is_about_the_task_that_needs_most() -> None:
+    """So that who raises the budget to the figure in the message has raised it far enough."""
+    _, made = cut(GenerateRequest(model="shapes", prompt="p", negative="n" * 3000, seed=1, width=4096, height=4096))
+    hungriest = max(made.job.tasks, key=lambda task: needed_bytes(task.uses, task.least_activation_bytes))
+    assert hungriest.stage is Stage.SAMPLE
+    with pytest.raises(DoesNotFit, match="to sample with"):
+        check_fits(made.job, 1)
+
+
+def test_the_texts_of_a_sample_count_by_their_length() -> None:
+    figures = []
+    for prompt in ("short", "long" * 200):
+        _, made = cut(GenerateRequest(model="shapes", prompt=prompt, seed=1))
+        figures.append({task.stage: task.activation_bytes for task in made.job.tasks})
+    assert figures[1][Stage.SAMPLE] > figures[0][Stage.SAMPLE]
+    assert figures[1][Stage.DECODE] == figures[0][Stage.DECODE]
+
+
+def test_tasks_know_how_they_can_be_divided() -> None:
+    _, made = cut(GenerateRequest(model="shapes", prompt="p", seed=1))
+    for task in made.job.tasks:
+        figures = [task.activation_bytes, *(way.activation_bytes for way in task.divisions)]
+        assert figures == sorted(set(figures), reverse=True)
+        assert bool(task.divisions) == (task.stage is not Stage.ENCODE)

@@ -34,13 +34,13 @@ class Case:
     def run(self, device: torch.device | None = None) -> list[Tensor]:
         """All tensors of the result, on the CPU."""
         inputs = self.inputs if device is None else pytree.tree_map_only(Tensor, lambda t: t.to(device), self.inputs)
-        with torch.no_grad(), _libraries_may_warn():
+        with torch.no_grad(), quiet_libraries():
             out = self.module(**inputs)
         return [t.to("cpu") for t in tensors_in(out)]
 
 
 @contextmanager
-def _libraries_may_warn() -> Iterator[None]:
+def quiet_libraries() -> Iterator[None]:
     """diffusers warns of its own deprecated names, torch of autocast on a CPU; neither is about what is tested."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -64,7 +64,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 def build_with(make: Maker, storage: torch.dtype) -> Case:
     """The case that `make` makes, with random weights that `storage` holds exactly, kept in float32."""
     torch.manual_seed(SEED)
-    with _libraries_may_warn():
+    with quiet_libraries():
         module, inputs = make()
     for parameter in module.parameters():
         if not parameter.is_floating_point():

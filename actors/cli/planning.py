@@ -1,0 +1,285 @@
+"""`modelpool plan`: what a model would do in so much memory, without running it and without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actors.cli import options
+from actors.cli.options import PoolOptions, request_fields
+from pool.errors import UserError, format_bytes, parse_bytes, unusable_field
+from pool.spec import JobId, Stage
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from actors.cut import CutJob
+    from actors.forecast import Forecast, StageForecast
+    from actors.requests import GenerateRequest
+    from pool.catalog import Catalog
+    from pool.residency import ModuleBytes
+    from pool.spec import ComponentKey
+
+#: what a link is taken to carry in a second: pinned memory over PCIe 4.0 x8, or unpinned over x16
+ASSUMED_LINK = "12GB"
+_PLAN = "The plan"
+_LINK = f"Bytes a second from host to GPU (default: {ASSUMED_LINK}, assumed)."
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What `modelpool plan` says.
+
+    device        the kind of device that it is for, and where that comes from
+    link          bytes a second, and where that comes from
+    ahead_bytes   of the memory given, what copies ahead of computing take beside the plan
+    batch_bytes   what a stage's activations would be with all pictures in one batch; the pool runs them one at a time
+    """
+
+    model: str
+    device_kind: str
+    device_source: str
+    link_bytes_per_second: float
+    link_source: str
+    vram_bytes: int
+    ahead_bytes: int
+    width: int
+    height: int
+    steps: int
+    forecast: Forecast
+    batch_bytes: dict[str, int]
+
+
+def plan_memory(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model by name or path.", show_default=False)],
+    vram: options.Vram = None,
+    size: options.Size = None,
+    batch: Annotated[int, options._option("--batch", "Pictures to make (default: 1).", _PLAN, "N")] = 1,
+    lora: options.Lora = None,
+    steps: options.Steps = None,
+    cfg: options.Cfg = None,
+    sampler: options.Sampler = None,
+    prompt: Annotated[str, options._option("--prompt", "Its length counts (default: none).", _PLAN, "TEXT")] = "",
+    link: Annotated[str | None, options._option("--link", _LINK, _PLAN, "SIZE")] = None,
+    device: options.Device = None,
+    as_json: options.AsJson = False,
+    config: options.Config = None,
+) -> None:
+    """Show what making pictures with a MODEL would do to a GPU's memory, and how much slower a small one would be.
+
+    Nothing is run and no GPU is needed. The figures are those that a pool would plan with.
+    """
+    from actors.cli.screen import people_console, print_json, show
+
+    if batch < 1:
+        raise unusable_field("--batch", batch, "a whole number from 1")
+    fields = request_fields(lora=lora, steps=steps, cfg=cfg, sampler=sampler, size=size)
+    found = memory_plan(model, prompt, fields, batch, link, PoolOptions(config=config, device=device, vram=vram))
+    if as_json:
+        print_json(sys.stdout, as_plain(found))
+        return
+    console = people_console(sys.stdout)
+    for part in shown(found):
+        show(console, part)
+
+
+def memory_plan(
+    model: str, prompt: str, fields: dict[str, Any], batch: int, link: str | None, options: PoolOptions
+) -> MemoryPlan:
+    """The plan for `batch` pictures. Raises UserError; DoesNotFit when they cannot be made in the memory given."""
+    from actors.cli.opening import settings_for
+    from actors.cut import check_fits, cut_request
+    from actors.forecast import Speeds, forecast
+    from actors.requests import GenerateRequest
+    from pool.catalog import Catalog
+
+    config = settings_for(options)
+    kind, kind_source = _device_kind(config.pool.device)
+    vram_bytes = config.pool.budget_bytes or _usual_bytes(kind)
+    link_bytes = parse_bytes(link or ASSUMED_LINK)
+    ahead_bytes = ahead_bytes_of(kind, vram_bytes)
+    capacity_bytes = vram_bytes - ahead_bytes
+    catalog = Catalog(config.models.folders, config.models.loras, kind)
+    request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
+    recipe, cut = cut_request(request, JobId("planned"), catalog)
+    check_fits(cut.job, capacity_bytes)
+    speeds = Speeds(link_bytes, overlaps=ahead_bytes > 0, ahead_bytes=ahead_bytes)
+    found = forecast(cut, capacity_bytes, speeds, batch, lambda key: _modules(catalog, cut, key))
+    return MemoryPlan(
+        model=recipe.model,
+        device_kind=kind,
+        device_source=kind_source,
+        link_bytes_per_second=link_bytes,
+        link_source="as given" if link else "assumed",
+        vram_bytes=vram_bytes,
+        ahead_bytes=ahead_bytes,
+        width=recipe.width,
+        height=recipe.height,
+        steps=recipe.steps,
+        forecast=found,
+        batch_bytes=_batch_bytes(catalog, cut, request, batch) if batch > 1 else {},
+    )
+
+
+def shown(found: MemoryPlan) -> tuple[RenderableType, ...]:
+    """For people."""
+    from actors.cli.tables import facts_table
+
+    made = found.forecast
+    parts: list[RenderableType] = [facts_table(_given(found)), _stages_table("first picture", made.first)]
+    if made.again:
+        parts.append(_stages_table("each later one", made.again))
+    why = [(stage.stage.value, sentence) for stage in made.first for sentence in stage.why]
+    if why:
+        parts.append(facts_table(why))
+    parts.append(facts_table(_together(found)))
+    return tuple(parts)
+
+
+def as_plain(found: MemoryPlan) -> dict[str, Any]:
+    """For programs: the same as JSON holds it."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            more = {"slowdown": value.slowdown} if hasattr(value, "slowdown") else {}
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)} | more
+        if isinstance(value, dict):
+            return {str(key): plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return getattr(value, "value", value)
+
+    result: dict[str, Any] = plain(found)
+    return result
+
+
+def _given(found: MemoryPlan) -> list[tuple[str, str]]:
+    ahead = f", of which {format_bytes(found.ahead_bytes)} are for copies ahead" if found.ahead_bytes else ""
+    link = f"{found.link_bytes_per_second / 1e9:.3g} GB/s, {found.link_source}"
+    return [
+        ("model", f"{found.model} at {found.width}x{found.height}, {found.steps} steps"),
+        ("device", f"{found.device_kind} ({found.device_source})"),
+        ("memory", f"{format_bytes(found.vram_bytes)}{ahead}"),
+        ("speeds", f"link {link}; computing is a guess, good to an order of magnitude"),
+    ]
+
+
+def _together(found: MemoryPlan) -> list[tuple[str, str]]:
+    from actors.cli.screen import counted, duration
+
+    made = found.forecast
+    facts = [
+        (
+            counted(made.pictures, "picture"),
+            f"one at a time: about {duration(made.seconds)}, {format_bytes(made.bus_bytes)} over the bus",
+        )
+    ]
+    if found.batch_bytes:
+        activations = ", ".join(f"{stage} {format_bytes(count)}" for stage, count in found.batch_bytes.items())
+        facts.append(("in one batch", f"would take activations of {activations}; the pool does not run it so"))
+    smallest, whole, resident = (
+        format_bytes(memory_for(count, found.device_kind))
+        for count in (made.smallest_bytes, made.whole_bytes, made.resident_bytes)
+    )
+    facts += [
+        ("smallest memory", f"{smallest}: all streams, divided as far as can be"),
+        ("undivided from", whole),
+        ("all stays from", resident),
+    ]
+    return facts
+
+
+def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType:
+    from actors.cli.tables import rows_table
+
+    headings = (
+        title,
+        "weights",
+        "resident",
+        "loaded",
+        "streamed",
+        "evicted",
+        "activations",
+        "scratch",
+        "peak",
+        "slower",
+    )
+    rows = [
+        (
+            stage.stage.value + _divided(stage),
+            format_bytes(stage.weight_bytes),
+            f"{format_bytes(stage.resident_bytes)} ({stage.resident_bytes / stage.weight_bytes:.0%})",
+            format_bytes(stage.upload_bytes),
+            format_bytes(stage.streamed_bytes),
+            format_bytes(sum(count for _, count in stage.evicted)),
+            format_bytes(stage.activation_bytes),
+            format_bytes(stage.scratch_bytes),
+            format_bytes(stage.planned_bytes),
+            f"{stage.seconds.slowdown:.2f}x",
+        )
+        for stage in stages
+    ]
+    return rows_table(headings, rows, right=headings[1:])
+
+
+def _divided(stage: StageForecast) -> str:
+    if stage.division is None:
+        return ""
+    return f", tiles of {stage.division.tile}" if stage.division.tile else f", {stage.division.batch} text at a time"
+
+
+def _device_kind(configured: str) -> tuple[str, str]:
+    """The kind to plan for, and where that comes from."""
+    if configured != "auto":
+        return configured, "as given"
+    from pool.devices.capabilities import default_device_kind
+
+    found = default_device_kind()
+    if found.computes_on_host:
+        return "cuda", "assumed: this machine has no GPU"
+    return found.value, "as this machine has"
+
+
+def _usual_bytes(kind: str) -> int:
+    from pool.devices.kinds import DEFAULT_SIM_BYTES
+
+    if kind == "sim":
+        return DEFAULT_SIM_BYTES
+    raise UserError("--vram: say how much memory to plan for, such as 8GiB")
+
+
+def memory_for(capacity_bytes: int, kind: str) -> int:
+    """The least memory on such a device that leaves `capacity_bytes` beside what copies ahead take."""
+    memory_bytes = capacity_bytes
+    while memory_bytes - ahead_bytes_of(kind, memory_bytes) < capacity_bytes:
+        memory_bytes += capacity_bytes - (memory_bytes - ahead_bytes_of(kind, memory_bytes))
+    return memory_bytes
+
+
+def ahead_bytes_of(kind: str, vram_bytes: int) -> int:
+    """What an engine keeps for copies ahead on a device of this kind."""
+    from pool.devices.uploads import AHEAD_BYTES
+    from pool.engine import AHEAD_SHARE
+
+    return min(AHEAD_BYTES, vram_bytes // AHEAD_SHARE) if kind in ("cuda", "rocm") else 0
+
+
+def _modules(catalog: Catalog, cut: CutJob, key: ComponentKey) -> Sequence[ModuleBytes]:
+    task = next(t for t in cut.job.tasks if any(use.component == key for use in t.uses))
+    work = cut.works[task.task_id]
+    return catalog.figures.modules(work.model, work)
+
+
+def _batch_bytes(catalog: Catalog, cut: CutJob, request: GenerateRequest, batch: int) -> dict[str, int]:
+    """The activations of one batch of all pictures, by stage; texts are encoded once in any case."""
+    tokens = catalog.text_tokens(request.prompt)
+    works = {task.stage: cut.works[task.task_id] for task in cut.job.tasks}
+    return {
+        stage.value: catalog.figures.batch_bytes(works[stage].model, works[stage], batch, tokens)
+        for stage in (Stage.SAMPLE, Stage.DECODE)
+    }

@@ -1,0 +1,202 @@
+"""What making pictures would do to one GPU's memory: plans for each stage in turn, without running anything.
+
+Pure arithmetic over a job as it was cut, with the functions that cut, check and plan real runs, so that the figures are
+theirs. Knows no file and no device; speeds are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from actors.cut import CutJob
+from pool.division import choose_division
+from pool.plan_seconds import PlanSeconds, expected_seconds
+from pool.residency import Residency, ResidencyPlan, needed_bytes, plan
+from pool.residency_reasons import explain
+from pool.spec import ComponentKey, ComponentSpec, Division, JobSpec, Stage, TaskSpec
+from pool.streaming_order import ModuleBytes, choose_modules, pass_seconds
+
+#: pictures whose plans are made one by one; every later one does what the last of these does
+PLANNED_PICTURES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """How fast the GPU is taken to be.
+
+    link_bytes_per_second  host to device
+    overlaps               copies run beside computing
+    ahead_bytes            how much is copied before it is needed, at most
+    """
+
+    link_bytes_per_second: float
+    overlaps: bool
+    ahead_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    """One task on the GPU as the tasks before it left it.
+
+    division        how it is divided; None when it is not
+    weight_bytes    of its components, all of them resident
+    resident_bytes  of them, while it runs
+    streamed_bytes  that cross the bus during the run, over all passes
+    planned_bytes   most memory in use at once
+    seconds         expected, the division's slowdown included
+    why             a sentence for each component that leaves or streams
+    """
+
+    stage: Stage
+    components: tuple[ComponentKey, ...]
+    division: Division | None
+    activation_bytes: int
+    scratch_bytes: int
+    weight_bytes: int
+    resident_bytes: int
+    upload_bytes: int
+    streamed_bytes: int
+    evicted: tuple[tuple[ComponentKey, int], ...]
+    planned_bytes: int
+    seconds: PlanSeconds
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Pictures made one after the other on one GPU, from an empty one.
+
+    first            the stages of the first picture
+    again            those of a later picture of the same texts: they are encoded already
+    seconds          of all pictures
+    bus_bytes        weights that cross the bus for all of them
+    smallest_bytes   the least capacity that they run in, streamed and divided as far as can be
+    whole_bytes      the capacity from which no run is divided
+    resident_bytes   the capacity from which all weights stay on the GPU and nothing is divided
+    """
+
+    capacity_bytes: int
+    pictures: int
+    first: tuple[StageForecast, ...]
+    again: tuple[StageForecast, ...]
+    seconds: float
+    bus_bytes: int
+    smallest_bytes: int
+    whole_bytes: int
+    resident_bytes: int
+
+
+#: the modules of a component in the order in which a pass uses them
+Modules = Callable[[ComponentKey], Sequence[ModuleBytes]]
+
+
+def forecast(
+    cut: CutJob, capacity_bytes: int, speeds: Speeds, pictures: int = 1, modules: Modules | None = None
+) -> Forecast:
+    """What `pictures` pictures of `cut`, which differ in their seeds, would do in `capacity_bytes`.
+
+    With `modules`, copies are hidden behind computing as the order of a pass allows it, and not as if each ran beside
+    any other. Raises DoesNotFit as `actors.cut.check_fits` does, when not even the most divided runs fit.
+    """
+    specs = {component.key: component for component in cut.components}
+    residency = Residency(capacity_bytes)
+    made: list[tuple[StageForecast, ...]] = []
+    for number in range(min(pictures, PLANNED_PICTURES)):
+        stages = []
+        for task in cut.job.tasks:
+            if number and task.stage is Stage.ENCODE:
+                continue
+            stage, residency = _stage(task, residency, specs, speeds, modules)
+            stages.append(stage)
+        made.append(tuple(stages))
+    made += [made[-1]] * (pictures - len(made))
+    every = [stage for stages in made for stage in stages]
+    return Forecast(
+        capacity_bytes=capacity_bytes,
+        pictures=pictures,
+        first=made[0],
+        again=made[1] if pictures > 1 else (),
+        seconds=sum(stage.seconds.load_seconds + stage.seconds.run_seconds for stage in every),
+        bus_bytes=sum(stage.upload_bytes + stage.streamed_bytes for stage in every),
+        smallest_bytes=smallest_bytes(cut.job),
+        whole_bytes=whole_bytes(cut.job),
+        resident_bytes=whole_bytes(cut.job) + sum(component.weight_bytes for component in cut.components),
+    )
+
+
+def smallest_bytes(job: JobSpec) -> int:
+    """The least capacity that every task of `job` runs in."""
+    return max(needed_bytes(task.uses, task.least_activation_bytes) for task in job.tasks)
+
+
+def whole_bytes(job: JobSpec) -> int:
+    """The least capacity that every task of `job` runs in undivided."""
+    return max(needed_bytes(task.uses, task.activation_bytes) for task in job.tasks)
+
+
+def _stage(
+    task: TaskSpec,
+    now: Residency,
+    specs: Mapping[ComponentKey, ComponentSpec],
+    speeds: Speeds,
+    modules: Modules | None,
+) -> tuple[StageForecast, Residency]:
+    """One task on `now`, and what is resident after it. Raises DoesNotFit."""
+    scratch_bytes = needed_bytes(task.uses, 0)
+    way = choose_division(task, now.capacity_bytes - scratch_bytes)
+    decided = plan(now, task.uses, specs, way.activation_bytes)
+    keys = tuple(use.component for use in task.uses)
+    held = [decided.after.of(key) for key in keys]
+    stage = StageForecast(
+        stage=task.stage,
+        components=keys,
+        division=None if way.batch == way.tile == 0 else way,
+        activation_bytes=way.activation_bytes,
+        scratch_bytes=scratch_bytes,
+        weight_bytes=sum(specs[key].weight_bytes for key in keys),
+        resident_bytes=sum(entry.resident_bytes for entry in held if entry is not None),
+        upload_bytes=decided.upload_bytes,
+        streamed_bytes=decided.streamed_bytes,
+        evicted=tuple((move.component, move.bytes) for move in decided.evict),
+        planned_bytes=decided.after.used_bytes + scratch_bytes + way.activation_bytes,
+        seconds=_seconds(task, decided, way, speeds, modules),
+        why=tuple(str(reason) for reason in explain(now, task.uses, specs, way.activation_bytes)),
+    )
+    return stage, decided.after
+
+
+def _seconds(
+    task: TaskSpec, decided: ResidencyPlan, way: Division, speeds: Speeds, modules: Modules | None
+) -> PlanSeconds:
+    """Expected seconds, compared with an undivided run with all weights resident."""
+    divided_seconds = task.run_seconds * way.slowdown
+    rough = expected_seconds(decided, divided_seconds, speeds.link_bytes_per_second, speeds.overlaps)
+    run_seconds = rough.run_seconds
+    if modules is not None and speeds.overlaps and decided.streamed_bytes:
+        fine = sum(
+            _streamed_run_seconds(
+                modules(use.component), decided.after, use.component, use.passes, divided_seconds, speeds
+            )
+            for use in task.uses
+        )
+        run_seconds = max(run_seconds, fine)
+    return PlanSeconds(rough.load_seconds, run_seconds, task.run_seconds)
+
+
+def _streamed_run_seconds(
+    modules: Sequence[ModuleBytes],
+    after: Residency,
+    component: ComponentKey,
+    passes: int,
+    resident_run_seconds: float,
+    speeds: Speeds,
+) -> float:
+    """A run of `passes` passes through `modules`, of which those that are not resident stream."""
+    entry = after.of(component)
+    resident = choose_modules(modules, entry.resident_bytes if entry is not None else 0, frozenset())
+    flops = sum(module.flops for module in modules)
+    if flops == 0 or resident_run_seconds <= 0:
+        return resident_run_seconds
+    flops_per_second = flops * passes / resident_run_seconds
+    return passes * pass_seconds(modules, resident, speeds.link_bytes_per_second, flops_per_second, speeds.ahead_bytes)

@@ -1,0 +1,61 @@
+"""How near estimates of activations are to what a device held: the architectures of the tests' zoo, simulated.
+
+The simulated device's books are exact to the byte and have no margin, so an estimate that is under is one that would
+have run out of memory. Each architecture at two or three sizes (as built, twice the batch, twice as wide), in float32
+and bfloat16.
+Run from the repository: `python -m benchmarks.activations [FAMILY ...]`. Prints a table in markdown.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from pool.devices import sim
+from tests.pool.zoo import FAMILIES, build
+from tests.pool.zoo.peaks import Peak, peaks_of
+from tests.pool.zoo.sizes import sizes_of
+
+DTYPES = (torch.float32, torch.bfloat16)
+INDEX = 0
+BUDGET_BYTES = 1 << 30
+
+
+def peaks_of_family(family: str) -> dict[str, Peak]:
+    """Every size and dtype of one architecture, each in a fresh module: some keep what they made in their first run."""
+    found = {}
+    for dtype in DTYPES:
+        for size in sizes_of(family, build(family)):
+            case = build(family)
+            inputs = {size: sizes_of(family, case)[size]}
+            found[f"{size}, {dtype}"] = peaks_of(case, inputs, dtype, torch.device("sim", INDEX))[size]
+    return found
+
+
+def main(families: Sequence[str]) -> int:
+    """Print the table. Returns 1 when an estimate was under what was measured."""
+    sim.install()
+    sim.configure(INDEX, BUDGET_BYTES)
+    print("| architecture | runs | largest measured | median error | worst under | worst over |")
+    print("|---|---|---|---|---|---|")
+    errors = []
+    for family in families:
+        peaks = peaks_of_family(family)
+        errors.extend(peak.error for peak in peaks.values())
+        largest_bytes = max(peak.measured_bytes for peak in peaks.values())
+        print(_row(family, [peak.error for peak in peaks.values()], f"{largest_bytes:,} B"), flush=True)
+    print(_row("all", errors, ""))
+    return int(min(errors) < 0)
+
+
+def _row(name: str, errors: Sequence[float], largest: str) -> str:
+    median = statistics.median(abs(error) for error in errors)
+    under, over = max(0.0, *(-error for error in errors)), max(0.0, *errors)
+    return f"| {name} | {len(errors)} | {largest} | {median:.2%} | {under:.2%} | {over:.2%} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or list(FAMILIES)))

@@ -1,0 +1,189 @@
+"""`ActivationFigures`: what the runs of models hold on a device beside weights, for tasks that are to be planned.
+
+Counted by dry runs of the models' own code, remembered, and corrected by what runs took. One thread's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from pool.activation import WITHOUT_MARGIN, attention_form, with_margin
+from pool.activation_book import ActivationBook, ActivationError, ActivationKey, measured_activations
+from pool.activation_needs import (
+    TILES,
+    USUAL_TOKENS,
+    StageModule,
+    TextShape,
+    decode_bytes,
+    encode_bytes,
+    sample_bytes,
+    stage_call,
+    text_shape,
+    tile_slowdown,
+)
+from pool.module_work import module_work
+from pool.open_model import OpenModel
+from pool.recent import Recent
+from pool.residency import ModuleBytes
+from pool.sizing import module_bytes
+from pool.spec import Division, Role, RunCost, TaskSpec
+from pool.stages import latent_cells
+from pool.text.tokenizer import ClipTokenizer
+from pool.work import DecodeWork, EncodeWork, ModelRef, SampleWork, Work, stage_of
+
+#: texts and sizes of work whose needs are kept
+SIZES_REMEMBERED = 4096
+#: two calls for one text each instead of one for both, as a multiple of its seconds: kernels that are less busy.
+#: A guess until it is measured on a GPU
+APART_SLOWDOWN = 1.2
+
+
+class ActivationFigures:
+    """The figures of all models of a catalog, for devices of one kind."""
+
+    def __init__(self, open_model: Callable[[ModelRef], OpenModel], device_kind: str) -> None:
+        self._open = open_model
+        self._device_kind = device_kind
+        self._activations: Recent[tuple[object, ...], int] = Recent(SIZES_REMEMBERED)
+        self._book = ActivationBook()
+        #: (what it is about, figure in a task) -> what was counted for it, where that is not the figure
+        self._counted_as: Recent[tuple[ActivationKey, int], int] = Recent(SIZES_REMEMBERED)
+        self._texts: Recent[str, TextShape] = Recent(SIZES_REMEMBERED)
+        self._tokenizer: ClipTokenizer | None = None
+
+    def text_tokens(self, text: str) -> int:
+        """Tokens of `text` as a diffusion model reads it. Raises UnusableField as `parse_weights` does."""
+        return self._text_shape(text).tokens
+
+    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
+        """Device memory that `work` needs beside weights and scratch when it is not divided.
+
+        `context_tokens` are the lengths of the texts that sampling reads; the usual ones where they are not given.
+        """
+        return self._needed(model, work, context_tokens, Division(0))
+
+    def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
+        """The ways to do `work` in parts, the least divided first; each needs less than the one before."""
+        found: list[Division] = []
+        least_bytes = self._needed(model, work, context_tokens, Division(0))
+        for way in self._ways(model, work):
+            needed_bytes = self._needed(model, work, context_tokens, way)
+            if needed_bytes < least_bytes:
+                found.append(replace(way, activation_bytes=needed_bytes))
+                least_bytes = needed_bytes
+        return tuple(found)
+
+    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool = False) -> None:
+        """A run of `task` ended well and cost `cost`, or `ran_out` of device memory: later figures take it in."""
+        figure_bytes = task.activation_bytes if cost.division is None else cost.division.activation_bytes
+        key = ActivationKey(task.uses[0].component, task.stage, self._device_kind)
+        counted_bytes = self._counted_as.kept((key, figure_bytes)) or figure_bytes
+        if ran_out:
+            self._book.ran_out(key, counted_bytes)
+            return
+        measured = measured_activations(cost, max(use.scratch_bytes for use in task.uses))
+        if measured is not None:
+            self._book.learn(key, counted_bytes, *measured)
+
+    def errors(self) -> tuple[ActivationError, ...]:
+        """How good the figures were that were counted, by component and stage."""
+        return self._book.report()
+
+    def _ways(self, model: ModelRef, work: Work) -> Iterator[Division]:
+        """Ways that may need less, without the figure."""
+        if isinstance(work, SampleWork) and work.cfg != 1:
+            yield Division(0, batch=1, slowdown=APART_SLOWDOWN)
+        if isinstance(work, DecodeWork):
+            cells = latent_cells(work.width, work.height, self._open(model).checkpoint.latent)
+            yield from (Division(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in TILES if t < max(cells))
+
+    def _needed(self, model: ModelRef, work: Work, context_tokens: Sequence[int], way: Division) -> int:
+        lengths = tuple(context_tokens) or _usual_tokens(work)
+        shape = self._text_shape(work.text) if isinstance(work, EncodeWork) else lengths
+        key = (model.sha256, *_size_of(work), shape, way.batch, way.tile)
+
+        def count() -> int:
+            return with_margin(self._counted(model, work, lengths, way), self._device_kind)
+
+        return self._corrected(model, work, self._activations.get(key, count))
+
+    def _corrected(self, model: ModelRef, work: Work, counted_bytes: int) -> int:
+        """`counted_bytes` by what runs took. Where they hold no more than was counted, only ever up."""
+        key = ActivationKey(self._open(model).component(role_of(work)).key, stage_of(work), self._device_kind)
+        figure_bytes = self._book.corrected(key, counted_bytes)
+        if self._device_kind in WITHOUT_MARGIN:
+            figure_bytes = max(figure_bytes, counted_bytes)
+        if figure_bytes != counted_bytes:
+            self._counted_as.put((key, figure_bytes), counted_bytes)
+        return figure_bytes
+
+    def _counted(self, model: ModelRef, work: Work, lengths: Sequence[int], way: Division) -> int:
+        opened = self._open(model)
+        component, latent = opened.component(role_of(work)), opened.checkpoint.latent
+        module = StageModule(component.built.module, component.form.compute_dtype, attention_form(self._device_kind))
+        match work:
+            case EncodeWork():
+                return encode_bytes(module, self._load_tokenizer(), work.text)
+            case SampleWork():
+                return sample_bytes(module, work, latent, lengths, way.batch)
+            case DecodeWork():
+                cells = latent_cells(work.width, work.height, latent)
+                return decode_bytes(module, cells, latent.channels, way.tile)
+
+    def _text_shape(self, text: str) -> TextShape:
+        return self._texts.get(text, lambda: text_shape(self._load_tokenizer(), text))
+
+    def _load_tokenizer(self) -> ClipTokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = ClipTokenizer.load()
+        return self._tokenizer
+
+    def batch_bytes(self, model: ModelRef, work: Work, pictures: int, context_tokens: int) -> int:
+        """Device memory beside weights and scratch of one model call for so many pictures at once. No run does that:
+        it is for comparison."""
+        opened = self._open(model)
+        component = opened.component(role_of(work))
+        dtype, module = component.form.compute_dtype, component.built.module
+        call = stage_call(work, dtype, opened.checkpoint.latent, context_tokens, pictures)
+        counted = StageModule(module, dtype, attention_form(self._device_kind)).peak_bytes(call)
+        return with_margin(counted, self._device_kind)
+
+    def modules(self, model: ModelRef, work: Work) -> tuple[ModuleBytes, ...]:
+        """The modules of the component that `work` runs, with their work, in the order in which a pass uses them."""
+        opened = self._open(model)
+        component = opened.component(role_of(work))
+        call = stage_call(work, component.form.compute_dtype, opened.checkpoint.latent)
+        flops = module_work(component.built.module, component.form.compute_dtype, call)
+        sizes = {m.name: m for m in module_bytes(component.weights, component.form)}
+        order = (*(name for name in flops if name in sizes), *(name for name in sizes if name not in flops))
+        return tuple(replace(sizes[name], flops=flops.get(name, 0)) for name in order)
+
+
+def role_of(work: Work) -> Role:
+    """The component that `work` runs."""
+    match work:
+        case EncodeWork():
+            return Role.TEXT_ENCODER
+        case SampleWork():
+            return Role.DIFFUSION_MODEL
+        case DecodeWork():
+            return Role.VAE
+
+
+def _size_of(work: Work) -> tuple[object, ...]:
+    """What the activations of `work` depend on, beside the model."""
+    match work:
+        case EncodeWork():
+            return (stage_of(work),)
+        case SampleWork():
+            return (stage_of(work), work.width, work.height, work.cfg == 1, work.sampler)
+        case DecodeWork():
+            return (stage_of(work), work.width, work.height)
+
+
+def _usual_tokens(work: Work) -> tuple[int, ...]:
+    """Lengths of texts that nobody told."""
+    if not isinstance(work, SampleWork):
+        return ()
+    return (USUAL_TOKENS,) * (1 if work.cfg == 1 else 2)

@@ -1,0 +1,121 @@
+"""`modelpool plan`: what it says of the shipped example, to people and to programs.
+
+Proves: its figures are those of the tasks that a pool would cut for the same request; the limits that it names hold
+when they are given back to it; what is wrong in the command is told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from actors.cli.options import PoolOptions
+from actors.cli.planning import ahead_bytes_of, memory_for, memory_plan, plan_memory
+from actors.cut import cut_request
+from actors.requests import GenerateRequest
+from pool.catalog import Catalog
+from pool.devices.uploads import AHEAD_BYTES
+from pool.errors import DoesNotFit, UnknownName, UnusableField, UserError, parse_bytes
+from pool.spec import JobId
+from tests.architecture.source_tree import ROOT
+
+SHAPES = ROOT / "examples" / "shapes"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "shapes.toml"
+    path.write_text(
+        f'[models]\nfolders = ["{SHAPES / "models"}"]\nloras = ["{SHAPES / "loras"}"]\n[pool]\ndevice = "sim"\n'
+    )
+    return str(path)
+
+
+def plan(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(plan_memory)
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+def test_figures_are_those_of_the_tasks_of_the_same_request(config: str) -> None:
+    arguments = ("--size", "128x96", "--lora", "light:0.8", "--steps", "7", "--prompt", "a circle", "--vram", "64MiB")
+    said = json.loads(plan("shapes", *arguments, "--config", config, "--json").stdout)
+    request = GenerateRequest(
+        model="shapes", prompt="a circle", loras=("light:0.8",), steps=7, width=128, height=96, seed=0
+    )
+    catalog = Catalog([SHAPES / "models"], [SHAPES / "loras"], "sim")
+    _, cut = cut_request(request, JobId("j"), catalog)
+    specs = {component.key: component for component in cut.components}
+    stages = said["forecast"]["first"]
+    assert len(stages) == len(cut.job.tasks) == 4
+    for stage, task in zip(stages, cut.job.tasks, strict=True):
+        (use,) = task.uses
+        assert stage["stage"] == task.stage.value
+        assert stage["components"] == [use.component]
+        assert stage["activation_bytes"] == task.activation_bytes
+        assert stage["scratch_bytes"] == use.scratch_bytes
+        assert stage["weight_bytes"] == specs[use.component].weight_bytes
+        assert stage["seconds"]["resident_run_seconds"] == task.run_seconds
+    assert (said["width"], said["height"], said["steps"]) == (128, 96, 7)
+    assert said["device_kind"] == "sim"
+
+
+def test_the_limits_that_it_names_hold(config: str) -> None:
+    def planned(vram: str):
+        return memory_plan("shapes", "", {"width": 256, "height": 256}, 2, None, PoolOptions(Path(config), vram=vram))
+
+    limits = planned("1GiB").forecast
+    assert all(stage.division is None for stage in planned("1GiB").forecast.first)
+    smallest = planned(str(limits.smallest_bytes))
+    assert any(stage.division for stage in smallest.forecast.first)
+    assert smallest.forecast.seconds > limits.seconds
+    with pytest.raises(DoesNotFit, match=r"needs at least .* the budget is"):
+        planned(str(limits.smallest_bytes - 1))
+    assert all(stage.upload_bytes == 0 for stage in planned(str(limits.resident_bytes)).forecast.again)
+
+
+def test_people_are_told_what_is_assumed_and_what_a_batch_would_take(config: str) -> None:
+    said = plan("shapes", "--size", "256x256", "--vram", "16MiB", "--batch", "4", "--config", config).stdout
+    assert "link 12 GB/s, assumed; computing is a guess" in said
+    assert re.search(r"^each later one +weights", said, re.MULTILINE)
+    assert re.search(r"^decode, tiles of \d+ ", said, re.MULTILINE)
+    assert re.search(r"^4 pictures +one at a time: about ", said, re.MULTILINE)
+    assert re.search(
+        r"^in one batch +would take activations of sample .*; the pool does not run it so", said, re.MULTILINE
+    )
+    assert re.search(r"^smallest memory +\d", said, re.MULTILINE)
+    assert re.search(r"^sample +shapes/diffusion_model@\w+: .* streams: ", said, re.MULTILINE)
+
+
+def test_a_gpu_keeps_room_for_copies_ahead(config: str) -> None:
+    said = json.loads(plan("shapes", "--device", "cuda", "--vram", "1GiB", "--config", config, "--json").stdout)
+    assert said["ahead_bytes"] == ahead_bytes_of("cuda", 1 << 30) == (1 << 30) // 32
+    assert said["forecast"]["capacity_bytes"] == (1 << 30) - said["ahead_bytes"]
+
+
+@pytest.mark.parametrize("capacity_bytes", [0, 1, 31, 10**6 + 7, 8 << 30, 200 << 30])
+def test_memory_for_a_capacity_is_the_least_that_leaves_it(capacity_bytes: int) -> None:
+    memory_bytes = memory_for(capacity_bytes, "cuda")
+    assert memory_bytes - ahead_bytes_of("cuda", memory_bytes) >= capacity_bytes
+    if memory_bytes:
+        assert memory_bytes - 1 - ahead_bytes_of("cuda", memory_bytes - 1) < capacity_bytes
+    assert memory_bytes <= capacity_bytes + AHEAD_BYTES
+    assert memory_for(capacity_bytes, "sim") == capacity_bytes
+
+
+def test_what_is_wrong_is_told(config: str) -> None:
+    with pytest.raises(DoesNotFit, match="needs at least"):
+        plan("shapes", "--vram", "100KiB", "--config", config)
+    with pytest.raises(UnusableField, match="--batch"):
+        plan("shapes", "--batch", "0", "--config", config)
+    with pytest.raises(UnknownName, match="shape"):
+        plan("sheeps", "--vram", "1GiB", "--config", config)
+    with pytest.raises(UserError, match="--vram"):
+        plan("shapes", "--device", "cuda", "--config", config)
+    with pytest.raises(UnusableField):
+        parse_bytes("much")
