@@ -186,12 +186,14 @@ class Dispatcher:
         self._lose(worker_id, incarnation, reason)
 
     def _end(self, worker_id: WorkerId, incarnation: int) -> None:
-        """As the core wants it: no event answers."""
+        """As the core wants it: no event answers, neither for the worker nor for what may hang in it."""
         start = self._starts.pop((worker_id, incarnation), None)
         if start is not None:
             start.cancel()
-        self._forget(worker_id, incarnation)
+        ended = self._forget(worker_id, incarnation)
         self._fleet.end(worker_id, incarnation)
+        for task_id in ended.runs if ended is not None else ():
+            self._book.abandon(task_id)
 
     def _lose(self, worker_id: WorkerId, incarnation: int, reason: str) -> None:
         """A live worker is gone, or as good as gone: end what may be left of it, and say so once."""
@@ -216,7 +218,7 @@ class Dispatcher:
     def _run(self, command: RunTask) -> None:
         worker = self._live[command.worker_id]
         self._runs_sent += 1
-        request, inputs = self._book.begin(command.task_id, command.attempt, self._runs_sent)
+        request, inputs = self._book.begin(command, self._runs_sent)
         worker.runs[command.task_id] = StepDone(
             command.worker_id, command.incarnation, command.task_id, request.run, 0, 0
         )

@@ -4,8 +4,9 @@ Rules
 1. `run` never raises: whatever happens becomes a `RunError` value in the one report of that attempt.
 2. One thread touches the engine (Ray's `compute` group has one thread). Stopping and asking come in on other threads
    and touch nothing but the values named in `__init__`.
-3. A worker whose GPU no longer answers says so of the run and then is over (`watch` returns): it is replaced by a new
-   process, since no later run could succeed in this one.
+3. A worker whose GPU no longer answers reports the run as WORKER_LOST and then is over (`watch` returns): it is
+   replaced by a new process, since no later run could succeed in this one. Whichever of the two is heard first, it
+   means the same.
 Knows neither Ray nor the scheduler, and imports torch only by way of its engine.
 """
 
@@ -16,13 +17,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from actors.host_memory import HostMemory, host_memory
 from actors.wire import RunRequest, StepDone
+from pool.devices.vram_policy import VramPolicy
 from pool.errors import UserError
 from pool.residency import Residency
-from pool.spec import RunCost, RunError, RunErrorKind, TaskReport, TaskSpec, WorkerId, WorkerSpec
+from pool.spec import ComponentKey, RunCost, RunError, RunErrorKind, Rung, TaskReport, TaskSpec, WorkerId, WorkerSpec
 from pool.work import Encoded, Latent, Picture, Result, RunHooks, Stopped, Work
 
 if TYPE_CHECKING:
@@ -42,7 +45,13 @@ class Engine(Protocol):
         """What it can hold."""
 
     def run(
-        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], hooks: RunHooks, fresh: bool = False
+        self,
+        task: TaskSpec,
+        work: Work,
+        inputs: tuple[Result, ...],
+        hooks: RunHooks,
+        fresh: bool = False,
+        needed_next: tuple[ComponentKey, ...] = (),
     ) -> tuple[Result, RunCost]:
         """Do `work`; may raise anything."""
 
@@ -53,12 +62,22 @@ class Engine(Protocol):
         """Take every byte off the device."""
 
 
-def open_engine(device: str, budget_bytes: int | None, threads: int) -> Engine:
+def open_engine(
+    device: str,
+    budget_bytes: int | None,
+    threads: int,
+    vram_policy: VramPolicy = VramPolicy.NORMAL,
+    reserve_bytes: int | None = None,
+) -> Engine:
     """The real engine, on the one device that this process sees. Imports torch. Raises UserError."""
     from pool.engine import Engine as PoolEngine
     from pool.engine import EngineSettings
 
-    return PoolEngine.open(EngineSettings(device, budget_bytes=budget_bytes, threads=threads))
+    return PoolEngine.open(
+        EngineSettings(
+            device, budget_bytes=budget_bytes, threads=threads, vram_policy=vram_policy, reserve_bytes=reserve_bytes
+        )
+    )
 
 
 class GpuWorker:
@@ -101,10 +120,14 @@ class GpuWorker:
         result: Result | None = None
         cost, error = RunCost(), None
         try:
-            result, cost = self._engine.run(request.task, request.work, inputs, hooks, request.fresh)
+            result, cost = self._engine.run(
+                request.task, request.work, inputs, hooks, request.fresh, request.needed_next
+            )
+            cost = replace(cost, rungs=request.rungs + cost.rungs)
         except Exception as raised:
             error = run_error(raised)
-            if _device_is_broken(raised):
+            error = replace(error, rungs=request.rungs + error.rungs)
+            if error.kind is RunErrorKind.WORKER_LOST:
                 self._ended.set()
         report = TaskReport(
             task_id=request.task.task_id,
@@ -164,19 +187,18 @@ def run_error(raised: Exception) -> RunError:
     """`raised` by a run, as the value that decides whether it is tried again."""
     text = "".join(traceback.format_exception(raised))
     torch = sys.modules.get("torch")  # whoever raised its error has imported it
+    rungs: tuple[Rung, ...] = getattr(raised, "rungs", ())
     if torch is not None and isinstance(raised, torch.OutOfMemoryError):
-        return RunError(RunErrorKind.OUT_OF_VRAM, str(raised), text)
+        return RunError(RunErrorKind.OUT_OF_VRAM, str(raised), text, rungs)
+    if isinstance(raised, MemoryError):
+        return RunError(RunErrorKind.OUT_OF_HOST_MEMORY, str(raised) or "the host has no memory left", text, rungs)
+    if torch is not None and isinstance(raised, torch.AcceleratorError):  # CUDA refuses everything after such an error
+        return RunError(RunErrorKind.WORKER_LOST, f"the device no longer answers: {raised}", text)
     if isinstance(raised, Stopped):
         return RunError(RunErrorKind.CANCELLED, "stopped at a step, as it was asked to")
     if isinstance(raised, UserError):
         return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
     return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)
-
-
-def _device_is_broken(raised: Exception) -> bool:
-    """Whether the process must be started again: after such an error CUDA refuses everything."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(raised, torch.AcceleratorError)
 
 
 def result_bytes(result: Result) -> int:

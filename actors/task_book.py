@@ -6,13 +6,14 @@ result is held. Decides nothing; the core says when a result goes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from actors.outcomes import TaskSummary
 from actors.wire import ResultRef, RunRequest
-from pool.spec import JobId, JobSpec, RunErrorKind, TaskId, TaskReport, TaskSpec
+from pool.spec import JobId, JobSpec, TaskId, TaskReport, TaskSpec
 from pool.work import Work
+from scheduler.messages import RunTask
 
 
 @dataclass(slots=True)
@@ -27,13 +28,14 @@ class _Entry:
     #: of the run that made the result, and who the run is counted for
     report: TaskReport | None = None
     counted_for: JobId | None = None
-    ran_out_of_vram: bool = False
 
 
 class TaskBook:
     """The tasks of a controller, by id."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None) -> None:
+        """`heard` is told of every run that ended with a report."""
+        self._heard = heard
         self._entries: dict[TaskId, _Entry] = {}
         self._given: dict[TaskId, ResultRef] = {}
         self._tasks_of: dict[JobId, tuple[TaskId, ...]] = {}
@@ -62,18 +64,26 @@ class TaskBook:
             self._drop_unneeded(task_id)
         return tuple(summaries)
 
-    def begin(self, task_id: TaskId, attempt: int, run: int) -> tuple[RunRequest, tuple[ResultRef, ...]]:
+    def begin(self, command: RunTask, run: int) -> tuple[RunRequest, tuple[ResultRef, ...]]:
         """A task is sent to a worker: what to send. All its inputs are held; the core waits for that."""
-        entry = self._entries[task_id]
+        entry = self._entries[command.task_id]
         entry.running = True
-        request = RunRequest(entry.spec, entry.work, attempt, run, fresh=entry.ran_out_of_vram)
+        request = RunRequest(
+            task=entry.spec,
+            work=entry.work,
+            attempt=command.attempt,
+            run=run,
+            fresh=command.fresh,
+            needed_next=command.needed_next,
+            rungs=command.rungs,
+        )
         return request, tuple(self._held(need) for need in entry.spec.needs)
 
     def end(self, report: TaskReport, result: ResultRef) -> None:
         """A run ended with `report`; `result` is held when that has no error."""
         entry = self._entries[report.task_id]
         entry.running = False
-        entry.ran_out_of_vram = report.error is not None and report.error.kind is RunErrorKind.OUT_OF_VRAM
+        self._heard(entry.spec, report)
         if report.error is None:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
 

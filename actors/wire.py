@@ -14,7 +14,7 @@ from actors.orders import Order
 from actors.outcomes import TaskSummary
 from actors.recipe import Recipe
 from actors.requests import GenerateRequest
-from pool.spec import ComponentKey, JobId, RunError, Stage, TaskId, TaskSpec, WorkerId
+from pool.spec import ComponentKey, JobId, RunError, Rung, Stage, TaskId, TaskSpec, WorkerId
 from pool.work import Work
 from scheduler.messages import Outcome
 
@@ -29,8 +29,9 @@ class RunRequest:
 
     run    counts all runs that a controller sent. Names this one: attempts of a task start at 1 again when the same
            work is asked for again later
-    fresh  take all weights off the GPU first: the attempt before ran out of memory
+    fresh  take all weights off the GPU first: an attempt before ran out of memory
     needed_next  components that are expected to be needed on that GPU afterwards, soonest first
+    rungs  what was done about running out of memory before this attempt; its report begins with them
     """
 
     task: TaskSpec
@@ -39,6 +40,7 @@ class RunRequest:
     run: int
     fresh: bool = False
     needed_next: tuple[ComponentKey, ...] = ()
+    rungs: tuple[Rung, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from pool.residency import Resident
-from pool.spec import ComponentKey, Stage
+from pool.spec import ComponentKey, Stage, WorkerId
 from scheduler.costs import Signature
 from scheduler.jobs import Order, Task
 
@@ -127,6 +127,41 @@ class Backlog:
 
     def _class_of(self, task: Task) -> int:
         return bisect_left(self.capacities, task.signature.needed_bytes)
+
+
+class Pinned:
+    """Ready tasks that wait for one worker each: they ran out of memory elsewhere. Few; each worker's in order.
+
+    They are not in the backlog, and go first on their worker: each was placed before.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[WorkerId, list[Task]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(tasks) for tasks in self._waiting.values())
+
+    def __iter__(self) -> Iterator[Task]:
+        """Every task, by worker and then in order."""
+        return (task for tasks in list(self._waiting.values()) for task in list(tasks))
+
+    def add(self, task: Task) -> None:
+        """File a ready task under the worker that it is pinned to."""
+        assert task.pinned_to is not None, f"{task.name} waits for no worker"
+        _file(self._waiting.setdefault(task.pinned_to, []), task)
+
+    def remove(self, task: Task) -> None:
+        """Take out a task; its worker and order must be the ones that it was filed with."""
+        assert task.pinned_to is not None, f"{task.name} waits for no worker"
+        tasks = self._waiting[task.pinned_to]
+        _unfile(tasks, task)
+        if not tasks:
+            del self._waiting[task.pinned_to]
+
+    def first(self, worker_id: WorkerId) -> Task | None:
+        """The first task that waits for this worker."""
+        tasks = self._waiting.get(worker_id)
+        return tasks[0] if tasks else None
 
 
 def _first_use(signature: Signature) -> _Use:

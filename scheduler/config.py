@@ -22,6 +22,14 @@ class SchedulerConfig:
     placement: str = "soonest"
     #: runs of one task that may end badly before its jobs fail
     max_attempts: int = 3
+    #: workers that one task may take down with it (by crashing them, or by hanging in them) before it is quarantined
+    crash_limit: int = 2
+    #: how long work that was quarantined is refused when it is asked for again; less when a larger worker comes up
+    quarantine_seconds: float = 600.0
+    #: longest that a run may take before it is asked to stop; None never asks
+    run_timeout_seconds: float | None = None
+    #: how long such a run may take to stop before its worker is ended and started anew
+    stop_grace_seconds: float = 30.0
     #: starts of later tasks that one waiting task lets pass; after that it goes first
     overtaking_limit: int = 64
     #: the same for a task that finishes a picture (a decode), where this is less: pictures come as they are made, not
@@ -59,4 +67,12 @@ class SchedulerConfig:
         return min(self.overtaking_limit, self.finishing_limit) if stage is Stage.DECODE else self.overtaking_limit
 
 
-_LEAST = {"max_attempts": 1, "overtaking_limit": 1, "finishing_limit": 1, "window": 1, "start_retry_limit": 1}
+_LEAST = {
+    "max_attempts": 1,
+    "crash_limit": 1,
+    "run_timeout_seconds": 1,
+    "overtaking_limit": 1,
+    "finishing_limit": 1,
+    "window": 1,
+    "start_retry_limit": 1,
+}

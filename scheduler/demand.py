@@ -10,13 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from pool.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskId, TaskSpec
-from scheduler.backlog import Backlog
+from scheduler.backlog import Backlog, Pinned
 from scheduler.config import SchedulerConfig
 from scheduler.costs import Costs
 from scheduler.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks, problem_with
 from scheduler.messages import Command, Outcome, ReleaseResult, ResolveJob, StopTask
 from scheduler.results import Results
-from scheduler.retry import Verdict, blamed, verdict
 from scheduler.story import Story
 
 
@@ -30,6 +29,7 @@ class Demand:
         costs: Costs,
         out: list[Command],
         unfit: Callable[[TaskSpec], RunError | None],
+        refused: Callable[[TaskSpec], RunError | None],
     ) -> None:
         self._config = config
         self._story = story
@@ -37,8 +37,12 @@ class Demand:
         self._out = out
         #: why a task can run on no worker of the pool; None when it can
         self._unfit = unfit
+        #: why a task is not taken in at present though it fits; None when it is
+        self._refused = refused
         self.results = Results(config.kept_results, config.kept_result_bytes)
         self.backlog = Backlog(config.limit_of)
+        #: ready tasks that wait for one worker each
+        self.pinned = Pinned()
         #: jobs that are not resolved, by order of submission
         self.jobs: dict[JobId, Job] = {}
         #: tasks that have to run or are running
@@ -98,53 +102,85 @@ class Demand:
         """Fail the jobs of every waiting task that fits no worker of the pool any more."""
         for task in list(self.tasks.values()):
             if task.name in self.tasks and not task.on_worker and (error := self._unfit(task.spec)):
-                self._fail_task(task, error)
+                self.fail_task(task, error)
 
     def made(self, task: Task, result_bytes: int) -> None:
         """A run ended well: tasks that read the result go on, jobs that wanted it are resolved."""
         task_id = task.spec.task_id
         self.results.made(task_id, result_bytes, task.spec.stage is Stage.ENCODE)
-        self._let_go(task)
+        self.let_go(task)
         needing, task.demand = task.demand, {}
         for job_id in needing:
             del self.jobs[job_id].demands[task_id]
-        self._forget(task, "done")
+        self.forget(task, "done")
         self._result_is_there(task_id)
         for job_id in needing:
             job = self.jobs[job_id]
             if job.spec.wanted == task_id:
                 self._end(job, Outcome.SUCCEEDED, result=task_id)
 
-    def ended_badly(self, task: Task, error: RunError) -> None:
-        """A run ended with an error, or with its worker: the task runs again, or its jobs fail."""
-        stop_asked = task.status is TaskStatus.STOPPING
-        worker_id = task.worker_id
-        self._let_go(task)
-        if not task.demand:
-            self._forget(task, error.kind.value)
-            return
-        error = blamed(error, stop_asked)
-        ruling = verdict(error.kind, stop_asked, task.failures + 1, self._config.max_attempts)
-        if ruling is not Verdict.AGAIN_FREE:
-            task.failures += 1
-        if ruling is Verdict.FAIL:
-            message = (
-                f"{task.spec.stage.value} task {task.name} failed on {worker_id} in attempt {task.attempt} "
-                f"({task.failures} of at most {self._config.max_attempts} failures): {error.message}"
-            )
-            self._fail_task(task, RunError(error.kind, message, error.traceback_text))
-            return
-        self._requeue(task, f"{error.kind.value} on {worker_id}")
-        if error.kind is RunErrorKind.INPUT_LOST:
-            for need in task.spec.needs:  # the error does not say which
-                if self.results.lost(need):
-                    self._out.append(ReleaseResult(need))
-                    self._make_again(need)
-
     def result_lost(self, task_id: TaskId) -> None:
         """The shell no longer holds a result: it is made again for the jobs that still need it."""
         if self.results.lost(task_id):
             self._make_again(task_id)
+
+    def inputs_lost(self, task: Task) -> None:
+        """What a waiting task reads is gone; nobody said which part of it: all of it is made again."""
+        for need in task.spec.needs:
+            if self.results.lost(need):
+                self._out.append(ReleaseResult(need))
+                self._make_again(need)
+
+    def unpin(self, task: Task) -> None:
+        """A waiting task need not wait for the worker that it is pinned to."""
+        if task.status is TaskStatus.READY:
+            self.unfile(task)
+        task.pinned_to, task.recycle_first = None, False
+        if task.status is TaskStatus.READY:
+            self._file(task)
+
+    def unfile(self, task: Task) -> None:
+        """A ready task waits no longer."""
+        if task.pinned_to is None:
+            self.backlog.remove(task)
+        else:
+            self.pinned.remove(task)
+
+    def requeue(self, task: Task, note: str) -> None:
+        """A task that no worker has any more waits again; what it reads may have gone meanwhile."""
+        if error := self._unfit(task.spec):
+            return self.fail_task(task, error)
+        self._story.move(task, TaskStatus.BLOCKED, note)
+        self._unblock(task)
+        if task.status is TaskStatus.BLOCKED:
+            for job_id in list(task.demand):
+                if job_id in self.jobs:
+                    self._demand(self.jobs[job_id])
+        return None
+
+    def fail_task(self, task: Task, error: RunError) -> None:
+        """Fail every job that demands it; the task goes with the last of them."""
+        for job_id in list(task.demand):
+            self.fail(self.jobs[job_id], error)
+
+    def let_go(self, task: Task) -> None:
+        """No worker has the task any more; jobs that were cancelled and only waited for that are resolved."""
+        task.worker_id = None
+        waiting, task.awaited_by = task.awaited_by, {}
+        for job_id in waiting:
+            job = self.jobs[job_id]
+            del job.awaits[task.spec.task_id]
+            if not job.awaits:
+                self._end(job, Outcome.CANCELLED)
+
+    def forget(self, task: Task, note: str) -> None:
+        """No job needs the task any more, and no worker has it."""
+        if task.status is TaskStatus.READY:
+            self.unfile(task)
+        self._story.move(task, TaskStatus.ENDED, note)
+        self.results.drop_reader(task.spec.task_id, task.spec.needs)
+        self._costs.release(task.signature)
+        del self.tasks[task.spec.task_id]
 
     # ---- from here on: what follows -------------------------------------------------------------------------------
 
@@ -181,6 +217,8 @@ class Demand:
         for task_id, spec in new.items():
             if not self._is_on_worker(task_id) and (error := self._unfit(spec)):
                 return self.fail(job, error)
+            if task_id not in self.tasks and (error := self._refused(spec)):
+                return self.fail(job, error)
         for position, task_id in enumerate(job.tasks):
             if task_id in new:
                 self._add_demand(job, new[task_id], position)
@@ -209,11 +247,12 @@ class Demand:
         if task.demand:
             self._reorder(task)
         elif not task.on_worker:
-            self._forget(task, "no job needs it")
+            self.forget(task, "no job needs it")
         elif task.status is TaskStatus.RUNNING:
             assert task.worker_id is not None, f"{task.name} runs nowhere"
             self._story.move(task, TaskStatus.STOPPING, "no job needs it")
-            self._out.append(StopTask(task.worker_id, task.incarnation, task_id, task.attempt))
+            if task.timed_out_at is None:  # else it was asked to stop already
+                self._out.append(StopTask(task.worker_id, task.incarnation, task_id, task.attempt))
 
     def _reorder(self, task: Task) -> None:
         """Give the task the highest priority of the jobs that demand it."""
@@ -221,10 +260,10 @@ class Demand:
         if priority == task.priority:
             return
         if task.status is TaskStatus.READY:
-            self.backlog.remove(task)
+            self.unfile(task)
         task.set_priority(priority)
         if task.status is TaskStatus.READY:
-            self.backlog.add(task)
+            self._file(task)
 
     def _result_is_there(self, task_id: TaskId) -> None:
         for reader_id in self.results.readers.get(task_id, {}):
@@ -234,19 +273,14 @@ class Demand:
         """Make a blocked task ready when all that it reads is there."""
         if task.status is TaskStatus.BLOCKED and all(n in self.results.held for n in task.spec.needs):
             self._story.move(task, TaskStatus.READY)
-            self.backlog.add(task)
+            self._file(task)
 
-    def _requeue(self, task: Task, note: str) -> None:
-        """A task that no worker has any more waits again; what it reads may have gone meanwhile."""
-        if error := self._unfit(task.spec):
-            return self._fail_task(task, error)
-        self._story.move(task, TaskStatus.BLOCKED, note)
-        self._unblock(task)
-        if task.status is TaskStatus.BLOCKED:
-            for job_id in list(task.demand):
-                if job_id in self.jobs:
-                    self._demand(self.jobs[job_id])
-        return None
+    def _file(self, task: Task) -> None:
+        """A ready task waits: in the backlog, or for the worker that it is pinned to."""
+        if task.pinned_to is None:
+            self.backlog.add(task)
+        else:
+            self.pinned.add(task)
 
     def _make_again(self, task_id: TaskId) -> None:
         """A result is gone: block what reads it, and demand its task for the jobs that still need it."""
@@ -254,7 +288,7 @@ class Demand:
         for reader_id in self.results.readers.get(task_id, {}):
             reader = self.tasks[reader_id]
             if reader.status is TaskStatus.READY:
-                self.backlog.remove(reader)
+                self.unfile(reader)
                 self._story.move(reader, TaskStatus.BLOCKED, f"{task_id} was lost")
             if not reader.on_worker:
                 affected.update(reader.demand)
@@ -268,29 +302,6 @@ class Demand:
                 self.fail(job, RunError(RunErrorKind.INPUT_LOST, message))
             else:
                 self._demand(job)
-
-    def _fail_task(self, task: Task, error: RunError) -> None:
-        """Fail every job that demands it; the task goes with the last of them."""
-        for job_id in list(task.demand):
-            self.fail(self.jobs[job_id], error)
-
-    def _let_go(self, task: Task) -> None:
-        """No worker has the task any more; jobs that were cancelled and only waited for that are resolved."""
-        task.worker_id = None
-        waiting, task.awaited_by = task.awaited_by, {}
-        for job_id in waiting:
-            job = self.jobs[job_id]
-            del job.awaits[task.spec.task_id]
-            if not job.awaits:
-                self._end(job, Outcome.CANCELLED)
-
-    def _forget(self, task: Task, note: str) -> None:
-        if task.status is TaskStatus.READY:
-            self.backlog.remove(task)
-        self._story.move(task, TaskStatus.ENDED, note)
-        self.results.drop_reader(task.spec.task_id, task.spec.needs)
-        self._costs.release(task.signature)
-        del self.tasks[task.spec.task_id]
 
     def _end(self, job: Job, outcome: Outcome, result: TaskId | None = None, error: RunError | None = None) -> None:
         """Resolve the job and forget it; tasks that only it needed go with it."""

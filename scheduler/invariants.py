@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pool.residency import Resident, plan
-from pool.spec import JobId, Stage, TaskId
+from pool.division import choose_division
+from pool.residency import Resident, needed_bytes, plan
+from pool.spec import JobId, Rung, Stage, TaskId
 from scheduler.costs import predict
 from scheduler.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
-from scheduler.state import SchedulerState
+from scheduler.state import LEAST_TICK_SECONDS, SchedulerState
 from scheduler.story import dump
 from scheduler.workers import Worker, WorkerStatus
 
@@ -82,6 +83,15 @@ def _task(state: SchedulerState, task: Task) -> None:
     for need in task.spec.needs:
         assert name in demand.results.readers.get(need, ()), _story(state, name, f"is no reader of {need}")
     assert task.failures < state.config.max_attempts, _story(state, name, f"failed {task.failures} times")
+    assert len(task.crashed) <= task.failures + 1, _story(state, name, f"crashed {task.crashed}")
+    if task.demand:
+        assert len(task.crashed) < state.config.crash_limit, _story(state, name, f"crashed {task.crashed}")
+        assert len(task.memory_failures) <= task.failures, _story(state, name, "ran out of memory without a failure")
+    assert task.rungs.count(Rung.RECYCLE) <= 1, _story(state, name, "was recycled for twice")
+    assert Rung.QUARANTINE not in task.rungs, _story(state, name, "is quarantined and lives")
+    assert not (task.recycle_first and task.pinned_to is None), _story(state, name, "whom to recycle?")
+    assert task.pinned_to is None or task.worker_id is None, _story(state, name, "runs and waits for a worker")
+    assert task.timed_out_at is None or task.on_worker, _story(state, name, "is late and does not run")
     assert task.failures <= task.attempt, _story(state, name, "failed more often than it ran")
     assert 0 <= task.passed <= state.config.limit_of(task.spec.stage), _story(
         state, name, f"was passed {task.passed} times"
@@ -115,7 +125,7 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     if worker.task_id is not None:
         task = state.demand.tasks[worker.task_id]
         assert task.worker_id == name, _story(state, name, f"runs {task.name}, which is on {task.worker_id}")
-        running_bytes = task.signature.needed_bytes
+        running_bytes = task.signature.working_bytes(worker.residency.capacity_bytes)
     assert worker.used_bytes + running_bytes <= worker.residency.capacity_bytes, _story(state, name, "is overfull")
 
 
@@ -123,8 +133,13 @@ def _backlog(state: SchedulerState) -> None:
     backlog = state.demand.backlog
     filed = list(backlog)
     ready = [t for t in state.demand.tasks.values() if t.status is TaskStatus.READY]
-    assert len(filed) == len(backlog) == len(ready), f"{len(ready)} tasks are ready, {len(filed)} are in the backlog"
-    assert {t.name for t in filed} == {t.name for t in ready}, "the backlog holds other tasks than the ready ones"
+    pinned = list(state.demand.pinned)
+    assert len(filed) == len(backlog), f"{len(filed)} tasks are in the backlog, which counts {len(backlog)}"
+    assert len(filed) + len(pinned) == len(ready), f"{len(ready)} tasks are ready, {len(filed)} + {len(pinned)} wait"
+    assert {t.name for t in (*filed, *pinned)} == {t.name for t in ready}, "others than the ready tasks wait"
+    assert all(t.pinned_to is None for t in filed), "the backlog holds a task that waits for one worker"
+    for task in pinned:
+        _pinned(state, task)
     live = [w for s in (WorkerStatus.IDLE, WorkerStatus.BUSY) for w in state.fleet.usable(s)]
     capacities = tuple(sorted({w.capacity_bytes or 0 for w in live}))
     assert backlog.capacities == capacities, f"the backlog knows {backlog.capacities}, live are {capacities}"
@@ -142,6 +157,15 @@ def _backlog(state: SchedulerState) -> None:
     uses = {(t.signature.uses[0].component, t.signature.uses[0].patch_digest) for t in filed if t.signature.uses}
     found = backlog.first_using([Resident(component, 1, digest) for component, digest in sorted(uses)])
     assert sorted(t.name for t in found) == sorted(firsts), "the backlog does not find the first of each signature"
+
+
+def _pinned(state: SchedulerState, task: Task) -> None:
+    """A task waits for one worker after it ran out of memory, and only for one that may take it and is not idle."""
+    name, worker_id = task.spec.task_id, task.pinned_to
+    assert task.memory_failures, _story(state, name, f"waits for {worker_id} and never ran out of memory")
+    assert worker_id is not None, _story(state, name, "waits for no worker, as if it were one")
+    assert state.fleet.may_take(worker_id, task.signature.needed_bytes), _story(state, name, f"waits for {worker_id}")
+    assert state.fleet.workers[worker_id].status is not WorkerStatus.IDLE, _story(state, name, f"{worker_id} is idle")
 
 
 def _results(state: SchedulerState) -> None:
@@ -170,6 +194,12 @@ def _pool(state: SchedulerState) -> None:
     if state.fleet.hopeless():
         active = [j.name for j in state.demand.jobs.values() if j.status is JobStatus.ACTIVE]
         assert not active, f"no worker is left, yet {active} are active"
+    for task in state.demand.tasks.values():
+        if task.on_worker and state.config.run_timeout_seconds is not None:
+            latest = max(state.at, state.deadline(task)) + 2 * LEAST_TICK_SECONDS
+            due = state.tick_due
+            assert due is not None, _story(state, task.spec.task_id, "may hang, and nobody will look")
+            assert due <= latest, _story(state, task.spec.task_id, f"is looked at as late as {due}, not by {latest}")
     totals = state.fleet.totals
     assert 0 <= totals.runs_resident <= totals.runs, f"{totals.runs_resident} resident of {totals.runs} runs"
 
@@ -204,13 +234,14 @@ def _predictions(state: SchedulerState) -> None:
                 continue
             seen[key] = None
             assert worker.residency is not None, f"{worker.name} is live without residency"
-            moves = plan(worker.residency, signature.uses, state.costs.components, signature.activation_bytes)
+            way = choose_division(task.spec, worker.residency.capacity_bytes - needed_bytes(signature.uses, 0))
+            moves = plan(worker.residency, signature.uses, state.costs.components, way.activation_bytes)
             setup = state.costs.setup(signature, worker)
             entries = tuple(worker.entries.get(use.component) for use in signature.uses)
             fresh = predict(signature, entries, worker.residency.capacity_bytes, state.costs.components)
             assert setup == fresh, _story(state, task.name, f"is predicted {setup} on {worker.name}, expected {fresh}")
-            told = (setup.upload_bytes, setup.streamed_bytes, setup.switches, setup.evicted_bytes(worker))
-            true = (moves.upload_bytes, moves.streamed_bytes, len(moves.switched), moves.evicted_bytes)
+            told = (setup.way, setup.upload_bytes, setup.streamed_bytes, setup.switches, setup.evicted_bytes(worker))
+            true = (way, moves.upload_bytes, moves.streamed_bytes, len(moves.switched), moves.evicted_bytes)
             assert told == true, _story(state, task.name, f"is predicted {told} on {worker.name}, the plan says {true}")
             assert state.costs.residency_after(signature, worker) == moves.after, _story(state, task.name, "after?")
             known = signature.known.get(worker)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from pool.spec import ComponentKey, JobId, JobSpec, TaskId, TaskSpec, WorkerId
+from pool.spec import ComponentKey, JobId, JobSpec, Rung, TaskId, TaskSpec, WorkerId
+from scheduler.rungs import MemoryFailure
 from scheduler.story import Status
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class TaskStatus(Status):
     """Where a task stands. A task exists while it has to run or is running; its result outlives it."""
 
     BLOCKED = "blocked"  #: a result that it reads is not there
-    READY = "ready"  #: in the backlog
+    READY = "ready"  #: in the backlog, or waiting for the worker that it is pinned to
     RUNNING = "running"  #: on a worker
     STOPPING = "stopping"  #: on a worker that was asked to stop
     ENDED = "ended"  #: forgotten
@@ -135,6 +136,17 @@ class Task:
     attempt: int = 0
     #: runs that ended badly and count against the limit
     failures: int = 0
+    #: of these, the ones that ran out of memory, and what was done about it so far
+    memory_failures: list[MemoryFailure] = field(default_factory=list)
+    rungs: tuple[Rung, ...] = ()
+    #: workers that were lost while it ran on them, each time anew
+    crashed: list[WorkerId] = field(default_factory=list)
+    #: the one worker that it waits for while READY; None for any
+    pinned_to: WorkerId | None = None
+    #: that worker's process is to be started anew first
+    recycle_first: bool = False
+    #: its run took too long, and was asked to stop at this time
+    timed_out_at: float | None = None
     #: tasks behind it in the backlog that started on a worker which could have taken it; never above the limit
     passed: int = 0
     #: set exactly while RUNNING or STOPPING

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from pool.spec import ComponentKey, ComponentSpec, JobId, JobSpec, RunError, TaskId, TaskReport, WorkerId, WorkerSpec
+from pool.spec import (
+    ComponentKey,
+    ComponentSpec,
+    JobId,
+    JobSpec,
+    RunError,
+    Rung,
+    TaskId,
+    TaskReport,
+    WorkerId,
+    WorkerSpec,
+)
 
 
 class Outcome(Enum):
@@ -129,7 +140,7 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class EndWorker:
-    """End this worker; it runs nothing. No event answers."""
+    """End this worker, and the run that hangs in it if there is one. No event answers."""
 
     worker_id: WorkerId
     incarnation: int
@@ -139,7 +150,10 @@ class EndWorker:
 class RunTask:
     """Run this task there. `why` says in a sentence what the choice was made of.
 
-    needed_next  components that are expected to be needed on that GPU afterwards, soonest first
+    needed_next  components that are expected to be needed on that GPU afterwards, soonest first; empty where nothing
+                 has to make room
+    fresh        take all weights off the GPU first: the task ran out of memory before
+    rungs        what was done about that so far, in order
     """
 
     worker_id: WorkerId
@@ -148,6 +162,8 @@ class RunTask:
     attempt: int
     why: str = ""
     needed_next: tuple[ComponentKey, ...] = ()
+    fresh: bool = False
+    rungs: tuple[Rung, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +195,8 @@ class ResolveJob:
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """Send a `Tick` after so long: a task waits for a busy worker, and the run there may take longer than expected."""
+    """Send a `Tick` after so long: a task waits for a busy worker, and the run there may take longer than expected; or
+    a run must be over by then. Several may be on their way at once."""
 
     after_seconds: float
 

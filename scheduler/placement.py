@@ -114,7 +114,7 @@ def _costs_nothing(question: Question) -> Choice | None:
             rank = (-task.signature.rank, task.number)
             if task.priority != first.priority or task.order > last.order or (best is not None and rank > best[0]):
                 continue
-            if question.costs.extra_seconds(task.signature, worker) != 0.0:
+            if question.costs.extra_seconds(task.spec, task.signature, worker) != 0.0:
                 continue
             if best is not None and task is best[1]:
                 best[2].append(worker)
@@ -123,7 +123,7 @@ def _costs_nothing(question: Question) -> Choice | None:
     if best is None:
         return None
     _, task, workers = best
-    return _choice(question, task, _least_evicting(question.costs, task.signature, workers), "")
+    return choice_of(question, task, _least_evicting(question.costs, task.signature, workers), "")
 
 
 def _soonest_of_equals(question: Question, tasks: Sequence[Task], promised: dict[WorkerId, float]) -> Choice | None:
@@ -131,37 +131,38 @@ def _soonest_of_equals(question: Question, tasks: Sequence[Task], promised: dict
     for task in tasks if question.backlog.overdue else ():
         if (
             task.passed >= question.config.limit_of(task.spec.stage)
-            and (best := _best_idle(question, task.signature)) is not None
+            and (best := _best_idle(question, task)) is not None
         ):
-            return _choice(question, task, best[0], f"passed over {task.passed} times, so it goes first; ")
+            return choice_of(question, task, best[0], f"passed over {task.passed} times, so it goes first; ")
     ranked: list[tuple[float, int, tuple[int, int], Task, Worker]] = []
     for task in {task.signature: task for task in reversed(tasks)}.values():  # the first of each signature
-        best = _best_idle(question, task.signature)
+        best = _best_idle(question, task)
         if best is not None:
             ranked.append((best[1], -task.signature.rank, task.number, task, best[0]))
     heapify(ranked)  # numbers are unique: what stands behind them is never compared
     while ranked:
         extra_seconds, _, _, first, worker = heappop(ranked)
         if extra_seconds == 0.0 or not question.busy:
-            return _choice(question, first, worker, "")
+            return choice_of(question, first, worker, "")
         for task in tasks:
             if task.signature is not first.signature:
                 continue
             finish_seconds = extra_seconds + question.costs.resident_seconds(task.spec, task.signature)
-            better = _sooner_elsewhere(question, task, finish_seconds, promised)
+            better = _sooner_elsewhere(question, task, worker, finish_seconds, promised)
             if better is None:
-                return _choice(question, task, worker, "")
+                return choice_of(question, task, worker, "")
             promised[better[0].worker_id] = better[1]
     return None
 
 
-def _best_idle(question: Question, signature: Signature) -> tuple[Worker, float] | None:
-    """The idle worker with least extra seconds, then fewest evicted bytes, then by name; None when it fits on none."""
-    costs, idle = question.costs, question.idle
+def _best_idle(question: Question, task: Task) -> tuple[Worker, float] | None:
+    """The idle worker with least extra seconds, then one that runs it whole, then fewest evicted bytes, then by name;
+    None when it fits on none."""
+    costs, idle, spec, signature = question.costs, question.idle, task.spec, task.signature
     if len(idle) == 1:
-        seconds = costs.extra_seconds(signature, idle[0])
+        seconds = costs.extra_seconds(spec, signature, idle[0])
         return None if seconds is None else (idle[0], seconds)
-    fits = [(seconds, w) for w in idle if (seconds := costs.extra_seconds(signature, w)) is not None]
+    fits = [(seconds, w) for w in idle if (seconds := costs.extra_seconds(spec, signature, w)) is not None]
     if not fits:
         return None
     least_seconds = min(seconds for seconds, _ in fits)
@@ -171,7 +172,14 @@ def _best_idle(question: Question, signature: Signature) -> tuple[Worker, float]
 def _least_evicting(costs: Costs, signature: Signature, workers: Sequence[Worker]) -> Worker:
     if len(workers) == 1:
         return workers[0]
-    return min(workers, key=lambda w: (_evicted_bytes(costs, signature, w), w.worker_id))
+    return min(workers, key=lambda w: (_divided(signature, w), _evicted_bytes(costs, signature, w), w.worker_id))
+
+
+def _divided(signature: Signature, worker: Worker) -> bool:
+    """The worker would run it in parts."""
+    if not signature.pattern.divisions:
+        return False
+    return signature.way(worker.capacity_bytes or 0) in signature.pattern.divisions
 
 
 def _evicted_bytes(costs: Costs, signature: Signature, worker: Worker) -> int:
@@ -180,10 +188,12 @@ def _evicted_bytes(costs: Costs, signature: Signature, worker: Worker) -> int:
 
 
 def _sooner_elsewhere(
-    question: Question, task: Task, finish_seconds: float, promised: Mapping[WorkerId, float]
+    question: Question, task: Task, idle: Worker, finish_seconds: float, promised: Mapping[WorkerId, float]
 ) -> tuple[Worker, float] | None:
-    """The busy worker that should have finished `task` before `finish_seconds` from now, and when; the soonest."""
-    costs = question.costs
+    """The busy worker that should have finished `task` before `finish_seconds` from now, and when; the soonest. That
+    is when the worker `idle` should have; where that one would run it in parts, one that runs it whole need only be no
+    later."""
+    costs, divided = question.costs, _divided(task.signature, idle)
     best: tuple[Worker, float] | None = None
     for worker in question.busy:
         free_seconds = promised.get(worker.worker_id)
@@ -191,26 +201,28 @@ def _sooner_elsewhere(
             free_seconds = worker.wait_seconds(question.at)
         if free_seconds is None or free_seconds >= finish_seconds:
             continue
-        extra_seconds = costs.extra_seconds(task.signature, worker)
+        extra_seconds = costs.extra_seconds(task.spec, task.signature, worker)
         if extra_seconds is None:
             continue
         seconds = free_seconds + extra_seconds + costs.resident_seconds(task.spec, task.signature)
-        if seconds < finish_seconds:
-            best, finish_seconds = (worker, seconds), seconds
+        whole_instead = divided and not _divided(task.signature, worker)
+        if seconds < finish_seconds or (whole_instead and seconds == finish_seconds):
+            best, finish_seconds, divided = (worker, seconds), seconds, divided and not whole_instead
     return best
 
 
 def _first_fit(question: Question, workers: Sequence[Worker], reason: str) -> Choice | None:
     for task in question.ready():
         for worker in workers:
-            if question.costs.extra_seconds(task.signature, worker) is not None:
-                return _choice(question, task, worker, reason + "; ")
+            if question.costs.extra_seconds(task.spec, task.signature, worker) is not None:
+                return choice_of(question, task, worker, reason + "; ")
     return None
 
 
-def _choice(question: Question, task: Task, worker: Worker, reason: str) -> Choice:
+def choice_of(question: Question, task: Task, worker: Worker, reason: str) -> Choice:
+    """The start of `task` on `worker`, on which it fits, with its reason in words."""
     costs = question.costs
-    extra_seconds = costs.extra_seconds(task.signature, worker)
+    extra_seconds = costs.extra_seconds(task.spec, task.signature, worker)
     setup = costs.setup(task.signature, worker)
     assert extra_seconds is not None, f"{task.name} does not fit on {worker.worker_id}"
     assert setup is not None, f"{task.name} does not fit on {worker.worker_id}"
@@ -219,8 +231,9 @@ def _choice(question: Question, task: Task, worker: Worker, reason: str) -> Choi
     if extra_seconds == 0.0:
         why = f"{among}all weights are there, run {resident_seconds:.2f} s"
     else:
+        parts = f", in parts ({setup.way.slowdown:.2f} times as long)" if _divided(task.signature, worker) else ""
         why = (
             f"{among}upload {format_bytes(setup.upload_bytes)} with {setup.switches} patch switches and stream "
-            f"{format_bytes(setup.streamed_bytes)} in {extra_seconds:.2f} s, run {resident_seconds:.2f} s"
+            f"{format_bytes(setup.streamed_bytes)} in {extra_seconds:.2f} s, run {resident_seconds:.2f} s{parts}"
         )
     return Choice(task, worker, extra_seconds + resident_seconds, why)

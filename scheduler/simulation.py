@@ -1,6 +1,7 @@
 """The same core under virtual time: a heap of events instead of a cluster. Holds no policy of its own.
 
-Simulated workers keep their residency with `pool.residency.plan`, as real ones do, and charge its bytes as seconds.
+Simulated workers keep their residency with `pool.residency.plan`, as real ones do, and charge its bytes as seconds;
+they divide runs as real ones do (`pool.division`), and charge what that adds.
 Knows no chance: what varies is handed in (`Disturbances`), so a run is a function of its arguments.
 """
 
@@ -10,14 +11,18 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pool.residency import Residency, ResidencyPlan, plan
+from pool.division import choose_division
+from pool.outlook import NO_OUTLOOK, Outlook
+from pool.residency import Residency, ResidencyPlan, needed_bytes, plan
 from pool.spec import (
     ComponentKey,
     ComponentSpec,
+    Division,
     JobId,
     RunCost,
     RunError,
     RunErrorKind,
+    Rung,
     Stage,
     TaskId,
     TaskReport,
@@ -70,11 +75,13 @@ class Disturbances:
     start_fails  this start comes to nothing
     run_factor   called once a run, in order: its seconds are multiplied by this
     run_error    how this run ends, None for well
+    run_hangs    this run never ends by itself, nor when it is asked to stop
     """
 
     start_fails: Callable[[StartWorker], bool] = lambda command: False
     run_factor: Callable[[], float] = lambda: 1.0
     run_error: Callable[[RunTask], RunErrorKind | None] = lambda command: None
+    run_hangs: Callable[[RunTask], bool] = lambda command: False
 
 
 @dataclass(slots=True)
@@ -245,10 +252,12 @@ class VirtualCluster:
         assert machine.run is None, f"{command} goes to a worker that is busy"
         unheld = [need for need in spec.needs if need not in self.held]
         assert not unheld, f"{command} reads {unheld}, which nobody holds"
-        before = machine.residency if command.attempt == 1 else Residency(machine.gpu.capacity_bytes)
-        moves = plan(before, spec.uses, self._components, spec.activation_bytes)
+        before = Residency(machine.gpu.capacity_bytes) if command.fresh else machine.residency
+        way = choose_division(spec, machine.gpu.capacity_bytes - needed_bytes(spec.uses, 0))
+        outlook = Outlook(command.needed_next) if command.needed_next else NO_OUTLOOK
+        moves = plan(before, spec.uses, self._components, way.activation_bytes, outlook=outlook)
         machine.residency = moves.after
-        cost = self._cost(machine.gpu, spec, moves)
+        cost = self._cost(machine.gpu, spec, moves, way, command.rungs)
         self._count(command.worker_id, moves, cost)
         kind = self._disturbances.run_error(command)
         report = TaskReport(
@@ -261,8 +270,9 @@ class VirtualCluster:
             error=None if kind is None else RunError(kind, "the simulation says so"),
             result_bytes=RESULT_BYTES[spec.stage] if kind is None else 0,
         )
-        number = self.post(RunEnded(self.now + cost.load_seconds + cost.run_seconds, report))
-        machine.run = _Run(command, report, number)
+        hangs = self._disturbances.run_hangs(command)
+        ends = RunEnded(self.now + cost.load_seconds + cost.run_seconds, report)
+        machine.run = _Run(command, report, _HANGS if hangs else self.post(ends))
 
     def _stop_run(self, command: StopTask) -> None:
         """The run ends now: a step of the simulation takes no time."""
@@ -270,7 +280,7 @@ class VirtualCluster:
         if machine is None or machine.run is None or machine.incarnation != command.incarnation:
             return
         run = machine.run
-        if (run.command.task_id, run.command.attempt) != (command.task_id, command.attempt):
+        if (run.command.task_id, run.command.attempt) != (command.task_id, command.attempt) or run.number == _HANGS:
             return
         error = RunError(RunErrorKind.CANCELLED, "stopped")
         report = TaskReport(
@@ -278,18 +288,22 @@ class VirtualCluster:
         )
         run.number = self.post(RunEnded(self.now, report))
 
-    def _cost(self, gpu: SimulatedGpu, spec: TaskSpec, moves: ResidencyPlan) -> RunCost:
+    def _cost(
+        self, gpu: SimulatedGpu, spec: TaskSpec, moves: ResidencyPlan, way: Division, rungs: tuple[Rung, ...]
+    ) -> RunCost:
         load_seconds = moves.upload_bytes / gpu.link_bytes_per_second
         load_seconds += len(moves.switched) * self._patch_switch_seconds
-        run_seconds = spec.run_seconds / gpu.speed * self._disturbances.run_factor()
+        run_seconds = spec.run_seconds * way.slowdown / gpu.speed * self._disturbances.run_factor()
         return RunCost(
             load_seconds=load_seconds,
             run_seconds=run_seconds + moves.streamed_bytes / gpu.link_bytes_per_second,
             uploaded_bytes=moves.upload_bytes,
             streamed_bytes=moves.streamed_bytes,
-            peak_bytes=moves.after.used_bytes + spec.activation_bytes,
+            peak_bytes=moves.after.used_bytes + way.activation_bytes,
             resident=moves.all_resident,
             patch_switches=len(moves.switched),
+            division=way if way in spec.divisions else None,
+            rungs=rungs,
         )
 
     def _count(self, worker_id: WorkerId, moves: ResidencyPlan, cost: RunCost) -> None:
@@ -309,3 +323,5 @@ class VirtualCluster:
 
 #: stands for the incarnation that is live when the loss happens
 _WHICHEVER = -1
+#: stands for the event of a run that never ends
+_HANGS = -1

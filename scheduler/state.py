@@ -6,7 +6,8 @@ what an event says (a malformed job is resolved as failed, stale news is dropped
 What the shell does. Commands are carried out in the order of the list.
 
     StartWorker    after `delay_seconds` start the worker; answer with one WorkerUp or StartFailed of that incarnation
-    EndWorker      end that incarnation if it still exists; no answer is expected, later news of it is dropped
+    EndWorker      end that incarnation if it still exists; no answer is expected, later news of it is dropped. It may
+                   run a task (one that hangs): that run is given up with it
     RunTask        send the task with its inputs, all of which the shell holds; answer with one RunEnded, or WorkerDown
     StopTask       ask the run to stop at its next step; its RunEnded (usually CANCELLED) still comes. It may be over
                    already: then do nothing
@@ -24,7 +25,8 @@ What the shell feeds. One event at a time, from one thread, `at` never falling.
     WorkerDown     once, for whatever reason a live incarnation is gone; not after EndWorker. RunEnded of its task may
                    come late and is dropped
     RunEnded       before it, hold the result of a run without error under the task's id; the core keeps or releases it
-    Tick           answers a LookAgain; nothing else has happened
+                   One with WORKER_LOST says that the worker is over: the core ends it; no WorkerDown need follow
+    Tick           answers a LookAgain, one each; nothing else has happened
     ResultLost     the shell no longer holds the result: forget it; no ReleaseResult follows for this copy
 
 The inputs, payload and wanted sizes of a task are needed while a job that names it is not resolved; equal task ids of
@@ -36,16 +38,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pool.errors import does_not_fit
+from pool.outlook import NO_OUTLOOK, Outlook
 from pool.residency import Residency, needed_bytes
-from pool.spec import JobId, RunError, RunErrorKind, TaskId, TaskSpec
+from pool.spec import ComponentKey, JobId, RunError, RunErrorKind, TaskId, TaskSpec
 from scheduler.config import SchedulerConfig
 from scheduler.costs import Costs
 from scheduler.demand import Demand
-from scheduler.jobs import TaskStatus
+from scheduler.jobs import Task, TaskStatus
 from scheduler.messages import (
     CancelAsked,
     Command,
     ComponentsKnown,
+    EndWorker,
     Event,
     LookAgain,
     ReleaseResult,
@@ -53,13 +57,16 @@ from scheduler.messages import (
     RunEnded,
     RunTask,
     StartFailed,
+    StopTask,
     Submitted,
     Tick,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
 )
-from scheduler.placement import PLACEMENTS, Choice, Question
+from scheduler.outlook import MOST_WAITING, needed_next
+from scheduler.placement import PLACEMENTS, Choice, Question, choice_of
+from scheduler.recovery import Recovery
 from scheduler.snapshot import Snapshot, take_snapshot
 from scheduler.story import Story, StoryLine
 from scheduler.workers import Fleet, Worker, WorkerStatus
@@ -80,11 +87,14 @@ class SchedulerState:
         self.log = Story(self.config.story_length)
         self.costs = Costs(self.config.patch_switch_seconds)
         self.fleet = Fleet(self.config, self.log, self._out)
-        self.demand = Demand(self.config, self.log, self.costs, self._out, self.why_unfit)
+        self.demand = Demand(
+            self.config, self.log, self.costs, self._out, self.why_unfit, lambda s: self.recovery.refusal(s, self.at)
+        )
+        self.recovery = Recovery(self.config, self.log, self.fleet, self.demand)
         #: most memory of a wanted worker, and its name; None while one of them never was up
         self.largest: tuple[int, str] | None = None
-        #: when the next `Tick` is due; None when none was asked for
-        self.tick_due: float | None = None
+        #: when the `Tick`s are due that were asked for, soonest first
+        self._ticks: list[float] = []
         #: what all waiting tasks were held against; None when that was not possible
         self._judged_bytes: int | None = None
 
@@ -105,17 +115,20 @@ class SchedulerState:
                 self.costs.know(event.components)
             case WorkersWanted():
                 self.fleet.want(event.worker_ids)
-                self._workers_changed(None, "")
+                self._workers_changed()
             case WorkerUp():
                 lost = self.fleet.up(event.worker, self.at)
-                self._workers_changed(lost, f"worker {event.worker.worker_id} started anew")
+                message = f"worker {event.worker.worker_id} started anew"
+                self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
             case WorkerDown():
                 self._worker_down(event)
             case StartFailed():
                 self._start_failed(event)
             case Tick():
-                self.tick_due = None
+                self._ticks = self._ticks[1:]
+                self._stop_what_hangs()
         self._start_what_can()
+        self._watch_runs()
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = list(self._out)
         self._out.clear()
@@ -129,10 +142,20 @@ class SchedulerState:
         """What is remembered of the job, oldest first: its moves, its tasks' moves, and the events behind them."""
         return self.log.of_job(job_id)
 
+    def deadline(self, task: Task) -> float:
+        """When something is done about a running task that is not over by then; never comes without a time-out."""
+        if self.config.run_timeout_seconds is None:
+            return float("inf")
+        if task.timed_out_at is None:
+            return task.started_at + self.config.run_timeout_seconds
+        return task.timed_out_at + self.config.stop_grace_seconds
+
     # ---- runs ------------------------------------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
         backlog = self.demand.backlog
+        if len(self.demand.pinned):
+            self._start_pinned()
         if not len(backlog):
             return
         idle = self.fleet.usable(WorkerStatus.IDLE)
@@ -146,32 +169,87 @@ class SchedulerState:
             idle.remove(choice.worker)
             busy.append(choice.worker)
 
+    def _start_pinned(self) -> None:
+        """Start what waits for one worker each, where that is idle; first start its process anew where need be."""
+        for worker in self.fleet.usable(WorkerStatus.IDLE):
+            task = self.demand.pinned.first(worker.worker_id)
+            if task is None:
+                continue
+            if task.recycle_first:
+                task.recycle_first = False
+                self.fleet.recycle(worker, f"recycled for {task.name}")
+                self._look_at_workers()
+                continue
+            busy = self.fleet.usable(WorkerStatus.BUSY)
+            question = Question(self.at, self.demand.backlog, [worker], busy, self.costs, self.config)
+            self._start(choice_of(question, task, worker, "it ran out of memory before, and waited for this worker; "))
+
     def _look_again(self, busy: Sequence[Worker]) -> None:
         """Ready tasks wait for `busy` workers while others are idle: have that judged again when one should be free."""
-        if self.tick_due is not None:
-            return
         waits = [seconds for w in busy if (seconds := w.wait_seconds(self.at)) is not None]
         if not waits:
             return  # nothing waits for a run of unknown length: what is ready fits on no idle worker
-        seconds = max(LEAST_TICK_SECONDS, min(waits))
-        self.tick_due = self.at + seconds
-        self._out.append(LookAgain(seconds))
+        self._tick_after(min(waits))
+
+    def _tick_after(self, seconds: float) -> None:
+        """Have a Tick within so long, and no sooner than makes sense. An earlier one than those on their way is asked
+        for beside them."""
+        due = self.at + max(LEAST_TICK_SECONDS, seconds)
+        if not self._ticks or due < self._ticks[0] - LEAST_TICK_SECONDS:
+            self._ticks.insert(0, due)
+            self._out.append(LookAgain(due - self.at))
+
+    @property
+    def tick_due(self) -> float | None:
+        """When the next Tick is due; None when none was asked for."""
+        return self._ticks[0] if self._ticks else None
 
     def _start(self, choice: Choice) -> None:
         """Send the task and assume what its weights do to the residency; the report confirms or corrects it."""
         task, worker, spec = choice.task, choice.worker, choice.task.spec
         assert worker.residency is not None, f"{worker.name} is not up"
-        self.demand.backlog.start(task, worker.residency.capacity_bytes)
+        if task.pinned_to is None:
+            self.demand.backlog.start(task, worker.residency.capacity_bytes)
+        else:
+            self.demand.pinned.remove(task)
+            task.pinned_to = None
         task.attempt += 1
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.started_at = self.at
         self.log.move(task, TaskStatus.RUNNING, f"attempt {task.attempt} on {worker.worker_id}#{worker.incarnation}")
-        if task.attempt > 1:  # the worker evicts everything before it tries again
+        fresh = bool(task.memory_failures)
+        if fresh:
             worker.believe(Residency(worker.residency.capacity_bytes))
-        assumed = self.costs.residency_after(task.signature, worker)
+        needed = self._needed_next(task, worker)
+        assumed = self.costs.residency_after(task.signature, worker, Outlook(needed) if needed else NO_OUTLOOK)
         expected_end = self.at + choice.seconds if task.signature.kind.ratio is not None else None
         self.fleet.run_started(worker, spec.task_id, assumed, expected_end)
-        self._out.append(RunTask(worker.worker_id, worker.incarnation, spec.task_id, task.attempt, choice.why))
+        self._out.append(
+            RunTask(
+                worker_id=worker.worker_id,
+                incarnation=worker.incarnation,
+                task_id=spec.task_id,
+                attempt=task.attempt,
+                why=choice.why,
+                needed_next=needed,
+                fresh=fresh,
+                rungs=task.rungs,
+            )
+        )
+
+    def _needed_next(self, task: Task, worker: Worker) -> tuple[ComponentKey, ...]:
+        """What the worker is to consider when it makes room; nothing where it need not."""
+        if not self.costs.makes_room(task.signature, worker):
+            return ()
+        demand = self.demand
+        return needed_next(
+            task,
+            worker,
+            demand.backlog.window(MOST_WAITING, worker.capacity_bytes or 0),
+            (demand.tasks[w.task_id] for w in self.fleet.usable(WorkerStatus.BUSY) if w.task_id is not None),
+            demand.tasks,
+            demand.results.readers,
+        )
 
     def _run_ended(self, event: RunEnded) -> None:
         report = event.report
@@ -181,8 +259,12 @@ class SchedulerState:
             if report.error is None:
                 self.demand.results.stray(report.task_id)  # the run was given up; its result came all the same
             return
+        if report.error is not None and report.error.kind is RunErrorKind.WORKER_LOST:
+            self._end_and_lose(worker, report.error)  # it says itself that it is over
+            return
         if report.error is None:
             self.costs.learn(task.spec, task.signature, worker, report)
+            self.recovery.ended_well(task)
         capacity_bytes = worker.capacity_bytes
         self.fleet.run_ended(worker, report, self.at)
         pool_changed = worker.capacity_bytes != capacity_bytes or not worker.wanted
@@ -191,9 +273,34 @@ class SchedulerState:
         if report.error is None:
             self.demand.made(task, report.result_bytes)
         else:
-            self.demand.ended_badly(task, report.error)
+            self.recovery.ended_badly(task, report.error, self.at)
         if pool_changed:
             self._judge_waiting()
+
+    def _stop_what_hangs(self) -> None:
+        """Ask runs to stop that take too long; end the workers of those that do not stop."""
+        for worker in list(self.fleet.workers.values()):
+            task = self.demand.tasks.get(worker.task_id) if worker.task_id is not None else None
+            if task is None or self.at < self.deadline(task):
+                continue
+            if task.timed_out_at is not None:
+                message = (
+                    f"{task.name} ran for {self.at - task.started_at:.0f} s on {worker.worker_id} and did not stop"
+                )
+                self._end_and_lose(worker, RunError(RunErrorKind.WORKER_LOST, message))
+                continue
+            task.timed_out_at = self.at
+            self.log.note(task, f"asked to stop after {self.at - task.started_at:.0f} s")
+            if task.status is TaskStatus.RUNNING:  # else it was asked before
+                self._out.append(StopTask(worker.worker_id, worker.incarnation, task.name, task.attempt))
+
+    def _watch_runs(self) -> None:
+        """Have a Tick when the first run must be over."""
+        if self.config.run_timeout_seconds is None:
+            return
+        names = [w.task_id for w in self.fleet.workers.values() if w.task_id is not None]
+        if names:
+            self._tick_after(min(self.deadline(self.demand.tasks[name]) for name in names) - self.at)
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 
@@ -201,19 +308,26 @@ class SchedulerState:
         worker = self.fleet.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is not WorkerStatus.GIVEN_UP:
             lost = self.fleet.lost(worker, event.reason)
-            self._workers_changed(lost, f"worker {event.worker_id} was lost: {event.reason}")
+            message = f"worker {event.worker_id} was lost: {event.reason}"
+            self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
+
+    def _end_and_lose(self, worker: Worker, error: RunError) -> None:
+        """End a worker that is of no use any more, and count it as lost."""
+        self._out.append(EndWorker(worker.worker_id, worker.incarnation))
+        self._workers_changed(self.fleet.lost(worker, error.message), error)
 
     def _start_failed(self, event: StartFailed) -> None:
         worker = self.fleet.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is WorkerStatus.STARTING:
             self.fleet.lost(worker, event.reason)
-            self._workers_changed(None, "")
+            self._workers_changed()
 
-    def _workers_changed(self, lost: TaskId | None, message: str) -> None:
-        """Workers came or went, `lost` with one of them: run it again, and judge what waits by the new pool."""
+    def _workers_changed(self, lost: TaskId | None = None, error: RunError | None = None) -> None:
+        """Workers came or went, `lost` with one of them by `error`: run it again, and judge what waits anew."""
         self._look_at_workers()
-        if lost is not None:
-            self.demand.ended_badly(self.demand.tasks[lost], RunError(RunErrorKind.WORKER_LOST, message))
+        if lost is not None and error is not None:
+            self.recovery.ended_badly(self.demand.tasks[lost], error, self.at)
+            self._look_at_workers()  # the loss may have been forgiven
         self._judge_waiting()
 
     def _look_at_workers(self) -> None:
@@ -223,6 +337,7 @@ class SchedulerState:
         self.largest = None if largest is None else (largest.capacity_bytes or 0, largest.worker_id)
 
     def _judge_waiting(self) -> None:
+        self.recovery.workers_changed()
         largest_bytes = None if self.largest is None else self.largest[0]
         if largest_bytes is not None and (self._judged_bytes is None or largest_bytes < self._judged_bytes):
             self.demand.fail_unfit()
@@ -235,13 +350,14 @@ class SchedulerState:
         """Why the task fits on no worker that is wanted; None when it fits, or may fit on one that was never up."""
         if self.largest is None:
             return None
-        least_bytes = needed_bytes(spec.uses, spec.activation_bytes)
+        least_bytes = needed_bytes(spec.uses, spec.least_activation_bytes)
         capacity_bytes, worker_id = self.largest
         if least_bytes <= capacity_bytes:
             return None
         what = f"{spec.stage.value} task {spec.task_id} of {', '.join(use.component for use in spec.uses)}"
+        divided = f"divided as far as it can be ({spec.activation_bytes} B when whole), " if spec.divisions else ""
         detail = (
-            f"activations {spec.activation_bytes} B, working set of the largest layer "
-            f"{least_bytes - spec.activation_bytes} B; {worker_id} has most"
+            f"activations {spec.least_activation_bytes} B, {divided}working set of the largest layer "
+            f"{least_bytes - spec.least_activation_bytes} B; {worker_id} has most"
         )
         return RunError(RunErrorKind.BAD_INPUT, str(does_not_fit(what, least_bytes, capacity_bytes, detail)))

@@ -93,6 +93,10 @@ class Story:
         self._entries.append((self._at, self._cause, subject.name, before, to, note))
         subject.status = to
 
+    def note(self, subject: Movable, text: str) -> None:
+        """Keep what was done about `subject` while its status stays as it is."""
+        self._entries.append((self._at, self._cause, subject.name, subject.status, subject.status, text))
+
     def lines(self, subjects: Container[str] | None = None) -> tuple[StoryLine, ...]:
         """What is kept of these subjects (of all when None), oldest first."""
         return tuple(_in_words(e) for e in self._entries if subjects is None or e[2] in subjects)

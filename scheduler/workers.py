@@ -39,7 +39,7 @@ WORKER_MOVES: Mapping[WorkerStatus, frozenset[WorkerStatus]] = {
     WorkerStatus.IDLE: frozenset(
         {
             WorkerStatus.BUSY,  # a task was placed on it
-            WorkerStatus.STARTING,  # it was lost
+            WorkerStatus.STARTING,  # it was lost, or is recycled
             WorkerStatus.GIVEN_UP,  # it was lost once too often
             WorkerStatus.ENDED,  # it is no longer wanted
         }
@@ -54,6 +54,7 @@ WORKER_MOVES: Mapping[WorkerStatus, frozenset[WorkerStatus]] = {
     ),
     WorkerStatus.GIVEN_UP: frozenset(
         {
+            WorkerStatus.STARTING,  # its failures turned out to be a task's
             WorkerStatus.ENDED,  # it is no longer wanted
         }
     ),
@@ -240,6 +241,24 @@ class Fleet:
             self._start(worker, worker.incarnation + 1, restart_delay_seconds(self._config, worker.failures))
         return lost_task
 
+    def recycle(self, worker: Worker, reason: str) -> None:
+        """End an idle worker's process and start it anew. Counts as no failure."""
+        assert worker.task_id is None, f"{worker.name} runs {worker.task_id}"
+        self._out.append(EndWorker(worker.worker_id, worker.incarnation))
+        self._down(worker)
+        self._story.move(worker, WorkerStatus.STARTING, f"#{worker.incarnation + 1}: {reason}")
+        self._start(worker, worker.incarnation + 1, 0.0)
+
+    def forgive(self, worker_id: WorkerId) -> None:
+        """One of its failures was the fault of a task. One that was given up for too many gets a new chance."""
+        worker = self.workers.get(worker_id)
+        if worker is None or worker.failures == 0:
+            return
+        worker.failures -= 1
+        if worker.status is WorkerStatus.GIVEN_UP and worker.failures < self._config.start_retry_limit:
+            self._story.move(worker, WorkerStatus.STARTING, f"#{worker.incarnation + 1}: a task had taken it down")
+            self._start(worker, worker.incarnation + 1, restart_delay_seconds(self._config, worker.failures))
+
     def run_started(self, worker: Worker, task_id: TaskId, assumed: Residency, expected_end: float | None) -> None:
         """A task was placed, and its weights are assumed to arrive."""
         worker.task_id = task_id
@@ -268,6 +287,16 @@ class Fleet:
     def usable(self, status: WorkerStatus) -> list[Worker]:
         """The wanted workers that are IDLE, or BUSY."""
         return [w for w in self.workers.values() if w.status is status and w.wanted]
+
+    def may_take(self, worker_id: WorkerId, needed_bytes: int) -> bool:
+        """Whether the worker is wanted, not given up, known, and has so much memory; it may be busy or starting."""
+        worker = self.workers.get(worker_id)
+        return (
+            worker is not None
+            and worker.wanted
+            and worker.status is not WorkerStatus.GIVEN_UP
+            and (worker.capacity_bytes or 0) >= needed_bytes
+        )
 
     def largest(self) -> Worker | None:
         """Of the wanted workers that are not given up, the one with most memory; None while one of them is unknown."""

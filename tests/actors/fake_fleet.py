@@ -179,7 +179,9 @@ class FakeFleet:
             cost, error = RunCost(), None
             try:
                 request = sent.request
-                sent.ref.value, cost = engine.run(request.task, request.work, inputs, hooks, request.fresh)
+                sent.ref.value, cost = engine.run(
+                    request.task, request.work, inputs, hooks, request.fresh, request.needed_next
+                )
             except Exception as raised:
                 error = run_error(raised)
             self._answer(sent, self._report(sent, engine.residency(), cost, error))

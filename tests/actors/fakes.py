@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,9 @@ from actors.client import ModelPool
 from actors.config import PoolConfig
 from actors.pool_plan import PoolPlan
 from pool.errors import AdapterMismatch, UserError, unknown_name
+from pool.outlook import Outlook
 from pool.residency import Residency, plan
-from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec, WorkerId
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec, WorkerId
 from pool.work import (
     DecodeWork,
     Encoded,
@@ -107,8 +109,19 @@ class FakeCatalog:
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         return role in LORAS[lora.name]
 
-    def activation_bytes(self, model: ModelRef, work: Work) -> int:
-        return getattr(work, "width", 64) * getattr(work, "height", 64) // 4
+    def text_tokens(self, text: str) -> int:
+        return 77 * (1 + len(text) // 300)
+
+    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
+        return getattr(work, "width", 64) * getattr(work, "height", 64) // 4 + sum(context_tokens)
+
+    def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
+        if isinstance(work, EncodeWork):
+            return ()
+        return (Division(self.activation_bytes(model, work, context_tokens) * 999 // 1000, batch=1, slowdown=1.5),)
+
+    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool = False) -> None:
+        pass
 
     def run_seconds(self, model: ModelRef, work: Work) -> float:
         return 0.001
@@ -145,12 +158,19 @@ class FakeEngine:
         self._residency = Residency(CAPACITY_BYTES)
 
     def run(
-        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], hooks: RunHooks, fresh: bool = False
+        self,
+        task: TaskSpec,
+        work: Work,
+        inputs: tuple[Result, ...],
+        hooks: RunHooks,
+        fresh: bool = False,
+        needed_next: tuple[ComponentKey, ...] = (),
     ) -> tuple[Result, RunCost]:
         if fresh:
             self._residency = Residency(CAPACITY_BYTES)
         specs = {use.component: spec_of(work.model, use.component) for use in task.uses}
-        planned = plan(self._residency, task.uses, specs, task.activation_bytes)
+        outlook = Outlook(needed_next)
+        planned = plan(self._residency, task.uses, specs, task.activation_bytes, outlook=outlook)
         self._residency = planned.after
         started = time.perf_counter()
         if isinstance(work, SampleWork):

@@ -12,13 +12,13 @@ from actors.orders import DecodeOrder, EncodeOrder, GivenLatent, SampleOrder
 from actors.requests import GenerateRequest
 from actors.wire import StageSubmission, SubmissionId
 from pool.errors import AdapterMismatch, DoesNotFit, UnknownName
-from pool.spec import JobId, RunErrorKind, Stage, TaskId
+from pool.spec import JobId, RunErrorKind, Rung, Stage, TaskId
 from pool.work import Latent
 from scheduler.config import SchedulerConfig
 from scheduler.messages import LookAgain, Outcome, RunEnded, Submitted, Tick
 from scheduler.state import SchedulerState
 from tests.actors.fake_fleet import ME, Desk, FakeRef, dialogue, settle
-from tests.actors.fakes import FAIL, FakeCatalog, picture_of
+from tests.actors.fakes import FAIL, FakeCatalog, picture_of, text_of
 
 
 def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
@@ -209,6 +209,72 @@ async def test_after_running_out_of_memory_the_next_attempt_starts_with_an_empty
     assert [first.request.fresh, second.request.fresh] == [False, True]
     assert (await desk.run_dry())[0].outcome is Outcome.SUCCEEDED
     assert not any(sent.request.fresh for sent in desk.fleet.sent[2:])
+
+
+@dialogue
+async def test_a_poison_task_is_quarantined_and_all_other_work_is_done() -> None:
+    """Whoever samples `poison` runs out of memory, on every worker and in a new process; the others draw on."""
+    desk = await Desk(workers=2).open()
+    good = [request(f"a circle, {n}") for n in range(6)]
+    await desk.submit(*good[:2], request("poison"), *good[2:])
+    for _ in range(200):
+        if not desk.fleet.running:
+            break
+        sent = desk.fleet.running[0]
+        poisoned = sent.request.task.stage is Stage.SAMPLE and "poison" in text_of(sent.inputs[0].value)
+        if poisoned:
+            desk.fleet.fail(sent, RunErrorKind.OUT_OF_VRAM)
+            await settle()
+        else:
+            await desk.finish(sent)
+    ended = await desk.hear()
+    assert [job.outcome for job in sorted(ended, key=lambda job: job.index)].count(Outcome.SUCCEEDED) == 6
+    (failed,) = [job for job in ended if job.outcome is Outcome.FAILED]
+    assert failed.index == 2
+    assert failed.error.kind is RunErrorKind.OUT_OF_VRAM
+    assert failed.error.rungs == (Rung.OTHER_WORKER, Rung.RECYCLE, Rung.QUARANTINE)
+    for part in ("gpu-0", "gpu-1", "quarantined", "attempt 3", "another worker", "recycle the process", "smaller"):
+        assert part in failed.error.message
+    attempts = [sent.request for sent in desk.fleet.sent if sent.request.attempt > 1]
+    assert [attempt.fresh for attempt in attempts] == [True, True]
+    assert len({sent.incarnation for sent in desk.fleet.sent}) == 2, "one process was started anew, once"
+    await desk.submit(request("poison", seed=1), submission="again")
+    (again,) = [job for job in await desk.run_dry() if job.submission_id == "again"]
+    assert "is refused" in again.error.message
+
+
+@dialogue
+async def test_a_worker_that_says_it_is_over_is_replaced_and_its_task_runs_again() -> None:
+    """The report may come before or after the end of the watch: both mean the same (one was INTERNAL, and final)."""
+    for watch_first in (True, False):
+        desk = await Desk().open()
+        await desk.submit(request())
+        first = desk.fleet.running[0]
+        worker = desk.fleet.workers[first.worker_id, first.incarnation]
+        if watch_first:
+            worker.gone.set_result("it was closed")
+            await settle()
+        else:
+            desk.fleet.fail(first, RunErrorKind.WORKER_LOST)
+            await settle()
+        assert (first.worker_id, first.incarnation) in desk.fleet.ended
+        assert (desk.fleet.running[0].task_id, desk.fleet.running[0].incarnation) == (first.task_id, 2)
+        assert (await desk.run_dry())[0].outcome is Outcome.SUCCEEDED
+
+
+@dialogue
+async def test_a_run_that_hangs_is_asked_to_stop_and_then_its_worker_is_ended() -> None:
+    desk = await Desk(config=SchedulerConfig(run_timeout_seconds=60.0, stop_grace_seconds=5.0)).open()
+    await desk.submit(request())
+    hanging = desk.fleet.running[0]
+    await desk.clock.advance(61.0)
+    assert hanging.stop_asked
+    await desk.clock.advance(6.0)
+    assert (hanging.worker_id, hanging.incarnation) in desk.fleet.ended
+    assert desk.fleet.running[0].incarnation == 2
+    (ended,) = await desk.run_dry()
+    assert ended.outcome is Outcome.SUCCEEDED
+    assert len(desk.controller._book) == desk.state.snapshot().results_held
 
 
 @dialogue

@@ -12,7 +12,7 @@ from actors.gpu_worker import GpuWorker, result_bytes
 from actors.requests import GenerateRequest
 from actors.wire import RunRequest, StepDone
 from pool.errors import CorruptFile, DoesNotFit
-from pool.spec import JobId, RunErrorKind, Stage, WorkerId
+from pool.spec import ComponentKey, JobId, RunErrorKind, Rung, Stage, WorkerId
 from pool.work import Encoded, Latent, Picture, SampleWork, Stopped
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FakeCatalog, FakeEngine, result_of
 
@@ -88,7 +88,7 @@ def test_steps_are_told_when_time_allows_but_for_the_last_which_the_report_tells
         (CorruptFile("the file is cut short"), RunErrorKind.BAD_INPUT),
         (DoesNotFit("needs more"), RunErrorKind.BAD_INPUT),
         (KeyError("weight"), RunErrorKind.INTERNAL),
-        (MemoryError(), RunErrorKind.INTERNAL),
+        (MemoryError("the host is full"), RunErrorKind.OUT_OF_HOST_MEMORY),
     ],
 )
 def test_whatever_is_raised_becomes_a_value(raised, kind) -> None:
@@ -120,7 +120,39 @@ def test_a_worker_whose_gpu_is_broken_is_over_after_its_report(name, over) -> No
     bench.worker.start()
     report, _ = bench.run()
     assert "illegal memory access" in report.error.message
+    assert (report.error.kind is RunErrorKind.WORKER_LOST) == over
     assert bench.worker._ended.is_set() == over
+
+
+def test_what_was_done_about_memory_is_told_from_the_first_attempt_on() -> None:
+    """The rungs of the request come first, those of the worker after them; for good ends and for bad ones."""
+    from pool.out_of_memory import RanOutOfMemory
+
+    before, there = (Rung.DROP_CACHES, Rung.OTHER_WORKER), (Rung.DROP_CACHES, Rung.STREAM_MORE)
+    bench = Bench(RaisingEngine(RanOutOfMemory("2 GiB are missing", there)))
+    bench.worker.start()
+    request = RunRequest(bench.task, bench.work, 2, 1, rungs=before)
+    report, _ = bench.worker.run(request, *bench.inputs)
+    assert (report.error.kind, report.error.rungs) == (RunErrorKind.OUT_OF_VRAM, before + there)
+    bench.engine = FakeEngine()
+    bench.worker.start()
+    report, _ = bench.worker.run(request, *bench.inputs)
+    assert (report.error, report.cost.rungs) == (None, before)
+
+
+def test_what_is_needed_next_reaches_the_engine() -> None:
+    class Listening(FakeEngine):
+        heard = ()
+
+        def run(self, *args, **kwargs):
+            self.heard = args[5]
+            return super().run(*args, **kwargs)
+
+    bench = Bench(Listening())
+    bench.worker.start()
+    hint = (ComponentKey("shapes/vae"),)
+    bench.worker.run(RunRequest(bench.task, bench.work, 1, 1, needed_next=hint), *bench.inputs)
+    assert bench.engine.heard == hint
 
 
 def test_a_stop_ends_that_run_and_no_other() -> None:

@@ -54,7 +54,7 @@ def test_predictions_are_what_the_plan_says(now, patch, activation_bytes, data) 
     signature = costs.acquire(sample(patch=patch, activation_bytes=activation_bytes))
     for _ in range(3):
         moves = plan(now, signature.uses, SPECS, activation_bytes)
-        seconds = costs.extra_seconds(signature, worker)
+        seconds = costs.extra_seconds(signature.pattern, signature, worker)
         link_bytes = moves.upload_bytes + moves.streamed_bytes
         assert seconds == link_bytes / 4.0 + 0.5 * len(moves.switched)
         setup = costs.setup(signature, worker)
@@ -68,7 +68,8 @@ def test_predictions_are_what_the_plan_says(now, patch, activation_bytes, data) 
 
 def test_what_does_not_fit_has_no_cost() -> None:
     costs = costs_with()
-    assert costs.extra_seconds(costs.acquire(sample(activation_bytes=99)), worker_with(Residency(40))) is None
+    large = sample(activation_bytes=99)
+    assert costs.extra_seconds(large, costs.acquire(large), worker_with(Residency(40))) is None
 
 
 def test_run_seconds_are_learnt_for_all_sizes_and_patches_of_a_kind() -> None:
@@ -115,9 +116,9 @@ def test_a_learnt_link_changes_what_is_remembered() -> None:
     costs = costs_with()
     signature = costs.acquire(sample())
     worker = worker_with(Residency(64), link=4.0)
-    before = costs.extra_seconds(signature, worker)
+    before = costs.extra_seconds(signature.pattern, signature, worker)
     worker.learn_link(1.0, 8.0)
-    after = costs.extra_seconds(signature, worker)
+    after = costs.extra_seconds(signature.pattern, signature, worker)
     assert before is not None
     assert after == before / 2
 
@@ -126,9 +127,9 @@ def test_new_sizes_of_a_component_change_what_is_remembered() -> None:
     costs = costs_with()
     signature = costs.acquire(encode("cat"))
     worker = worker_with(Residency(64))
-    assert costs.extra_seconds(signature, worker) == 1.0
+    assert costs.extra_seconds(signature.pattern, signature, worker) == 1.0
     costs.know((replace(COMPONENTS[0], upload_bytes=8),))
-    assert costs.extra_seconds(signature, worker) == 2.0
+    assert costs.extra_seconds(signature.pattern, signature, worker) == 2.0
 
 
 def test_tasks_that_cost_the_same_have_one_signature_as_long_as_one_exists() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from pool.residency import Residency, Resident
-from pool.spec import ComponentKey, ComponentUse, JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec
+from pool.spec import ComponentKey, ComponentUse, Division, JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec
 from scheduler.config import SchedulerConfig
 from scheduler.messages import ComponentsKnown, Outcome, StartFailed, WorkerDown
 from tests.scheduler.world import (
@@ -24,6 +24,8 @@ from tests.scheduler.world import (
 )
 
 NAMES = ["a", "b", "c"]
+#: of a sample of 30 B and more that may be divided
+HALVES = (Division(9, batch=2, slowdown=1.5), Division(3, batch=1, slowdown=2.0))
 CAPACITIES = [12, 24, ROOMY]
 ACTIVATIONS = [1, 4, 4, 4, 15, 30, 70]
 PROMPTS = st.sampled_from(["cat", "dog", "owl"])
@@ -48,17 +50,20 @@ def job_tasks(draw: st.DrawFn) -> tuple[tuple[TaskSpec, ...], TaskId, tuple[Task
         return (first,), first.task_id, ()
     model, seed = draw(st.sampled_from([PAINT, DRAW])), draw(st.integers(0, 1))
     size = draw(st.sampled_from(ACTIVATIONS))
+    parts = HALVES if size > HALVES[0].activation_bytes and draw(st.booleans()) else ()
     if shape == "two prompts":
         other = encode("blurry", patch=patch)
-        second = sample(first.task_id, other.task_id, model=model, seed=seed, patch=patch, activation_bytes=size)
+        second = sample(
+            first.task_id, other.task_id, model=model, seed=seed, patch=patch, activation_bytes=size, divisions=parts
+        )
         third = decode(second.task_id)
         return (other, first, second, third), third.task_id, ()
     if shape == "given":  # under an id of its own, or under the id of the task that would make it
         source = draw(st.sampled_from([TaskId("given:1"), TaskId("given:2"), first.task_id]))
-        second = sample(source, model=model, seed=seed, patch=patch, activation_bytes=size)
+        second = sample(source, model=model, seed=seed, patch=patch, activation_bytes=size, divisions=parts)
         third = decode(second.task_id)
         return (second, third), third.task_id, (source,)
-    second = sample(first.task_id, model=model, seed=seed, patch=patch, activation_bytes=size)
+    second = sample(first.task_id, model=model, seed=seed, patch=patch, activation_bytes=size, divisions=parts)
     third = decode(second.task_id)
     if shape == "given sample":
         return (third,), third.task_id, (second.task_id,)
@@ -75,8 +80,12 @@ class CoreMachine(RuleBasedStateMachine):
         kept_results=st.integers(0, 2),
         kept_result_bytes=st.integers(0, 4),
         start_retry_limit=st.integers(2, 4),
+        crash_limit=st.integers(1, 3),
+        quarantine_seconds=st.sampled_from([0.0, 5.0, 600.0]),
+        run_timeout_seconds=st.sampled_from([None, 3.0, 20.0]),
+        stop_grace_seconds=st.sampled_from([0.0, 4.0]),
     )
-    def begin(self, **limits: int) -> None:
+    def begin(self, **limits) -> None:
         self.shell = Shell(SchedulerConfig(story_length=None, **limits))
         self.shell.want(*NAMES[:2])
 
@@ -186,6 +195,11 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.shell.running)
     @rule(number=ANY, kind=st.sampled_from(RunErrorKind))
     def end_badly(self, number: int, kind: RunErrorKind) -> None:
+        self.shell.finish(self.pick(self.shell.running, number), kind)
+
+    @precondition(lambda self: self.shell.running)
+    @rule(number=ANY, kind=st.sampled_from([RunErrorKind.OUT_OF_VRAM, RunErrorKind.OUT_OF_HOST_MEMORY]))
+    def run_out_of_memory(self, number: int, kind: RunErrorKind) -> None:
         self.shell.finish(self.pick(self.shell.running, number), kind)
 
     @precondition(lambda self: any(run.stop_asked for run in self.shell.running.values()))

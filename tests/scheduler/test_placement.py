@@ -190,7 +190,7 @@ def test_streaming_is_dear() -> None:
     small = scene.worker("b", capacity=17)
     task = scene.task(sample())
     assert scene.choice() == (task, "a")
-    assert (scene.costs.extra_seconds(task.signature, small) or 0) > 6.0
+    assert (scene.costs.extra_seconds(task.spec, task.signature, small) or 0) > 6.0
 
 
 def test_a_task_that_only_a_busy_worker_can_take_does_not_start_on_a_small_one() -> None:

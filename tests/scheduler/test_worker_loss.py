@@ -28,7 +28,7 @@ def test_the_task_of_a_lost_worker_runs_again_elsewhere(shell: Shell) -> None:
 
 def test_a_task_that_loses_every_worker_fails_and_names_the_last() -> None:
     """The poisoned task is sent three times; then its job fails, and the next job runs."""
-    shell = Shell(SchedulerConfig(max_attempts=3, start_retry_limit=10))
+    shell = Shell(SchedulerConfig(max_attempts=3, crash_limit=3, start_retry_limit=10))
     shell.workers(a=64)
     shell.submit(alone("poison", encode("cat")))
     for _ in range(3):

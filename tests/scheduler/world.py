@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pool.residency import Residency, plan
+from pool.division import choose_division
+from pool.outlook import Outlook
+from pool.residency import Residency, needed_bytes, plan
 from pool.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
+    Division,
     JobId,
     JobSpec,
     Role,
     RunCost,
     RunError,
     RunErrorKind,
+    Rung,
     Stage,
     TaskId,
     TaskReport,
@@ -71,11 +75,12 @@ def encode(prompt: str, activation_bytes: int = 1, patch: str = "", run_seconds:
 
 def sample(
     *needs: TaskId, model: ComponentKey = PAINT, seed: int = 0, activation_bytes: int = 4, patch: str = "",
-    run_seconds: float = 10.0,
+    run_seconds: float = 10.0, divisions: tuple[Division, ...] = (),
 ) -> TaskSpec:  # fmt: skip
     use = ComponentUse(model, 2, patch, 5 if patch else 0, passes=4)
-    task_id = TaskId(f"s:{model}{patch}:{seed}:{activation_bytes}:{'+'.join(needs)}")
-    return TaskSpec(task_id, Stage.SAMPLE, (use,), activation_bytes, run_seconds, needs)
+    parts = "/" if divisions else ""
+    task_id = TaskId(f"s:{model}{patch}:{seed}:{activation_bytes}{parts}:{'+'.join(needs)}")
+    return TaskSpec(task_id, Stage.SAMPLE, (use,), activation_bytes, run_seconds, needs, divisions)
 
 
 def decode(need: TaskId, activation_bytes: int = 2, run_seconds: float = 2.0) -> TaskSpec:
@@ -125,8 +130,8 @@ class Shell:
     #: reports of runs that were answered, or whose worker was lost
     old: list[TaskReport] = field(default_factory=list)
     tasks: dict[TaskId, TaskSpec] = field(default_factory=dict)
-    #: when a Tick was asked for
-    tick_due: float | None = None
+    #: when Ticks are due that were asked for
+    ticks: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.state = SchedulerState(self.config)
@@ -137,10 +142,16 @@ class Shell:
         self.at += seconds
         return self.at
 
+    @property
+    def tick_due(self) -> float | None:
+        """When the next Tick comes; None when none was asked for."""
+        return min(self.ticks, default=None)
+
     def tick_comes(self) -> list[Command]:
-        """The Tick that was asked for."""
-        assert self.tick_due is not None
-        self.at, self.tick_due = max(self.at, self.tick_due), None
+        """The first of the Ticks that were asked for."""
+        due = min(self.ticks)
+        self.ticks.remove(due)
+        self.at = max(self.at, due)
         return self.feed(Tick(self.at))
 
     def feed(self, event: Event) -> list[Command]:
@@ -202,7 +213,7 @@ class Shell:
 
     def finish(
         self, name: str, kind: RunErrorKind | None = None, residency: Residency | None = None,
-        cost: RunCost | None = None, result_bytes: int = 1,
+        cost: RunCost | None = None, result_bytes: int = 1, rungs: tuple[Rung, ...] = (),
     ) -> list[Command]:  # fmt: skip
         """Let the run on this worker end."""
         worker_id = WorkerId(name)
@@ -210,7 +221,7 @@ class Shell:
         command = run.command
         after = run.residency if residency is None else residency
         self.up[worker_id] = (command.incarnation, after)
-        error = None if kind is None else RunError(kind, f"it ended as {kind.value}")
+        error = None if kind is None else RunError(kind, f"it ended as {kind.value}", "", rungs)
         report = TaskReport(
             command.task_id,
             command.attempt,
@@ -263,13 +274,15 @@ class Shell:
                 self.starting[key] = command
             case EndWorker():
                 if self.up.get(command.worker_id, (0,))[0] == command.incarnation:
-                    assert command.worker_id not in self.running, f"{command}: it runs a task"
+                    run = self.running.get(command.worker_id)
+                    assert run is None or self.config.run_timeout_seconds is not None, f"{command}: it runs a task"
+                    assert run is None or run.stop_asked, f"{command}: nobody asked it to stop"
                     self._gone(command.worker_id)
             case RunTask():
                 self._run(command)
             case StopTask():
                 run = self.running[command.worker_id]
-                expected = replace(run.command, why="")
+                expected = replace(run.command, why="", needed_next=(), fresh=False, rungs=())
                 asked = RunTask(command.worker_id, command.incarnation, command.task_id, command.attempt)
                 assert expected == asked, f"{command}: it runs {expected}"
                 assert not run.stop_asked, f"{command}: for the second time"
@@ -279,8 +292,9 @@ class Shell:
                 self.held.discard(command.task_id)
             case LookAgain():
                 assert command.after_seconds > 0, command
-                assert self.tick_due is None, f"{command}: one was asked for already"
-                self.tick_due = self.at + command.after_seconds
+                due = self.at + command.after_seconds
+                assert all(due < other for other in self.ticks), f"{command}: one comes by then already"
+                self.ticks.append(due)
             case ResolveJob():
                 self._resolve(command)
 
@@ -293,8 +307,10 @@ class Shell:
         assert self.held.issuperset(spec.needs), f"{command}: its inputs are not held"
         assert command.task_id not in self.held, f"{command}: its result is there"
         assert command.why, f"{command}: no reason"
-        before = residency if command.attempt == 1 else Residency(residency.capacity_bytes)
-        after = plan(before, spec.uses, SPECS, spec.activation_bytes).after
+        before = Residency(residency.capacity_bytes) if command.fresh else residency
+        way = choose_division(spec, residency.capacity_bytes - needed_bytes(spec.uses, 0))
+        assert len(set(command.needed_next)) == len(command.needed_next), f"{command}: told twice"
+        after = plan(before, spec.uses, SPECS, way.activation_bytes, outlook=Outlook(command.needed_next)).after
         assert self.state.fleet.workers[command.worker_id].residency == after, f"{command}: other weights are assumed"
         self.running[command.worker_id] = Running(command, after)
 

@@ -50,8 +50,10 @@ def test_what_is_not_said_is_left_to_the_request(command: Command) -> None:
 
 
 def test_the_options_of_a_pool_reach_its_opening(command: Command, tmp_path: Path) -> None:
-    ended = command("generate", "x", "--gpus", "2", "--device", "sim", "--vram", "64MiB", "--config", "my.toml")
+    said = ["--gpus", "2", "--device", "sim", "--vram", "64MiB", "--config", "my.toml"]
+    ended = command("generate", "x", *said, "--vram-policy", "low", "--reserve-vram", "1GiB")
     [options] = ended.opened
+    assert (options.vram_policy, options.reserve_vram) == ("low", "1GiB")
     assert (options.gpus, options.device, options.vram, options.pool) == (2, "sim", "64MiB", None)
     assert options.config == Path("my.toml")
     assert command("generate", "x", "--pool", "mine").opened[0].pool == "mine"
@@ -133,7 +135,8 @@ def test_what_a_person_got_wrong_is_one_line_and_exit_code_2(
 def test_unknown_options_and_devices_are_refused_with_the_choices(command: Command) -> None:
     ended = command("generate", "x", "--device", "gpu")
     assert ended.code == 2
-    assert "'auto', 'cuda', 'sim', 'cpu'" in re.sub(r"[\s\u2502]+", " ", ended.err)
+    kinds = "'auto', 'cuda', 'rocm', 'xpu', 'mps', 'npu', 'mlu', 'directml', 'sim', 'cpu'"
+    assert kinds in re.sub(r"[\s\u2502]+", " ", ended.err)
     assert command("generate", "x", "--stepz", "3").code == 2
     assert command("generat", "x").code == 2
 

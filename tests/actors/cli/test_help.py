@@ -6,16 +6,20 @@ import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import get_args
 
 import pytest
 
 from actors.cli import options
-from actors.config import PoolConfig
+from actors.config import PoolSection
 from actors.requests import GenerateRequest
+from pool.devices.kind_names import DeviceKind
+from pool.devices.vram_policy import VramPolicy, default_reserve_bytes
+from pool.errors import MIB
 from pool.sampling.names import SAMPLERS, SCHEDULES
 from tests.actors.cli.conftest import Command
 
-COMMANDS = ("generate", "batch", "up", "status", "down", "models", "inspect")
+COMMANDS = ("generate", "batch", "up", "status", "down", "models", "inspect", "plan", "doctor")
 
 
 def loaded_by(*arguments: str) -> set[str]:
@@ -81,8 +85,15 @@ def test_told_defaults_are_the_true_ones(option: object, default: object) -> Non
 def test_told_names_are_all_there_are() -> None:
     assert set(re.findall(r"\w+", help_of(options.Sampler).split("(")[0])) == set(SAMPLERS)
     assert set(re.findall(r"\w+", help_of(options.Schedule).split("(")[0])) <= set(SCHEDULES)
-    kinds = PoolConfig.model_fields["pool"].default.model_fields_set | {kind.value for kind in options.DeviceKind}
-    assert kinds == {"auto", "cuda", "sim", "cpu"}
+    assert [kind.value for kind in options.DeviceKind] == ["auto", *(kind.value for kind in DeviceKind)]
+    assert "(default: 400MiB)" in help_of(options.Reserve)
+    assert default_reserve_bytes(DeviceKind.CUDA, 8 << 30) == 400 * MIB
+
+
+@pytest.mark.parametrize("key", ["device", "vram_policy"])
+def test_a_configuration_takes_the_names_that_there_are(key: str) -> None:
+    known = {"device": DeviceKind, "vram_policy": VramPolicy}[key]
+    assert get_args(PoolSection.model_fields[key].annotation) == ("auto", *(member.value for member in known))
 
 
 def test_the_version_is_told(command: Command) -> None:

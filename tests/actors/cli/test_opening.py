@@ -9,6 +9,7 @@ import pytest
 from actors.cli.opening import output_for, settings_for
 from actors.cli.options import DeviceKind, PoolOptions
 from actors.config import CONFIG_NAME, CONFIG_VARIABLE
+from pool.devices.vram_policy import VramPolicy
 from pool.errors import UserError
 from tests.architecture.source_tree import ROOT
 
@@ -54,8 +55,12 @@ def test_a_configuration_here_a_named_one_and_the_option_go_before_folders(
 def test_options_change_single_settings() -> None:
     settings = settings_for(PoolOptions(gpus=3, device=DeviceKind.SIM, vram="48MiB"))
     assert (settings.pool.workers, settings.pool.device, settings.pool.budget_bytes) == (3, "sim", 48 << 20)
+    settings = settings_for(PoolOptions(vram_policy=VramPolicy.LOW, reserve_vram="1GiB"))
+    assert (settings.pool.policy, settings.pool.reserve_bytes) == (VramPolicy.LOW, 1 << 30)
     with pytest.raises(UserError, match="vram: found 'much', expected a size"):
         settings_for(PoolOptions(vram="much"))
+    with pytest.raises(UserError, match="--reserve-vram: belongs to starting a pool"):
+        PoolOptions(pool="running", reserve_vram="1GiB")
 
 
 def test_pictures_go_where_they_are_told_else_as_configured_else_to_outputs(empty_folder: Path) -> None:
