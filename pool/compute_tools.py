@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from pool.devices.transfers import TransferLedger
 from pool.devices.upload_road import UploadRoad
@@ -31,7 +32,7 @@ class ComputeTools:
     """How runs of one component compute.
 
     ledger     told of weights that stream, for devices that do not count by themselves
-    road       brings weights that stream; None to copy each when it is used
+    road       brings weights, to stay or for one use; None to copy each plainly, when it is used
     linear     asked first by linear layers; None for torch's own arithmetic
     attention  the order of attention kernels; empty for torch's own choice
     """
@@ -40,6 +41,14 @@ class ComputeTools:
     road: UploadRoad | None = None
     linear: LinearKernel | None = None
     attention: tuple[AttentionBackend, ...] = ()
+
+    def bring(self, host: Tensor, device: torch.device) -> Tensor:
+        """A copy of `host` on `device` that may be kept; itself when it is there."""
+        if host.device == device:
+            return host
+        if self.ledger is not None:
+            self.ledger.add_h2d(host.nbytes)
+        return host.to(device) if self.road is None else self.road.bring(host)
 
     @contextmanager
     def computing(

@@ -1,30 +1,41 @@
 """`Engine`: everything that one GPU does, in one process. Opens models, leases memory, runs stages.
 
-Knows one device and no other; neither Ray nor the scheduler. Use it directly for explicit control in a script; the
-worker actor is a thin shell around it. Not thread safe, apart from the hooks of a run.
+Knows one device and no other; neither Ray nor the scheduler. The worker actor is a thin shell around it;
+`pool.explicit_control` is another, for people who move weights themselves. A run that runs out of memory is tried again
+with less, as `pool.oom_ladder` decides; each try starts from the run's beginning, and the same work gives the same
+result. Not thread safe, apart from the hooks of a run.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from pool.activation_book import ActivationError
+from pool.activation_needs import stage_call
+from pool.checkpoints.describe import native_size
+from pool.checkpoints.families import LatentFacts
 from pool.compute_tools import ComputeTools
-from pool.devices.capabilities import detect_capabilities
+from pool.devices.capabilities import DeviceCapabilities, detect_capabilities
 from pool.devices.kinds import OpenDevice, open_device
 from pool.devices.upload_road import UploadRoad
 from pool.devices.uploads import AHEAD_BYTES
+from pool.devices.vram_policy import VramPolicy, capacity_bytes, default_reserve_bytes, rules_for
 from pool.open_model import OpenModel
-from pool.ops.attention import AttentionBackend, attention_priority
+from pool.ops.attention import attention_priority
+from pool.out_of_memory import give_back_unused
 from pool.patcher import ModelPatcher
 from pool.residency import Residency
-from pool.spec import ComponentKey, Role, RunCost, TaskSpec
+from pool.spec import ComponentKey, Division, Role, RunCost, TaskSpec
 from pool.stages import decode, encode, sample
+from pool.task_runner import Run, TaskRunner, stop_if_asked
 from pool.text.tokenizer import ClipTokenizer
-from pool.vram_manager import Lease, VramManager
+from pool.vram_manager import Lease, VramManager, with_extras
 from pool.work import (
     DecodeWork,
     Encoded,
@@ -35,7 +46,6 @@ from pool.work import (
     Result,
     RunHooks,
     SampleWork,
-    Stopped,
     Work,
 )
 
@@ -53,12 +63,16 @@ class EngineSettings:
     index         which device of that kind this process sees
     budget_bytes  most that weights, scratch and activations may take together; None is what the device has
     threads       CPU threads of torch; the same everywhere, since it can change the last bits of a result
+    vram_policy   how eagerly weights are kept on the device
+    reserve_bytes of what the device has free, so much is left to other programs; None is the device's usual reserve
     """
 
     device: str
     index: int = 0
     budget_bytes: int | None = None
     threads: int = 1
+    vram_policy: VramPolicy = VramPolicy.NORMAL
+    reserve_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +92,18 @@ class Engine:
         device: OpenDevice,
         facts: EngineFacts,
         road: UploadRoad,
-        attention: tuple[AttentionBackend, ...] = (),
+        capabilities: DeviceCapabilities,
+        policy: VramPolicy = VramPolicy.NORMAL,
+        reserve_bytes: int = 0,
     ) -> None:
         self._device = device
         self._facts = facts
-        self._vram = VramManager(facts.capacity_bytes)
+        rules, kept_free_bytes = rules_for(policy), reserve_bytes + road.ahead_bytes
+        self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
         self._road = road
-        self._tools = ComputeTools(device.memory.ledger, road, attention=attention)
+        self._runner = TaskRunner(device, self.vram, road, rules.may_stream)
+        self._tools = ComputeTools(device.memory.ledger, road, attention=attention_priority(capabilities))
+        self._capabilities = capabilities
         self._tokenizer = ClipTokenizer.load()
         self._models: dict[str, OpenModel] = {}
         self._patchers: dict[ComponentKey, ModelPatcher] = {}
@@ -97,13 +116,16 @@ class Engine:
         """
         torch.set_num_threads(settings.threads)
         device = open_device(settings.device, settings.index, settings.budget_bytes)
-        capacity_bytes = min(device.memory.total_bytes(), settings.budget_bytes or device.memory.total_bytes())
-        link = _measure_link(device.torch_device, capacity_bytes)
-        road = UploadRoad.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, capacity_bytes // AHEAD_SHARE))
-        capabilities = detect_capabilities(device.kind, settings.index, capacity_bytes)
+        memory, reserve_bytes = device.memory, settings.reserve_bytes
+        if reserve_bytes is None:
+            reserve_bytes = default_reserve_bytes(device.kind, memory.total_bytes(), sys.platform == "win32")
+        room_bytes = capacity_bytes(settings.budget_bytes, memory.free_bytes(), reserve_bytes)
+        link = _measure_link(device.torch_device, room_bytes)
+        road = UploadRoad.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, room_bytes // AHEAD_SHARE))
+        capabilities = detect_capabilities(device.kind, settings.index, room_bytes)
         # copies that are made ahead are outside of what plans know of
-        facts = EngineFacts(capacity_bytes - road.ahead_bytes, link, device.name)
-        return cls(device, facts, road, attention_priority(capabilities))
+        facts = EngineFacts(room_bytes - road.ahead_bytes, link, device.name)
+        return cls(device, facts, road, capabilities, settings.vram_policy, reserve_bytes)
 
     def introduce(self) -> EngineFacts:
         """What this engine can hold and how fast bytes get there."""
@@ -111,38 +133,65 @@ class Engine:
 
     def residency(self) -> Residency:
         """Which weights are on the device."""
-        return self._vram.residency()
+        return self.vram.residency()
 
     def run(
-        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], hooks: RunHooks, fresh: bool = False
+        self,
+        task: TaskSpec,
+        work: Work,
+        inputs: tuple[Result, ...],
+        hooks: RunHooks,
+        fresh: bool = False,
+        needed_next: Sequence[ComponentKey] = (),
     ) -> tuple[Result, RunCost]:
         """Do `work` and say what it cost. `task` carries the sizes that were planned with.
 
-        `fresh` takes everything off the device first (a second try after running out of memory).
-        Raises DoesNotFit, torch.OutOfMemoryError, Stopped, or a UserError about a file; residency is exact afterwards.
+        `fresh` takes everything off the device first (a second try after running out of memory); `needed_next` are the
+        components that are expected to be needed here afterwards, soonest first. When memory runs out the run starts
+        again with less (steps are then told again from the first); what was done about it is in the cost.
+        Raises DoesNotFit when it does not fit the budget, however it is divided; RanOutOfMemory when it should and
+        does not; OutOfHostMemory; Stopped; a UserError about a file. Residency is exact afterwards.
         """
         if fresh:
-            self._vram.unload_all()
-        if hooks.should_stop():
-            raise Stopped
-        memory = self._device.memory
-        memory.reset_peak()
+            self.vram.unload_all()
+            give_back_unused(self._device.memory)
+        stop_if_asked(hooks.should_stop)
         patcher = self._patcher(work)
-        uses = [(patcher, patcher.use(task.uses[0].passes))]
-        started = time.perf_counter()
-        with self._vram.lease(uses, task.activation_bytes) as lease:
-            loaded = time.perf_counter()
-            crossed_bytes = memory.transfers().h2d_bytes
-            result = self._run_stage(work, inputs, patcher, hooks)
-            ended = time.perf_counter()
-            streamed_bytes = memory.transfers().h2d_bytes - crossed_bytes if lease.plan.streamed_bytes else 0
-            return result, _cost(lease, loaded - started, ended - loaded, streamed_bytes, memory.peak_bytes())
+        return self._runner.run(self._run_of(task, work, inputs, hooks, patcher, tuple(needed_next)))
+
+    def run_as_is(
+        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], patcher: ModelPatcher, hooks: RunHooks
+    ) -> Result:
+        """Do `work` with `patcher`, whatever of it is resident; no weights are moved before, and none are let go.
+
+        For people who move weights themselves. Divided where the room asks for it. Raises DoesNotFit when what is
+        resident leaves too little, with what would have to leave; RanOutOfMemory, OutOfHostMemory and Stopped.
+        """
+        return self._runner.run_as_is(self._run_of(task, work, inputs, hooks, patcher))
+
+    def activation_errors(self) -> tuple[ActivationError, ...]:
+        """How far estimates of activations were from what runs took, by component and stage."""
+        return self._runner.book.report()
+
+    def latent_facts(self, model: ModelRef) -> LatentFacts:
+        """The latents of `model`. Opens the file when it is new."""
+        return self._opened(model).checkpoint.latent
+
+    @property
+    def device(self) -> OpenDevice:
+        """The device that everything runs on."""
+        return self._device
+
+    @contextmanager
+    def ready(self, patcher: ModelPatcher, activation_bytes: int, passes: int = 1) -> Iterator[Lease]:
+        """A patcher and all that its runs need beside it, on the device for the length of the block, as
+        `VramManager.lease`: for runs that are put together by hand."""
+        with self.vram.lease(with_extras(patcher, passes), activation_bytes) as lease:
+            yield lease
 
     def patcher(self, model: ModelRef, role: Role, loras: Sequence[LoraRef] = ()) -> ModelPatcher:
         """A clone over one component of `model`, with the patches of `loras`. Opens the file when it is new."""
-        opened = self._models.get(model.sha256)
-        if opened is None:
-            opened = self._models[model.sha256] = OpenModel(model, self._device.kind.value)
+        opened = self._opened(model)
         component = opened.component(role)
         patches = opened.patch_set(role, loras)
         base = self._patchers.get(component.key)
@@ -154,17 +203,37 @@ class Engine:
                 self._device.torch_device,
                 component.form,
                 self._tools,
+                stage_call(_usual_work(opened, role), component.form.compute_dtype, opened.checkpoint.latent),
             )
             self._patchers[component.key] = base
-            self._vram.add(base)
+            self.vram.add(base)
         clone = base.clone()
         clone.patches = patches
         return clone
 
     def close(self) -> None:
         """Take every byte off the device, and give back what streaming took of the host. Idempotent."""
-        self._vram.unload_all()
+        self.vram.close()
         self._road.close()
+
+    def _run_of(
+        self,
+        task: TaskSpec,
+        work: Work,
+        inputs: tuple[Result, ...],
+        hooks: RunHooks,
+        patcher: ModelPatcher,
+        needed_next: tuple[ComponentKey, ...] = (),
+    ) -> Run:
+        def compute(division: Division | None) -> Result:
+            return self._compute(work, inputs, patcher, hooks, division)
+
+        return Run(task, with_extras(patcher, task.uses[0].passes), compute, hooks.should_stop, needed_next)
+
+    def _opened(self, model: ModelRef) -> OpenModel:
+        if model.sha256 not in self._models:
+            self._models[model.sha256] = OpenModel(model, self._capabilities)
+        return self._models[model.sha256]
 
     def _patcher(self, work: Work) -> ModelPatcher:
         match work:
@@ -175,16 +244,34 @@ class Engine:
             case DecodeWork():
                 return self.patcher(work.model, Role.VAE)
 
-    def _run_stage(self, work: Work, inputs: tuple[Result, ...], patcher: ModelPatcher, hooks: RunHooks) -> Result:
+    def _compute(
+        self,
+        work: Work,
+        inputs: tuple[Result, ...],
+        patcher: ModelPatcher,
+        hooks: RunHooks,
+        division: Division | None,
+    ) -> Result:
         match work:
             case EncodeWork():
                 return encode(work, patcher, self._tokenizer, hooks)
             case SampleWork():
-                latent = self._models[work.model.sha256].checkpoint.latent
-                return sample(work, _encoded(inputs), patcher, latent, hooks)
+                return sample(work, _encoded(inputs), patcher, self.latent_facts(work.model), hooks, division=division)
             case DecodeWork():
-                latent = self._models[work.model.sha256].checkpoint.latent
-                return decode(_latent(inputs), patcher, latent, hooks)
+                return decode(_latent(inputs), patcher, self.latent_facts(work.model), hooks, division=division)
+
+
+def _usual_work(opened: OpenModel, role: Role) -> Work:
+    """A run of a usual size, whose share of work by module is much as that of any."""
+    model, checkpoint = opened.ref, opened.checkpoint
+    width, height = native_size(checkpoint.family, checkpoint.header)
+    match role:
+        case Role.TEXT_ENCODER:
+            return EncodeWork(model, (), "")
+        case Role.DIFFUSION_MODEL:
+            return SampleWork(model, (), width, height, 1, 5.0, "euler", "normal", 0)
+        case Role.VAE:
+            return DecodeWork(model, width, height)
 
 
 def _encoded(inputs: tuple[Result, ...]) -> tuple[Encoded, ...]:
@@ -196,18 +283,6 @@ def _latent(inputs: tuple[Result, ...]) -> Latent:
     (latent,) = inputs
     assert isinstance(latent, Latent), f"decoding reads a latent, not {latent}"
     return latent
-
-
-def _cost(lease: Lease, load_seconds: float, run_seconds: float, streamed_bytes: int, peak_bytes: int) -> RunCost:
-    return RunCost(
-        load_seconds=load_seconds,
-        run_seconds=run_seconds,
-        uploaded_bytes=lease.uploaded_bytes,
-        streamed_bytes=streamed_bytes,
-        peak_bytes=peak_bytes,
-        resident=lease.all_resident,
-        patch_switches=lease.patch_switches,
-    )
 
 
 def _measure_link(device: torch.device, capacity_bytes: int) -> float:

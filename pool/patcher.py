@@ -52,12 +52,14 @@ class ModelPatcher:
         device: torch.device,
         form: WeightForm,
         tools: ComputeTools | None = None,
+        usual_call: Callable[[nn.Module], object] | None = None,
     ) -> ModelPatcher:
         """A patcher over `module`, whose parameters are host tensors that nobody writes from now on.
 
-        Gives every instance in `module` its casting class. Moves nothing.
+        Gives every instance in `module` its casting class. Moves nothing. `usual_call` calls the module with inputs of
+        a usual size that it makes on the meta device: it tells how much work each module has (`worked_modules`).
         """
-        return cls(SharedWeights(key, role, module, device, form, tools), PatchSet())
+        return cls(SharedWeights(key, role, module, device, form, tools, usual_call), PatchSet())
 
     @property
     def key(self) -> ComponentKey:
@@ -155,6 +157,12 @@ class ModelPatcher:
         """The sizes of every module with weights of its own."""
         return tuple(self._weights.sizes.values())
 
+    @property
+    def worked_modules(self) -> tuple[ModuleBytes, ...]:
+        """The same with the work of each, in the order in which a pass uses them. Counted when first asked for; without
+        a usual call it is as `modules`."""
+        return self._weights.worked_sizes
+
     def resident_modules(self) -> frozenset[str]:
         """Names of the modules that are on the device now."""
         return self._weights.resident_modules
@@ -168,8 +176,8 @@ class ModelPatcher:
         are this clone's from then on.
 
         What leaves goes on `shelf`, if there is one, and what is found there need not be computed and moved again.
-        When something raises (out of memory, say) every module is either wholly on the device or wholly off it, and
-        `resident()` tells the truth; call again with a target to go on.
+        When something raises (out of memory, say) what arrived leaves again, what left stays away, and `resident()`
+        tells the truth; call again with a target to go on.
         """
         report = self._weights.realize(target, shelf)
         self.patches = target.patches

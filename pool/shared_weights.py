@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pool.compute_tools import ComputeTools, StreamMemory
 from pool.errors import PatchFailed
+from pool.module_work import module_work
 from pool.ops import (
     PackedWeight,
     SidePath,
@@ -85,10 +86,11 @@ class SharedWeights:
         device: torch.device,
         form: WeightForm,
         tools: ComputeTools | None = None,
+        usual_call: Callable[[nn.Module], object] | None = None,
     ) -> None:
         """Take `module`, whose parameters are host tensors that nobody writes from now on.
 
-        Gives every instance in `module` its casting class. Moves nothing.
+        Gives every instance in `module` its casting class. Moves nothing. `usual_call` is for `worked_sizes`.
         """
         self.key = key
         self.role = role
@@ -98,6 +100,7 @@ class SharedWeights:
         self.tools = tools or ComputeTools()
         self._stream_memory = StreamMemory()
         self.owned = {own.name: own for own in own_weights(module)}
+        self._usual_call = usual_call
         self.sizes: dict[str, ModuleBytes] = {m.name: m for m in module_bytes(self.owned.values(), form)}
         self._realized = PatchSet()
         #: digest of the patches that each resident module's bytes carry; resident exactly when named here
@@ -117,6 +120,16 @@ class SharedWeights:
         """Every parameter on the host, by its full name. Nobody may write into them."""
         own_parameters = ((own, name, host) for own in self.owned.values() for name, host in own.parameters.items())
         return MappingProxyType({own.full_name(name): host for own, name, host in own_parameters})
+
+    @cached_property
+    def worked_sizes(self) -> tuple[ModuleBytes, ...]:
+        """`sizes` with the work of each module, in the order in which a pass uses them; unused ones last."""
+        if self._usual_call is None:
+            return tuple(self.sizes.values())
+        work = module_work(self.module, self.form.compute_dtype, self._usual_call)
+        used = [name for name in work if name in self.sizes]
+        unused = [name for name in self.sizes if name not in work]
+        return tuple(replace(self.sizes[name], flops=work.get(name, 0)) for name in (*used, *unused))
 
     @property
     def resident_modules(self) -> frozenset[str]:
@@ -173,9 +186,9 @@ class SharedWeights:
         """Bring the module to `target`, moving the difference only: first what leaves, then what arrives.
 
         What leaves goes on `shelf`, if there is one, and what is found there need not be computed and moved again.
-        When something raises (out of memory, say) every module is either wholly on the device or wholly off it, and
-        `resident()` tells the truth; call again with a target to go on. Raises PatchFailed for a patch that fits no
-        parameter; nothing has moved then.
+        When something raises (out of memory, say) what arrived leaves again and what left stays away: every module is
+        either wholly on the device or wholly off it, and `resident()` tells the truth; call again with a target to go
+        on. Raises PatchFailed for a patch that fits no parameter; nothing has moved then.
         """
         is_same = self._realized.digest == target.patches.digest
         if self._settled and is_same and self._carried.keys() == target.resident:
@@ -204,12 +217,17 @@ class SharedWeights:
             freed_bytes += self._put_back(self.owned[name], shelf)
         self._realized = patches
         self._merged_bytes = merged_bytes(self.owned.values(), self.form, patches)
+        arriving = [n for n in self.owned if n in target.resident and n not in self._carried]
         uploaded_bytes = 0
-        for name, own in self.owned.items():
-            if name in target.resident and name not in self._carried:
-                uploaded_bytes += self._bring(own, patches, wanted[name], shelf)
-        for name, own in self.owned.items():
-            self._hook(own, patches, wanted[name])
+        try:
+            for name in arriving:
+                uploaded_bytes += self._bring(self.owned[name], patches, wanted[name], shelf)
+            for name, own in self.owned.items():
+                self._hook(own, patches, wanted[name])
+        except BaseException:
+            for name in self._carried.keys() & set(arriving):
+                self._put_back(self.owned[name], None)
+            raise
         self._settled = True
         return RealizeReport(uploaded_bytes, freed_bytes, switched)
 
@@ -261,7 +279,7 @@ class SharedWeights:
             name: self._arrive(host, own.full_name(name), PatchSet() if name in wanted.live else patches)
             for name, host in own.parameters.items()
         }
-        buffers = {name: host.to(self.device) for name, host in own.buffers.items()}
+        buffers = {name: self.tools.bring(host, self.device) for name, host in own.buffers.items()}
         self._hook(own, patches, wanted)
         for name, weight in arrived.items():
             own.module._parameters[name] = nn.Parameter(weight, requires_grad=False)
@@ -272,9 +290,9 @@ class SharedWeights:
     def _arrive(self, host: Tensor, name: str, patches: PatchSet) -> Tensor:
         functions = patches.functions(name)
         if not self.form.stays_stored(host):
-            return apply_weight_functions(host, functions, self.device, self.form.compute_dtype)
+            return apply_weight_functions(host, functions, self.device, self.form.compute_dtype, self.tools.bring)
         if functions:
-            values = apply_weight_functions(host, functions, self.device, torch.float32)
+            values = apply_weight_functions(host, functions, self.device, torch.float32, self.tools.bring)
             seed = seed_of(name)
             return (
                 requantize(values, host, seed, name)
@@ -282,8 +300,8 @@ class SharedWeights:
                 else round_to(values, host.dtype, seed)
             )
         if isinstance(host, PackedWeight):
-            return host.moved(self.device, lambda part: part.to(self.device))
-        return host.to(self.device)
+            return host.moved(self.device, lambda part: self.tools.bring(part, self.device))
+        return self.tools.bring(host, self.device)
 
     def _hook(self, own: OwnWeights, patches: PatchSet, wanted: _Wanted) -> None:
         """Let a module compute at each use what its bytes do not carry."""

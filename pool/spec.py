@@ -153,15 +153,6 @@ class RunErrorKind(Enum):
     INTERNAL = "internal"
 
 
-@dataclass(frozen=True, slots=True)
-class RunError:
-    """What happened on a GPU, as a value."""
-
-    kind: RunErrorKind
-    message: str
-    traceback_text: str = ""
-
-
 class Rung(Enum):
     """What is done about a run that ran out of memory, in this order. The first three are the worker's, the others the
     scheduler's."""
@@ -172,6 +163,17 @@ class Rung(Enum):
     OTHER_WORKER = "another worker"
     RECYCLE = "recycle the process"
     QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True, slots=True)
+class RunError:
+    """What happened on a GPU, as a value."""
+
+    kind: RunErrorKind
+    message: str
+    traceback_text: str = ""
+    #: what was done about running out of memory, in order, before it ended so; of earlier attempts too
+    rungs: tuple[Rung, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

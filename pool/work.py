@@ -111,7 +111,8 @@ class RunHooks:
     """How a run talks back while it goes on.
 
     on_step      called after each step with (steps done, steps in all)
-    should_stop  asked at each step; True ends the run with `Stopped`
+    should_stop  asked at each step and tile, and every few milliseconds at layers; True ends the run with `Stopped`.
+                 Called in the run's thread, so it must be quick
     """
 
     on_step: Callable[[int, int], None]
@@ -119,7 +120,7 @@ class RunHooks:
 
 
 class Stopped(Exception):
-    """A run ended at a step boundary because it was asked to."""
+    """A run ended at a step, tile or layer because it was asked to."""
 
 
 def stage_of(work: Work) -> Stage:

@@ -36,6 +36,8 @@ def batch(
     gpus: options.Gpus = None,
     device: options.Device = None,
     vram: options.Vram = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: options.Reserve = None,
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
@@ -54,7 +56,7 @@ def batch(
     session = session_of(context)
     if not jobs.lines:
         raise typer.Exit(2)
-    where = PoolOptions(config, gpus, device, vram, pool)
+    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
     with started(session, where) as running:
         wanted = (Wanted(place, line.request, f"{job_file}:{line.number}: ") for place, line in enumerate(jobs.lines))
         go_on = shlex.join(["modelpool", *session.arguments])

@@ -38,6 +38,8 @@ def generate(
     gpus: options.Gpus = None,
     device: options.Device = None,
     vram: options.Vram = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: options.Reserve = None,
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
@@ -54,7 +56,7 @@ def generate(
     fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size)
     GenerateRequest(model=model or "any", prompt="", seed=first_seed, **fields)  # complain before a pool is started
     session = session_of(context)
-    where = PoolOptions(config, gpus, device, vram, pool)
+    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
     with started(session, where) as running:
         name = options.model_or_only_one(model, running)
         wanted = [

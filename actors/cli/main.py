@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import typer
 
 from actors.cli.batch import BATCH_HELP, batch
+from actors.cli.doctor import doctor
 from actors.cli.generate import generate
 from actors.cli.inspecting import inspect_file
 from actors.cli.listing import models
+from actors.cli.planning import plan_memory
 from actors.cli.serving import down, status, up
 from actors.cli.session import Session, new_session
 from pool.errors import UserError
@@ -51,6 +53,8 @@ def build_app() -> typer.Typer:
     app.command()(down)
     app.command()(models)
     app.command("inspect", no_args_is_help=True)(inspect_file)
+    app.command("plan", no_args_is_help=True)(plan_memory)
+    app.command()(doctor)
     return app
 
 

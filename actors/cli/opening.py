@@ -34,7 +34,14 @@ def settings_for(options: PoolOptions) -> PoolConfig:
     else:  # the example's models, but this folder's pictures
         config = PoolConfig.find().override(output=OUTPUT_FOLDER)
     device = options.device.value if options.device is not None else None
-    return config.override(workers=options.gpus, device=device, vram=options.vram)
+    policy = options.vram_policy.value if options.vram_policy is not None else None
+    return config.override(
+        workers=options.gpus,
+        device=device,
+        vram=options.vram,
+        vram_policy=policy,
+        reserve_vram=options.reserve_vram,
+    )
 
 
 def output_for(options: PoolOptions, given: Path | None) -> Path:

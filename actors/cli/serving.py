@@ -31,6 +31,8 @@ def up(
     gpus: options.Gpus = None,
     device: options.Device = None,
     vram: options.Vram = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: options.Reserve = None,
     config: options.Config = None,
 ) -> None:
     """Start a pool and keep it running, until Ctrl-C or `modelpool down`. Others use it with --pool NAME."""
@@ -38,7 +40,8 @@ def up(
     from actors.cli.screen import people_console, say
 
     console = people_console()
-    settings = settings_for(PoolOptions(config, gpus, device, vram)).override(name=name)
+    options_given = PoolOptions(config, gpus, device, vram, None, vram_policy, reserve_vram)
+    settings = settings_for(options_given).override(name=name)
     say(console, settings.describe(), "dim")
     called = settings.cluster.name
     from actors import daemon

@@ -19,12 +19,14 @@ class LatentFacts:
 
     channels        channels of a latent
     downscale       pixels along one side of one latent cell
-    scaling_factor  the diffusion model's latents are this many times the VAE's
+    scaling_factor  the diffusion model's latents are this many times the VAE's, less `shift`
+    shift           what is taken off the VAE's latents before they are scaled
     """
 
     channels: int
     downscale: int
     scaling_factor: float
+    shift: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

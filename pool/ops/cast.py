@@ -15,6 +15,8 @@ from torch import Tensor
 from pool.ops.context import current
 from pool.ops.packed import PackedWeight
 
+#: brings a tensor to a device; the result is the caller's alone, unless it was there already
+Move: TypeAlias = Callable[[Tensor, torch.device], Tensor]
 #: takes a fresh float32 (or float64) copy of a weight, which it may write into, and returns the changed weight
 WeightFunction: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -36,21 +38,27 @@ def cast(weight: Tensor, device: torch.device, dtype: torch.dtype, functions: Se
 
 
 def apply_weight_functions(
-    weight: Tensor, functions: Sequence[WeightFunction], device: torch.device, dtype: torch.dtype
+    weight: Tensor,
+    functions: Sequence[WeightFunction],
+    device: torch.device,
+    dtype: torch.dtype,
+    move: Move | None = None,
 ) -> Tensor:
     """`weight` moved to `device`, unpacked and in float32, changed by `functions` in order, and converted to `dtype`.
 
-    Computes in float64 when `dtype` is that. Without functions nothing passes through float32. `weight` is not written.
+    It is brought there by `move`; None is the way of the run that is under way. Computes in float64 when `dtype` is
+    that. Without functions nothing passes through float32. `weight` is not written.
     """
+    move = move or _moved
     working_dtype = torch.float64 if dtype is torch.float64 else torch.float32
     if isinstance(weight, PackedWeight):
-        packed = weight.moved(device, lambda part: _moved(part, device))
+        packed = weight.moved(device, lambda part: move(part, device))
         working, is_copy = packed.unpack(working_dtype if functions else dtype), True
     else:
         working = weight.detach()
         is_copy = working.device != device
         if is_copy:
-            working = _moved(working, device)
+            working = move(working, device)
     if not functions:
         return working.to(dtype) if working.is_floating_point() else working
     is_copy = is_copy or working.dtype is not working_dtype

@@ -1,7 +1,8 @@
 """Runs use the tools of their component: a road for weights that stream and a kernel for linear layers.
 
-Proves, with a road that records: streamed weights come over it, resident ones do not ask; each run's uploader is
-closed, also when the run raises; what one run asked for is known to the next. And that nothing of it changes a bit.
+Proves, with a road that records: streamed weights come over it at each use, resident ones once, to stay; each run's
+uploader is closed, also when the run raises; what one run asked for is known to the next. And that nothing of it
+changes a bit.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class RecordingRoad:
 
     def __init__(self) -> None:
         self.uploaders: list[RecordingUploader] = []
+        self.brought: list[Tensor] = []
+
+    def bring(self, host: Tensor) -> Tensor:
+        self.brought.append(host)
+        return host.to("sim:0")
 
     def uploader(self, order: StreamOrder | None = None) -> RecordingUploader:
         self.uploaders.append(RecordingUploader(order))
@@ -66,6 +72,10 @@ def patcher_with(tools: ComputeTools | None) -> ModelPatcher:
     return ModelPatcher.of(
         ComponentKey("toy"), Role.DIFFUSION_MODEL, make_toy(3), device, WeightForm(torch.float32), tools
     )
+
+
+def patcher_hosts(patcher: ModelPatcher) -> list[Tensor]:
+    return [patched.tensor for patched in patcher.get_key_patches().values()]
 
 
 def output(patcher: ModelPatcher) -> Tensor:
@@ -89,10 +99,13 @@ def test_streamed_weights_come_over_the_road_and_the_next_run_knows_their_order(
     assert second.closed
 
 
-def test_resident_weights_ask_for_no_road() -> None:
+def test_resident_weights_come_over_the_road_once_to_stay() -> None:
     road = RecordingRoad()
     patcher = patcher_with(ComputeTools(road=road))
     patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), PatchSet()))
+    brought = [host.data_ptr() for host in road.brought]
+    assert {host.data_ptr() for host in patcher_hosts(patcher)} <= set(brought)
+    assert len(brought) == len(set(brought)), "each once"
     assert torch.equal(output(patcher), output(patcher_with(None)))
     assert road.uploaders == []
 

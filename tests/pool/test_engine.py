@@ -18,29 +18,20 @@ from safetensors.torch import load_file, save_file
 
 from pool.catalog import Catalog
 from pool.devices import sim
-from pool.engine import Engine, EngineSettings
 from pool.errors import AdapterMismatch, CorruptFile, DoesNotFit
 from pool.residency import needed_bytes
-from pool.spec import Role, RunCost, TaskId, TaskSpec
+from pool.spec import Role, TaskId
 from pool.work import (
-    DecodeWork,
     EncodeWork,
     ModelRef,
-    Picture,
-    Result,
     RunHooks,
-    SampleWork,
     Stopped,
-    Work,
     stage_of,
     task_id,
 )
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
-
-QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
-PLENTY_BYTES = 256 << 20
-STEPS = 2
+from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
 
 
 @pytest.fixture(scope="module")
@@ -55,56 +46,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def catalog(folder: Path) -> Catalog:
     return Catalog([folder], [folder / "loras"], "sim")
-
-
-class Pipeline:
-    """Runs the stages of one picture on an engine, as the scheduler would order them."""
-
-    def __init__(self, engine: Engine, catalog: Catalog, loras: dict[str, float]) -> None:
-        self.engine, self.catalog = engine, catalog
-        self.model = catalog.find_model("toy")
-        self.loras = tuple(catalog.find_lora(name, strength) for name, strength in loras.items())
-        self.costs: list[RunCost] = []
-
-    def task(self, work: Work) -> TaskSpec:
-        role = {"encode": Role.TEXT_ENCODER, "sample": Role.DIFFUSION_MODEL, "decode": Role.VAE}[stage_of(work).value]
-        loras = () if isinstance(work, DecodeWork) else work.loras
-        use = self.catalog.use(self.model, role, loras, work.steps if isinstance(work, SampleWork) else 1)
-        activation_bytes = self.catalog.activation_bytes(self.model, work)
-        return TaskSpec(task_id(work, ()), stage_of(work), (use,), activation_bytes, 0.1)
-
-    def run(self, work: Work, *inputs: Result, hooks: RunHooks = QUIET) -> Result:
-        result, cost = self.engine.run(self.task(work), work, inputs, hooks)
-        self.costs.append(cost)
-        return result
-
-    def works(self) -> tuple[EncodeWork, EncodeWork, SampleWork, DecodeWork]:
-        sample = SampleWork(self.model, self.loras, 64, 64, STEPS, 4.0, "euler_ancestral", "normal", 7)
-        return (
-            EncodeWork(self.model, self.loras, "a (red:1.3) circle"),
-            EncodeWork(self.model, self.loras, ""),
-            sample,
-            DecodeWork(self.model, 64, 64),
-        )
-
-    def picture(self) -> np.ndarray:
-        prompt, negative, sample, decode = self.works()
-        encoded = (self.run(prompt), self.run(negative))
-        picture = self.run(decode, self.run(sample, *encoded))
-        assert isinstance(picture, Picture)
-        return picture.pixels_HWC
-
-    def smallest_bytes(self) -> int:
-        tasks = [self.task(work) for work in self.works()]
-        return max(needed_bytes(t.uses, t.activation_bytes) for t in tasks)
-
-
-def open_engine(device: str, budget_bytes: int) -> Engine:
-    if device == "sim":
-        sim.install()
-        sim.configure(0, budget_bytes)
-        sim.reset_peak(0)
-    return Engine.open(EngineSettings(device, 0, budget_bytes))
 
 
 @pytest.fixture(scope="module")

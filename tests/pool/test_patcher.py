@@ -143,7 +143,7 @@ def test_running_out_of_memory_on_the_way_leaves_an_exact_account(budget_share: 
     sim.configure(0, int(patcher.spec().weight_bytes * budget_share))
     with pytest.raises(torch.OutOfMemoryError):
         patcher.realize(WeightsTarget(frozenset(MODULES), PatchSet()))
-    assert patcher.resident().resident_bytes == sim.memory_stats(0).used_bytes
+    assert patcher.resident().resident_bytes == 0 == sim.memory_stats(0).used_bytes, "what arrived has left again"
     sim.configure(0, PLENTY_BYTES)
     assert torch.equal(output(patcher), expected)
     patcher.realize(WeightsTarget(frozenset(MODULES), PatchSet()))

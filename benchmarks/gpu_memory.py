@@ -1,0 +1,141 @@
+"""How near loading and streaming come to what a GPU's link can do: `python -m benchmarks.gpu_memory`.
+
+Three rows, each beside its bound, all in one run: loading a model against a copy from pinned memory; sampling-like
+passes with half of the weights resident against all resident, where computing takes longer than copying; private host
+memory that a loaded model takes beside its mapped file. Needs a CUDA GPU for figures that mean something; `--device cpu
+--layers 4 --width 64` runs the same code anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from benchmarks.weights_loading import anonymous_bytes
+from pool.checkpoints.mapped_file import MappedFile
+from pool.compute_tools import ComputeTools
+from pool.devices.upload_road import UploadRoad
+from pool.patcher import ModelPatcher, WeightsTarget
+from pool.patches.patch_set import PatchSet
+from pool.residency import choose_modules
+from pool.spec import ComponentKey, Role
+from pool.weight_form import WeightForm
+
+MIB = 1 << 20
+TURNS = 7
+PASSES = 8
+
+
+class Stack(nn.Sequential):
+    """Equal linear layers, one after the other."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        with torch.device("meta"):
+            super().__init__(*[nn.Linear(width, width, bias=False, dtype=torch.float16) for _ in range(layers)])
+
+
+def open_stack(path: Path, layers: int, width: int, device: torch.device, road: UploadRoad) -> ModelPatcher:
+    """The stack over views of its mapped file."""
+    if not path.exists():
+        weights = torch.randn(width, width, dtype=torch.float32).mul(width**-0.5).half()
+        save_file({f"{i}.weight": weights.clone() for i in range(layers)}, path)
+    stack = Stack(layers, width)
+    stack.load_state_dict(dict(MappedFile.open(path).tensors()), assign=True)
+    form = WeightForm(torch.float16)
+    return ModelPatcher.of(
+        ComponentKey("stack"), Role.DIFFUSION_MODEL, stack.requires_grad_(False), device, form, ComputeTools(road=road)
+    )
+
+
+def seconds(device: torch.device, work: Callable[[], object]) -> float:
+    """Wall seconds of `work` until the device has done it."""
+    _wait(device)
+    started = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - started
+
+
+def pinned_rate(device: torch.device, size_bytes: int) -> float:
+    """Bytes a second of one copy from pinned memory: what the link can do."""
+    source = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    return size_bytes / statistics.median(
+        seconds(device, lambda: target.copy_(source, non_blocking=True)) for _ in range(TURNS)
+    )
+
+
+def target(patcher: ModelPatcher, share: float) -> WeightsTarget:
+    """That share of the bytes resident."""
+    modules = patcher.modules()
+    wanted_bytes = int(share * sum(m.resident_bytes for m in modules))
+    return WeightsTarget(choose_modules(modules, wanted_bytes, frozenset()), PatchSet())
+
+
+def load_rate(patcher: ModelPatcher) -> float:
+    """Bytes a second of bringing the whole model in."""
+    rates = []
+    for _ in range(TURNS):
+        patcher.unload()
+        moved: list[int] = []
+        took = seconds(patcher.device, lambda m=moved: m.append(patcher.realize(target(patcher, 1.0)).uploaded_bytes))  # type: ignore[misc]
+        rates.append(moved[0] / took)
+    return statistics.median(rates)
+
+
+def pass_seconds(patcher: ModelPatcher, share: float, rows: int, width: int) -> float:
+    """Seconds of one pass with that share resident, after a pass that tells the order of the weights."""
+    patcher.realize(target(patcher, share))
+    inputs = torch.randn(rows, width, device=patcher.device, dtype=torch.float16)
+    with patcher.running() as stack:
+        stack(inputs)
+        return seconds(patcher.device, lambda: [stack(inputs) for _ in range(PASSES)]) / PASSES
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--layers", type=int, default=64)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--rows", type=int, default=16384, help="so many that computing takes longer than copying")
+    asked = parser.parse_args()
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("found no CUDA GPU; figures of another device say nothing about a link")
+    device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device(asked.device)
+    with tempfile.TemporaryDirectory() as folder, UploadRoad.open(device) as road:
+        path = Path(folder) / "stack.safetensors"
+        patcher = open_stack(path, asked.layers, asked.width, device, road)
+        link = pinned_rate(device, min(256 * MIB, path.stat().st_size))
+        patcher.realize(target(patcher, 1.0))
+        patcher.unload()
+        before_bytes = anonymous_bytes()
+        loaded = load_rate(patcher)
+        private_bytes = max(0, anonymous_bytes() - before_bytes) if device.type == "cuda" else 0
+        ratios = []
+        for _ in range(TURNS):
+            resident = pass_seconds(patcher, 1.0, asked.rows, asked.width)
+            ratios.append(pass_seconds(patcher, 0.5, asked.rows, asked.width) / resident)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        print(f"{name}, {asked.layers} layers of {asked.width} x {asked.width}, float16, medians of {TURNS} turns\n")
+        print("| what | figure | bound |\n|---|---|---|")
+        print(f"| loading, share of the pinned rate ({link / 1e9:.1f} GB/s) | {loaded / link:.2f} | at least 0.85 |")
+        print(f"| half resident against resident | {statistics.median(ratios):.3f} | at most 1.10 |")
+        print(f"| private host memory while loaded, MiB | {private_bytes / MIB:.0f} | near 0 |")
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main()

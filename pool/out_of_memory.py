@@ -1,0 +1,95 @@
+"""Running out of memory, on a device and on the host: how it is recognised, and the errors that say so.
+
+torch, numpy and the kernel each have their own word for it; here are two. Does not know what to do about it
+(`pool.oom_ladder`), nor who does it (`pool.engine`).
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
+
+import torch
+
+from pool.devices.kinds import DeviceMemory
+from pool.spec import Rung
+
+#: what torch's host allocator says; it raises a plain RuntimeError. Source: c10/core/impl/alloc_cpu.cpp
+_HOST_ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
+class RanOutOfMemory(torch.OutOfMemoryError):
+    """A run did not find the device memory it needed, though it fits the budget.
+
+    rungs  what was done about it, in order; all of it was not enough
+    """
+
+    def __init__(self, message: str, rungs: tuple[Rung, ...] = ()) -> None:
+        super().__init__(message)
+        self.rungs = rungs
+
+
+class OutOfHostMemory(MemoryError):
+    """The host has no memory left for what a run needs there.
+
+    rungs  what was done about memory before it
+    """
+
+    def __init__(self, message: str, rungs: tuple[Rung, ...] = ()) -> None:
+        super().__init__(message)
+        self.rungs = rungs
+
+
+class Exhausted(Enum):
+    """Whose memory."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+def exhausted(error: BaseException, device: torch.device) -> Exhausted | None:
+    """Whose memory `error` says is exhausted, in a process that computes on `device`; None when it is about something
+    else. Where the device is the CPU, its memory is the host's."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return Exhausted.DEVICE
+    is_host = (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, RuntimeError) and any(words in str(error) for words in _HOST_ALLOCATOR_WORDS))
+    )
+    if not is_host:
+        return None
+    return Exhausted.DEVICE if device.type == "cpu" else Exhausted.HOST
+
+
+def let_go(error: BaseException) -> None:
+    """Drop what the functions that `error` came out of had in hand: device tensors, which their frames would hold for
+    as long as the error lives. Its lines can still be printed."""
+    for one in _chain(error):
+        traceback.clear_frames(one.__traceback__)
+
+
+def give_back_unused(memory: DeviceMemory) -> None:
+    """Let the device have back what this process holds of it without using it: garbage, and the allocator's cache.
+
+    Never raises: it is called when things go wrong already, and a device that is gone has nothing to give back.
+    """
+    gc.collect()
+    with suppress(RuntimeError):
+        memory.release_cached()
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, what it was raised from, and what was being handled; each once."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [one.__cause__, one.__context__]

@@ -1,0 +1,211 @@
+"""`TaskRunner`: one task on one device within the memory there is. Leases, tries, measures, and tries again with less.
+
+What a task computes is the caller's; what is resident is `VramManager`'s plan; what to try next is `pool.oom_ladder`'s
+decision. Here they meet: each try starts from the run's beginning, so that equal work gives equal results however often
+it was tried. Learns from each run how much memory such runs really take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pool.activation_book import ActivationBook, ActivationKey, measured_activations
+from pool.devices.kinds import OpenDevice
+from pool.devices.upload_road import UploadRoad
+from pool.division import choose_division, ways
+from pool.oom_ladder import Try, next_try
+from pool.out_of_memory import Exhausted, OutOfHostMemory, RanOutOfMemory, exhausted, give_back_unused, let_go
+from pool.spec import ComponentKey, ComponentUse, Division, RunCost, Rung, TaskSpec
+from pool.vram_manager import VramManager, Wanted
+from pool.work import Result, Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call for a task's result.
+
+    task         what it is, with the sizes that were estimated
+    wanted       the components it uses
+    compute      makes the result, divided as told (None: whole), with the components as they are then
+    should_stop  asked between tries
+    needed_next  components that are expected to be needed here afterwards, soonest first
+    """
+
+    task: TaskSpec
+    wanted: tuple[Wanted, ...]
+    compute: Callable[[Division | None], Result]
+    should_stop: Callable[[], bool]
+    needed_next: tuple[ComponentKey, ...] = ()
+
+    @property
+    def uses(self) -> tuple[ComponentUse, ...]:
+        """What it needs of each component."""
+        return tuple(use for _, use in self.wanted)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a try came: what went wrong once its weights were in place is not the load's doing."""
+
+    is_loaded: bool = False
+
+
+class TaskRunner:
+    """Runs tasks on one device. Not thread safe."""
+
+    def __init__(self, device: OpenDevice, vram: VramManager, road: UploadRoad, may_stream: bool = True) -> None:
+        self._device = device
+        self._vram = vram
+        self._road = road
+        self._may_stream = may_stream
+        #: what runs really took, beside what was estimated
+        self.book = ActivationBook()
+
+    def run(self, run: Run) -> tuple[Result, RunCost]:
+        """The result, its weights brought in as planned, and what it cost.
+
+        Raises DoesNotFit when it does not fit the budget, however it is divided; RanOutOfMemory when it should and does
+        not; OutOfHostMemory; Stopped; and what `compute` raises. Nothing is leased afterwards, and residency is exact.
+        """
+        trying = Try(self._first_division(run))
+        while True:
+            stop_if_asked(run.should_stop)
+            weight_bytes, progress = self._weight_bytes(run, trying), _Progress()
+            try:
+                return self._try(run, trying, progress)
+            except Exception as error:
+                whose = exhausted(error, self._device.torch_device)
+                if whose is None:
+                    raise
+                following = self._after(whose, error, run, trying, weight_bytes, progress)
+            if following.rungs[-1] is Rung.DROP_CACHES:
+                self._vram.free_idle(but=[use.component for use in run.uses])
+            give_back_unused(self._device.memory)
+            trying = following
+
+    def run_as_is(self, run: Run) -> Result:
+        """The result, with what is resident of its components; no weights are moved before and none are let go.
+
+        Divided where the room asks for it, and tried once. Raises as `run`; DoesNotFit says what would have to leave.
+        """
+        stop_if_asked(run.should_stop)
+        room_bytes = self._vram.activation_room(run.uses, self._vram.residency().used_bytes)
+        division = choose_division(run.task, room_bytes)
+        try:
+            with self._vram.lease_as_is(run.wanted, division.activation_bytes):
+                return run.compute(_said(division, run.task))
+        except Exception as error:
+            whose = exhausted(error, self._device.torch_device)
+            if whose is None or isinstance(error, RanOutOfMemory):
+                raise
+            let_go(error)
+            give_back_unused(self._device.memory)
+            if whose is Exhausted.HOST:
+                raise OutOfHostMemory(f"{run.task.task_id}: the host has no memory left: {error}") from error
+            advice = "unload some weights (partially_unload, to_cpu) or make a smaller picture"
+            raise RanOutOfMemory(f"{run.task.task_id} ran out of device memory; {advice}. {error}") from error
+
+    def _try(self, run: Run, trying: Try, progress: _Progress) -> tuple[Result, RunCost]:
+        memory, division = self._device.memory, trying.division
+        memory.reset_peak()
+        started = time.perf_counter()
+        with (
+            self._vram.lease(
+                run.wanted, self._activation_bytes(run, division), run.needed_next, trying.most_weight_bytes
+            ) as lease,
+            self._copying_ahead(not trying.rungs),
+        ):
+            progress.is_loaded = True
+            loaded = time.perf_counter()
+            load_peak_bytes, resident_bytes = memory.peak_bytes(), self._vram.residency().used_bytes
+            memory.reset_peak()
+            crossed_bytes, ahead_bytes = memory.transfers().h2d_bytes, self._road.ahead_bytes
+            result = run.compute(_said(division, run.task))
+            ended = time.perf_counter()
+            run_peak_bytes = memory.peak_bytes()
+            is_streaming = lease.plan.streamed_bytes > 0
+            cost = RunCost(
+                load_seconds=loaded - started,
+                run_seconds=ended - loaded,
+                uploaded_bytes=lease.uploaded_bytes,
+                streamed_bytes=memory.transfers().h2d_bytes - crossed_bytes if is_streaming else 0,
+                peak_bytes=max(load_peak_bytes, run_peak_bytes),
+                resident=lease.all_resident,
+                patch_switches=lease.patch_switches,
+                planned_bytes=lease.planned_bytes + (ahead_bytes if is_streaming else 0),
+                working_bytes=max(0, run_peak_bytes - resident_bytes),
+                division=_said(division, run.task),
+                rungs=trying.rungs,
+            )
+        self._learn(run, division, cost, ahead_bytes)
+        return result, cost
+
+    def _after(
+        self, whose: Exhausted, error: Exception, run: Run, trying: Try, weight_bytes: int, progress: _Progress
+    ) -> Try:
+        """What to try after `error`; raises what it comes to when nothing is left to try."""
+        let_go(error)
+        if whose is Exhausted.HOST:
+            raise OutOfHostMemory(f"{run.task.task_id}: the host has no memory left: {error}", trying.rungs) from error
+        if progress.is_loaded:
+            self.book.ran_out(self._key(run), trying.division.activation_bytes)
+        following = next_try(trying, weight_bytes, ways(run.task), self._may_stream)
+        if following is None:
+            done = ", ".join(rung.value for rung in trying.rungs)
+            message = f"{run.task.task_id} ran out of device memory, and again after: {done}. {error}"
+            raise RanOutOfMemory(message, trying.rungs) from error
+        return following
+
+    def _first_division(self, run: Run) -> Division:
+        """The least divided way that fits, by what such runs really took, when everything that may leave does."""
+        room_bytes, key = self._vram.activation_room(run.uses), self._key(run)
+        for way in ways(run.task):
+            if max(way.activation_bytes, self.book.corrected(key, way.activation_bytes)) <= room_bytes:
+                return way
+        return choose_division(run.task, room_bytes)
+
+    def _activation_bytes(self, run: Run, division: Division) -> int:
+        """What to plan with: the estimate, or more where such runs took more. No correction makes a run not fit."""
+        estimated_bytes = division.activation_bytes
+        corrected_bytes = self.book.corrected(self._key(run), estimated_bytes)
+        return max(estimated_bytes, min(corrected_bytes, self._vram.activation_room(run.uses)))
+
+    def _weight_bytes(self, run: Run, trying: Try) -> int:
+        """About how much of the run's weights is resident in this try, at most."""
+        room_bytes = self._vram.activation_room(run.uses) - self._activation_bytes(run, trying.division)
+        whole_bytes = sum({patcher.key: patcher.spec().weight_bytes for patcher, _ in run.wanted}.values())
+        most_bytes = whole_bytes if trying.most_weight_bytes is None else trying.most_weight_bytes
+        return max(0, min(whole_bytes, most_bytes, room_bytes))
+
+    def _learn(self, run: Run, division: Division, cost: RunCost, ahead_bytes: int) -> None:
+        scratch_bytes = max(use.scratch_bytes for use in run.uses)
+        measured = measured_activations(cost, scratch_bytes, ahead_bytes)
+        if measured is not None:
+            self.book.learn(self._key(run), division.activation_bytes, *measured)
+
+    def _key(self, run: Run) -> ActivationKey:
+        return ActivationKey(run.uses[0].component, run.task.stage, self._device.kind.value)
+
+    @contextmanager
+    def _copying_ahead(self, allowed: bool) -> Iterator[None]:
+        """Inside the block runs make copies ahead of use only where that is `allowed`."""
+        before_bytes = self._road.ahead_bytes
+        self._road.ahead_bytes = before_bytes if allowed else 0
+        try:
+            yield
+        finally:
+            self._road.ahead_bytes = before_bytes
+
+
+def stop_if_asked(should_stop: Callable[[], bool]) -> None:
+    """Raise Stopped if `should_stop` says so."""
+    if should_stop():
+        raise Stopped
+
+
+def _said(division: Division, task: TaskSpec) -> Division | None:
+    """`division` as stages and reports have it: None for the whole run."""
+    return None if division == ways(task)[0] else division

@@ -1,0 +1,82 @@
+"""The stages of one picture on one engine, as the scheduler would order them, and engines to run them on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pool.catalog import Catalog
+from pool.devices import sim
+from pool.devices.vram_policy import VramPolicy
+from pool.engine import Engine, EngineSettings
+from pool.residency import needed_bytes
+from pool.spec import ComponentKey, Role, RunCost, TaskSpec
+from pool.work import (
+    DecodeWork,
+    EncodeWork,
+    Picture,
+    Result,
+    RunHooks,
+    SampleWork,
+    Work,
+    stage_of,
+    task_id,
+)
+
+QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
+PLENTY_BYTES = 256 << 20
+STEPS = 2
+
+
+class Pipeline:
+    """Runs the stages of one picture on an engine, as the scheduler would order them."""
+
+    def __init__(self, engine: Engine, catalog: Catalog, loras: dict[str, float], is_divisible: bool = False) -> None:
+        self.engine, self.catalog, self.is_divisible = engine, catalog, is_divisible
+        self.model = catalog.find_model("toy")
+        self.loras = tuple(catalog.find_lora(name, strength) for name, strength in loras.items())
+        self.costs: list[RunCost] = []
+
+    def task(self, work: Work) -> TaskSpec:
+        role = {"encode": Role.TEXT_ENCODER, "sample": Role.DIFFUSION_MODEL, "decode": Role.VAE}[stage_of(work).value]
+        loras = () if isinstance(work, DecodeWork) else work.loras
+        use = self.catalog.use(self.model, role, loras, work.steps if isinstance(work, SampleWork) else 1)
+        activation_bytes = self.catalog.activation_bytes(self.model, work)
+        divisions = self.catalog.divisions(self.model, work) if self.is_divisible else ()
+        return TaskSpec(task_id(work, ()), stage_of(work), (use,), activation_bytes, 0.1, divisions=divisions)
+
+    def run(
+        self, work: Work, *inputs: Result, hooks: RunHooks = QUIET, needed_next: tuple[ComponentKey, ...] = ()
+    ) -> Result:
+        result, cost = self.engine.run(self.task(work), work, inputs, hooks, needed_next=needed_next)
+        self.costs.append(cost)
+        return result
+
+    def works(self) -> tuple[EncodeWork, EncodeWork, SampleWork, DecodeWork]:
+        sample = SampleWork(self.model, self.loras, 64, 64, STEPS, 4.0, "euler_ancestral", "normal", 7)
+        return (
+            EncodeWork(self.model, self.loras, "a (red:1.3) circle"),
+            EncodeWork(self.model, self.loras, ""),
+            sample,
+            DecodeWork(self.model, 64, 64),
+        )
+
+    def picture(self) -> np.ndarray:
+        prompt, negative, sample, decode = self.works()
+        encoded = (self.run(prompt), self.run(negative))
+        picture = self.run(decode, self.run(sample, *encoded))
+        assert isinstance(picture, Picture)
+        return picture.pixels_HWC
+
+    def smallest_bytes(self) -> int:
+        tasks = [self.task(work) for work in self.works()]
+        return max(needed_bytes(t.uses, t.activation_bytes) for t in tasks)
+
+
+def open_engine(device: str, budget_bytes: int, policy: VramPolicy = VramPolicy.NORMAL) -> Engine:
+    """An engine with `budget_bytes`; of the simulated device the only user, with nothing wrong with it."""
+    if device == "sim":
+        sim.install()
+        sim.configure(0, budget_bytes)
+        sim.recover(0)
+        sim.reset_peak(0)
+    return Engine.open(EngineSettings(device, 0, budget_bytes, vram_policy=policy))
