@@ -242,8 +242,10 @@ class Fleet:
         return lost_task
 
     def recycle(self, worker: Worker, reason: str) -> None:
-        """End an idle worker's process and start it anew. Counts as no failure."""
+        """End an idle worker's process and start it anew. Counts as no failure, whatever there was before: it gets one
+        start."""
         assert worker.task_id is None, f"{worker.name} runs {worker.task_id}"
+        worker.failures = min(worker.failures, self._config.start_retry_limit - 1)
         self._out.append(EndWorker(worker.worker_id, worker.incarnation))
         self._down(worker)
         self._story.move(worker, WorkerStatus.STARTING, f"#{worker.incarnation + 1}: {reason}")

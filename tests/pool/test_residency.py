@@ -222,35 +222,26 @@ def test_who_gives_way_is_who_should(case, leased, outlook) -> None:
         ages[key] = Fraction(age_bytes * specs[key].weight_bytes, specs[key].upload_bytes)
         lost[key] = entry.resident_bytes - after_bytes
         kept[key] = 0 if key in leased else after_bytes - min(after_bytes, outlook.floors.get(key, 0))
-    bypassed_bytes = 0
+    alone = _alone(case, leased, outlook)
     for use in uses:
         after_bytes = resident_bytes(moves.after, use.component)
         if use.passes == 1:
             kept[use.component] = max(0, after_bytes - resident_bytes(now, use.component))
-            lost[use.component] = specs[use.component].weight_bytes - after_bytes
-            bypassed_bytes += lost[use.component]
+            lost[use.component] = resident_bytes(alone.after, use.component) - after_bytes
     for goes, stays in permutations(kept, 2):
-        if lost[goes] and kept[stays] and not (goes in used and _no_room_for_it(case, moves, leased, outlook)):
+        if lost[goes] and kept[stays]:
             assert _may_go_before(goes, stays, outlook, ages), (goes, stays)
     if any(lost_bytes and key not in used for key, lost_bytes in lost.items()):
         assert now.capacity_bytes == needed_bytes(uses, activation_bytes) + moves.after.used_bytes, "too much left"
 
 
-def _no_room_for_it(case: Case, moves: ResidencyPlan, leased: frozenset[ComponentKey], outlook: Outlook) -> bool:
-    """The task's own components stream for want of room, whatever others gave: alone they would stream as much."""
+def _alone(case: Case, leased: frozenset[ComponentKey], outlook: Outlook) -> ResidencyPlan:
+    """The plan if all that may leave were gone: what the task's own components get of the room, in the order given."""
     specs, now, uses, activation_bytes = case
     used = {use.component for use in uses}
-    held = frozenset(e.component for e in now.entries if e.component in leased)
-    entries = [e for e in now.entries if e.component in used or e.component in held or e.component in outlook.floors]
-    alone = plan(
-        Residency(now.capacity_bytes, tuple(entries)),
-        uses,
-        specs,
-        activation_bytes,
-        leased,
-        Outlook(floors=outlook.floors),
-    )
-    return alone.streamed_bytes == moves.streamed_bytes
+    entries = [e for e in now.entries if e.component in used | leased | set(outlook.floors)]
+    floors = Outlook(floors=outlook.floors)
+    return plan(Residency(now.capacity_bytes, tuple(entries)), uses, specs, activation_bytes, leased, floors)
 
 
 def _may_go_before(

@@ -10,6 +10,7 @@ from scheduler.messages import EndWorker, Outcome, RunTask, StartWorker
 from scheduler.quarantine import MOST_KEYS, Quarantine
 from scheduler.retry import RULES, Rule
 from scheduler.rungs import LADDER, Candidate, MemoryFailure, Step, joined, next_step
+from scheduler.workers import WorkerStatus
 from tests.scheduler.world import Shell, alone, encode, sample
 
 A, B, C = (WorkerId(name) for name in "abc")
@@ -90,6 +91,20 @@ def test_without_another_worker_the_process_is_started_anew(shell: Shell) -> Non
     shell.finish("a")
     shell.finish("a")
     assert shell.outcome("j") is shell.outcome("little") is Outcome.SUCCEEDED
+
+
+def test_a_worker_that_had_failed_often_gets_one_start_when_it_is_recycled() -> None:
+    """Found by the state machine: 1. a appeared anew twice, which is its limit. 2. It is recycled. 3. Its start fails:
+    only then it is given up."""
+    shell = Shell(SchedulerConfig(start_retry_limit=2))
+    shell.workers(a=64)
+    shell.introduce("a", 2, 64)
+    shell.introduce("a", 3, 64)
+    shell.submit(alone("j", sample()))
+    shell.finish("a", VRAM)
+    assert shell.state.fleet.workers[A].status is WorkerStatus.STARTING
+    shell.fail_start("a")
+    assert shell.state.fleet.workers[A].status is WorkerStatus.GIVEN_UP
 
 
 def test_the_last_rung_is_quarantine_and_tells_the_whole_story() -> None:
