@@ -45,15 +45,17 @@ class ListingCatalog(Catalog, Protocol):
     def loras(self) -> tuple[LoraListing, ...]:
         """Every LoRA."""
 
-    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool = False) -> None:
-        """What a run took, or that it ran out of device memory."""
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
+        """What a run that ended well took."""
 
 
 def open_catalog(model_folders: Sequence[Path], lora_folders: Sequence[Path], device: str) -> ListingCatalog:
-    """The real catalog, for GPUs of one kind. Imports torch."""
+    """The real catalog, which reckons sizes for the weakest GPU of one kind that is found here, or for what is assumed
+    of such GPUs. `device` is the kind's name, or "auto". Imports torch; takes no memory of a GPU."""
     from pool.catalog import Catalog as PoolCatalog
+    from pool.devices.detection import capabilities_here
 
-    return PoolCatalog(model_folders, lora_folders, device)
+    return PoolCatalog(model_folders, lora_folders, capabilities_here(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +131,12 @@ class CatalogDesk:
         """Every LoRA."""
         return await self._ask(lambda catalog: catalog.loras())
 
-    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool) -> None:
-        """A run of `task` ended well, or `ran_out` of device memory. Waits for nothing; later cuts take it in."""
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
+        """A run of `task` ended well. Waits for nothing; later cuts take it in."""
 
         def tell() -> None:
             if self._catalog is not None:
-                self._catalog.learn(task, cost, ran_out)
+                self._catalog.learn(task, cost)
 
         with contextlib.suppress(RuntimeError):  # closed: nobody cuts any more
             self._executor.submit(tell)
@@ -214,14 +216,11 @@ class _RememberingCatalog:
     def text_tokens(self, text: str) -> int:
         return self._catalog.text_tokens(text)
 
-    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
-        return self._catalog.activation_bytes(model, work, context_tokens)
+    def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
+        return self._catalog.ways(model, work, context_tokens)
 
-    def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
-        return self._catalog.divisions(model, work, context_tokens)
-
-    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool = False) -> None:
-        self._catalog.learn(task, cost, ran_out)
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
+        self._catalog.learn(task, cost)
 
     def run_seconds(self, model: ModelRef, work: Work) -> float:
         return self._catalog.run_seconds(model, work)

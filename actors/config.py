@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from actors.strict import Strict
 from pool.devices.vram_policy import VramPolicy
@@ -27,10 +27,14 @@ CONFIG_VARIABLE = "MODELPOOL_CONFIG"
 CONFIG_NAME = "modelpool.toml"
 
 
+#: no bytes, in any unit
+_ZERO_BYTES = re.compile(r"0+(\.0*)?\s*([kmgt]i?)?b?", re.IGNORECASE)
+
+
 class PoolSection(Strict):
     """The workers.
 
-    device        "auto" is cuda where there are GPUs and sim elsewhere
+    device        "auto" is the GPUs that Ray counts (cuda, rocm or xpu) where there are some, and sim elsewhere
     workers       how many; "all" is what `actors.pool_plan` says for the device
     vram          most memory that a worker uses on its GPU, such as "64MiB" or "20GiB"; left out, all there is
     vram_policy   how eagerly weights are kept there (`pool.devices.vram_policy`); "auto" is what the device suggests
@@ -44,6 +48,14 @@ class PoolSection(Strict):
     vram_policy: Literal["auto", "disabled", "none", "low", "normal", "high", "shared"] = "auto"
     reserve_vram: str | int | None = None
     threads: Annotated[int, Field(ge=1)] = 1
+
+    @field_validator("workers", "vram", "reserve_vram", "threads", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
+        """`true` is no number, though Python counts it as 1."""
+        if isinstance(value, bool):
+            raise unusable_field(str(about.field_name), value, "a number or a text")
+        return value
 
     @field_validator("workers")
     @classmethod
@@ -207,8 +219,10 @@ _FLAT: Mapping[str, tuple[str, str]] = {
 
 
 def _bytes_or_zero(size: str | int | None) -> int | None:
-    """`parse_bytes`, which takes no 0, for a size that may be 0 or left out."""
-    return size if size is None else 0 if str(size).strip() == "0" else parse_bytes(str(size))
+    """`parse_bytes`, which takes no 0, for a size that may be 0, with a unit or without, or left out."""
+    if size is None:
+        return None
+    return 0 if _ZERO_BYTES.fullmatch(str(size).strip()) else parse_bytes(str(size))
 
 
 def _from_tables(tables: Mapping[str, Any], folder: Path) -> PoolConfig:

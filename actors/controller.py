@@ -285,10 +285,9 @@ class Controller:
             self._dispatcher.tell(CancelAsked(self._dispatcher.now, job_id))
 
     def _heard(self, task: TaskSpec, report: TaskReport) -> None:
-        """Let later figures of activations take in what a run took."""
-        ran_out = report.error is not None and report.error.kind is RunErrorKind.OUT_OF_VRAM
-        if ran_out or report.error is None:
-            self._desk.learn(task, report.cost, ran_out)
+        """Let later figures of activations take in what a run took that ended well."""
+        if report.error is None:
+            self._desk.learn(task, report.cost)
 
     def _resolved(self, command: ResolveJob) -> None:
         job = self._jobs.pop(command.job_id)

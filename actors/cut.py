@@ -14,10 +14,13 @@ from typing import Protocol
 from actors.orders import DecodeOrder, EncodeOrder, GivenLatent, Order, SampleOrder, order_for
 from actors.recipe import Recipe, RecipeLora
 from actors.requests import GenerateRequest, LoraChoice, resolve_sampling
-from pool.errors import does_not_fit, format_bytes
+from pool.errors import DoesNotFit, does_not_fit, format_bytes
 from pool.residency import needed_bytes
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, JobId, JobSpec, Role, TaskId, TaskSpec
 from pool.work import DecodeWork, EncodeWork, LoraRef, ModelRef, SampleWork, Work, stage_of, task_id
+
+#: all weights may stream
+NOTHING_KEPT: Mapping[ComponentKey, int] = MappingProxyType({})
 
 
 class Catalog(Protocol):
@@ -47,11 +50,10 @@ class Catalog(Protocol):
     def text_tokens(self, text: str) -> int:
         """Tokens of `text` as a diffusion model reads it."""
 
-    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
-        """Device memory beside weights and scratch of the undivided run; sampling reads texts of `context_tokens`."""
-
-    def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
-        """The ways to do it in parts, each needing less than the one before."""
+    def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
+        """The ways to do it, the undivided one first, each needing less than the one before: device memory beside
+        weights and scratch, as it was counted and as what runs took corrected it. Sampling reads texts of
+        `context_tokens`."""
 
     def run_seconds(self, model: ModelRef, work: Work) -> float:
         """A first guess."""
@@ -103,14 +105,33 @@ def cut_order(order: Order, job_id: JobId, catalog: Catalog, given: frozenset[Ta
 
 def check_fits(job: JobSpec, capacity_bytes: int) -> None:
     """Raise DoesNotFit when a task of `job` cannot run with `capacity_bytes` of device memory, all streamed and divided
-    as far as it can be. Of several such tasks the message names the one that needs most: a budget of that fits all."""
-    hungriest = max(job.tasks, key=lambda task: needed_bytes(task.uses, task.least_activation_bytes))
-    least_bytes = needed_bytes(hungriest.uses, hungriest.least_activation_bytes)
+    as far as it can be. Of several such tasks the message names the one that needs most: a budget of that fits all.
+
+    By what was counted: no correction refuses work that was possible before.
+    """
+    task, least_bytes = hungriest(job)
     if least_bytes > capacity_bytes:
-        names = " with ".join(use.component for use in hungriest.uses)
-        activations = format_bytes(hungriest.least_activation_bytes)
-        detail = f"of these {activations} activations, the rest for the largest layer"
-        raise does_not_fit(f"to {hungriest.stage.value} with {names}", least_bytes, capacity_bytes, detail)
+        raise too_small(task, least_bytes, capacity_bytes)
+
+
+def hungriest(job: JobSpec, kept_bytes: Mapping[ComponentKey, int] = NOTHING_KEPT) -> tuple[TaskSpec, int]:
+    """The task of `job` that needs most when all streams and is divided as far as it can be, and the least memory that
+    it runs in. Of the components in `kept_bytes` so many bytes are resident all the same."""
+
+    def least_bytes(task: TaskSpec) -> int:
+        staying_bytes = sum(kept_bytes.get(use.component, 0) for use in task.uses)
+        return needed_bytes(task.uses, task.least_estimated_bytes) + staying_bytes
+
+    task = max(job.tasks, key=least_bytes)
+    return task, least_bytes(task)
+
+
+def too_small(task: TaskSpec, least_bytes: int, given_bytes: int, beside: str = "") -> DoesNotFit:
+    """What to say where `task`, the hungriest, does not fit. `beside` names what takes memory beside the run."""
+    names = " with ".join(use.component for use in task.uses)
+    activations = format_bytes(task.least_estimated_bytes)
+    detail = f"of these {activations} activations, the rest for the largest layer{beside}"
+    return does_not_fit(f"to {task.stage.value} with {names}", least_bytes, given_bytes, detail)
 
 
 class _Cutter:
@@ -212,13 +233,15 @@ class _Cutter:
             spec = self._catalog.components(work.model)[role]
             self._components[spec.key] = spec
             self.works[new] = work
+            whole, *divided = self._catalog.ways(work.model, work, context_tokens)
             self._tasks[new] = TaskSpec(
                 task_id=new,
                 stage=stage_of(work),
                 uses=(use,),
-                activation_bytes=self._catalog.activation_bytes(work.model, work, context_tokens),
+                activation_bytes=whole.activation_bytes,
                 run_seconds=self._catalog.run_seconds(work.model, work),
                 needs=needs,
-                divisions=self._catalog.divisions(work.model, work, context_tokens),
+                divisions=tuple(divided),
+                counted_bytes=whole.counted_bytes,
             )
         return new

@@ -7,18 +7,22 @@ theirs. Knows no file and no device; speeds are arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from actors.cut import CutJob
+from actors.cut import NOTHING_KEPT, CutJob, hungriest
+from pool.devices.vram_policy import ResidencyRules
 from pool.division import choose_division
+from pool.errors import does_not_fit
 from pool.plan_seconds import PlanSeconds, expected_seconds
 from pool.residency import Residency, ResidencyPlan, needed_bytes, plan
 from pool.residency_reasons import explain
-from pool.spec import ComponentKey, ComponentSpec, Division, JobSpec, Stage, TaskSpec
+from pool.spec import ComponentKey, ComponentSpec, Division, Stage, TaskSpec
 from pool.streaming_order import ModuleBytes, choose_modules, pass_seconds
 
 #: pictures whose plans are made one by one; every later one does what the last of these does
 PLANNED_PICTURES = 8
+#: those of the policy "normal"
+USUAL_RULES = ResidencyRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +75,11 @@ class Forecast:
     again            those of a later picture of the same texts: they are encoded already
     seconds          of all pictures
     bus_bytes        weights that cross the bus for all of them
-    smallest_bytes   the least capacity that they run in, streamed and divided as far as can be
+    smallest_bytes   the least capacity that they run in, divided and (but for policies that do not) streamed as far as
+                     can be
     whole_bytes      the capacity from which no run is divided
-    resident_bytes   the capacity from which all weights stay on the GPU and nothing is divided
+    resident_bytes   the capacity from which all weights stay on the GPU and nothing is divided; None where the policy
+                     lets them leave however much there is
     """
 
     capacity_bytes: int
@@ -84,7 +90,7 @@ class Forecast:
     bus_bytes: int
     smallest_bytes: int
     whole_bytes: int
-    resident_bytes: int
+    resident_bytes: int | None
 
 
 #: the modules of a component in the order in which a pass uses them
@@ -92,12 +98,17 @@ Modules = Callable[[ComponentKey], Sequence[ModuleBytes]]
 
 
 def forecast(
-    cut: CutJob, capacity_bytes: int, speeds: Speeds, pictures: int = 1, modules: Modules | None = None
+    cut: CutJob,
+    capacity_bytes: int,
+    speeds: Speeds,
+    pictures: int = 1,
+    modules: Modules | None = None,
+    rules: ResidencyRules = USUAL_RULES,
 ) -> Forecast:
-    """What `pictures` pictures of `cut`, which differ in their seeds, would do in `capacity_bytes`.
+    """What `pictures` pictures of `cut`, which differ in their seeds, would do in `capacity_bytes` under `rules`.
 
     With `modules`, copies are hidden behind computing as the order of a pass allows it, and not as if each ran beside
-    any other. Raises DoesNotFit as `actors.cut.check_fits` does, when not even the most divided runs fit.
+    any other. Raises DoesNotFit when not even the most divided runs fit.
     """
     specs = {component.key: component for component in cut.components}
     residency = Residency(capacity_bytes)
@@ -107,32 +118,46 @@ def forecast(
         for task in cut.job.tasks:
             if number and task.stage is Stage.ENCODE:
                 continue
-            stage, residency = _stage(task, residency, specs, speeds, modules)
+            stage, residency = _stage(task, residency, specs, speeds, modules, rules)
             stages.append(stage)
         made.append(tuple(stages))
-    made += [made[-1]] * (pictures - len(made))
-    every = [stage for stages in made for stage in stages]
+    times = [1] * (len(made) - 1) + [pictures - len(made) + 1]
+    every = [(count, stage) for count, stages in zip(times, made, strict=True) for stage in stages]
+    whole = whole_bytes(cut, rules)
+    stays = rules.keeps_idle and rules.weights_share >= 1
     return Forecast(
         capacity_bytes=capacity_bytes,
         pictures=pictures,
         first=made[0],
         again=made[1] if pictures > 1 else (),
-        seconds=sum(stage.seconds.load_seconds + stage.seconds.run_seconds for stage in every),
-        bus_bytes=sum(stage.upload_bytes + stage.streamed_bytes for stage in every),
-        smallest_bytes=smallest_bytes(cut.job),
-        whole_bytes=whole_bytes(cut.job),
-        resident_bytes=whole_bytes(cut.job) + sum(component.weight_bytes for component in cut.components),
+        seconds=sum(count * (stage.seconds.load_seconds + stage.seconds.run_seconds) for count, stage in every),
+        bus_bytes=sum(count * (stage.upload_bytes + stage.streamed_bytes) for count, stage in every),
+        smallest_bytes=needs_most(cut, rules)[1],
+        whole_bytes=whole,
+        resident_bytes=_resident_bytes(cut) if stays else None,
     )
 
 
-def smallest_bytes(job: JobSpec) -> int:
-    """The least capacity that every task of `job` runs in."""
-    return max(needed_bytes(task.uses, task.least_activation_bytes) for task in job.tasks)
+def needs_most(cut: CutJob, rules: ResidencyRules = USUAL_RULES) -> tuple[TaskSpec, int]:
+    """The hungriest task of `cut` under `rules`, and the least capacity that it and every other one runs in."""
+    return hungriest(cut.job, NOTHING_KEPT if rules.may_stream else _weights(cut))
 
 
-def whole_bytes(job: JobSpec) -> int:
-    """The least capacity that every task of `job` runs in undivided."""
-    return max(needed_bytes(task.uses, task.activation_bytes) for task in job.tasks)
+def whole_bytes(cut: CutJob, rules: ResidencyRules = USUAL_RULES) -> int:
+    """The least capacity that every task of `cut` runs in undivided."""
+    kept = NOTHING_KEPT if rules.may_stream else _weights(cut)
+    return max(
+        needed_bytes(task.uses, task.activation_bytes) + sum(kept.get(use.component, 0) for use in task.uses)
+        for task in cut.job.tasks
+    )
+
+
+def _resident_bytes(cut: CutJob) -> int:
+    return whole_bytes(cut) + sum(_weights(cut).values())
+
+
+def _weights(cut: CutJob) -> dict[ComponentKey, int]:
+    return {component.key: component.weight_bytes for component in cut.components}
 
 
 def _stage(
@@ -141,12 +166,21 @@ def _stage(
     specs: Mapping[ComponentKey, ComponentSpec],
     speeds: Speeds,
     modules: Modules | None,
+    rules: ResidencyRules,
 ) -> tuple[StageForecast, Residency]:
-    """One task on `now`, and what is resident after it. Raises DoesNotFit."""
+    """One task on `now`, and what is resident after it: decisions as `pool.vram_manager` and `pool.task_runner` make
+    them with nothing else in use. Raises DoesNotFit."""
     scratch_bytes = needed_bytes(task.uses, 0)
-    way = choose_division(task, now.capacity_bytes - scratch_bytes)
-    decided = plan(now, task.uses, specs, way.activation_bytes)
     keys = tuple(use.component for use in task.uses)
+    weight_bytes = sum(specs[key].weight_bytes for key in keys)
+    way = choose_division(task, now.capacity_bytes - scratch_bytes - (0 if rules.may_stream else weight_bytes))
+    run_bytes = scratch_bytes + way.activation_bytes
+    allowed_bytes = int(max(0, now.capacity_bytes - run_bytes) * rules.weights_share)
+    capped = replace(now, capacity_bytes=min(now.capacity_bytes, run_bytes + allowed_bytes))
+    decided = plan(capped, task.uses, specs, way.activation_bytes)
+    if decided.streamed_bytes and not rules.may_stream:
+        names, detail = " with ".join(keys), "with all weights resident: the policy is not to stream any"
+        raise does_not_fit(names, weight_bytes + run_bytes, now.capacity_bytes, detail)
     held = [decided.after.of(key) for key in keys]
     stage = StageForecast(
         stage=task.stage,
@@ -154,16 +188,27 @@ def _stage(
         division=None if way.batch == way.tile == 0 else way,
         activation_bytes=way.activation_bytes,
         scratch_bytes=scratch_bytes,
-        weight_bytes=sum(specs[key].weight_bytes for key in keys),
+        weight_bytes=weight_bytes,
         resident_bytes=sum(entry.resident_bytes for entry in held if entry is not None),
         upload_bytes=decided.upload_bytes,
         streamed_bytes=decided.streamed_bytes,
         evicted=tuple((move.component, move.bytes) for move in decided.evict),
-        planned_bytes=decided.after.used_bytes + scratch_bytes + way.activation_bytes,
+        planned_bytes=decided.after.used_bytes + run_bytes,
         seconds=_seconds(task, decided, way, speeds, modules),
-        why=tuple(str(reason) for reason in explain(now, task.uses, specs, way.activation_bytes)),
+        why=_why(capped, task, specs, way, rules),
     )
-    return stage, decided.after
+    staying = decided.after.entries
+    if not rules.keeps_idle:
+        staying = tuple(entry for entry in staying if entry.component not in keys)
+    return stage, replace(now, entries=staying)
+
+
+def _why(
+    now: Residency, task: TaskSpec, specs: Mapping[ComponentKey, ComponentSpec], way: Division, rules: ResidencyRules
+) -> tuple[str, ...]:
+    if rules.weights_share == 0:
+        return tuple(f"{use.component} streams: the policy keeps no weights on the GPU" for use in task.uses)
+    return tuple(str(reason) for reason in explain(now, task.uses, specs, way.activation_bytes))
 
 
 def _seconds(

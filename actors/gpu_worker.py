@@ -66,7 +66,7 @@ def open_engine(
     device: str,
     budget_bytes: int | None,
     threads: int,
-    vram_policy: VramPolicy = VramPolicy.NORMAL,
+    vram_policy: VramPolicy | None = VramPolicy.NORMAL,
     reserve_bytes: int | None = None,
 ) -> Engine:
     """The real engine, on the one device that this process sees. Imports torch. Raises UserError."""
@@ -188,10 +188,9 @@ def run_error(raised: Exception) -> RunError:
     text = "".join(traceback.format_exception(raised))
     torch = sys.modules.get("torch")  # whoever raised its error has imported it
     rungs: tuple[Rung, ...] = getattr(raised, "rungs", ())
-    if torch is not None and isinstance(raised, torch.OutOfMemoryError):
-        return RunError(RunErrorKind.OUT_OF_VRAM, str(raised), text, rungs)
-    if isinstance(raised, MemoryError):
-        return RunError(RunErrorKind.OUT_OF_HOST_MEMORY, str(raised) or "the host has no memory left", text, rungs)
+    kind = _exhausted(raised)
+    if kind is not None:
+        return RunError(kind, str(raised) or "there is no memory left", text, rungs)
     if torch is not None and isinstance(raised, torch.AcceleratorError):  # CUDA refuses everything after such an error
         return RunError(RunErrorKind.WORKER_LOST, f"the device no longer answers: {raised}", text)
     if isinstance(raised, Stopped):
@@ -199,6 +198,21 @@ def run_error(raised: Exception) -> RunError:
     if isinstance(raised, UserError):
         return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
     return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)
+
+
+def _exhausted(raised: Exception) -> RunErrorKind | None:
+    """Whether `raised` says that memory is exhausted, and whose."""
+    if "torch" not in sys.modules:
+        return RunErrorKind.OUT_OF_HOST_MEMORY if isinstance(raised, MemoryError) else None
+    from pool.out_of_memory import Exhausted, exhausted
+
+    match exhausted(raised):
+        case Exhausted.DEVICE:
+            return RunErrorKind.OUT_OF_VRAM
+        case Exhausted.HOST:
+            return RunErrorKind.OUT_OF_HOST_MEMORY
+        case None:
+            return None
 
 
 def result_bytes(result: Result) -> int:

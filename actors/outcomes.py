@@ -31,6 +31,8 @@ class TaskSummary:
     streamed_bytes   weights moved to the GPU while it ran
     patch_switches   components that were there with other patches
     shared           another job made it; these figures are counted there
+    divided          how the run was divided for want of memory, in words; empty when it was not
+    rungs            what was done about running out of memory before it ended, in order
     """
 
     stage: Stage
@@ -42,6 +44,8 @@ class TaskSummary:
     streamed_bytes: int
     patch_switches: int
     shared: bool
+    divided: str = ""
+    rungs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,16 +9,14 @@ from functools import partial
 from actors.catalog_desk import ListingCatalog, open_catalog
 from actors.config import PoolConfig
 from actors.gpu_worker import Engine, open_engine
-from pool.devices.kind_names import DeviceKind
-from pool.devices.vram_policy import VramPolicy, choose_policy
+from pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
+from pool.devices.vram_policy import VramPolicy
 from pool.errors import unusable_field
 from pool.spec import WorkerId
 from scheduler.config import SchedulerConfig
 
 #: what workers = "all" means without GPUs
 SIMULATED_WORKERS = 2
-#: kinds of device that Ray counts as its resource "GPU", gives to workers and hides from the others
-RAY_COUNTS = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,35 +44,34 @@ def most_workers(config: PoolConfig) -> int:
 def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
     """The pool for a cluster with `gpu_count` GPUs now. One that `can_grow` may be asked for more than it has.
 
+    Of which kind a GPU is, and which policy it suggests, each worker finds out where it runs: here may be none.
     Raises UserError when there are not enough GPUs.
     """
     wanted = config.pool
     kind = _kind(config, gpu_count)
     count = _workers(wanted.workers, kind, gpu_count, can_grow)
-    chosen = choose_policy(wanted.policy, kind)
+    device = AUTO if wanted.device == AUTO and kind in RAY_COUNTS else kind.value
     return PoolPlan(
         worker_ids=tuple(WorkerId(f"gpu-{i}") for i in range(count)),
         gpus_per_worker=1 if kind in RAY_COUNTS else 0,
         budget_bytes=wanted.budget_bytes,
         open_engine=partial(
             open_engine,
-            kind.value,
+            device,
             wanted.budget_bytes,
             wanted.threads,
-            vram_policy=chosen.value,
+            vram_policy=wanted.policy,
             reserve_bytes=wanted.reserve_bytes,
         ),
-        open_catalog=partial(open_catalog, config.models.folders, config.models.loras, kind.value),
+        open_catalog=partial(open_catalog, config.models.folders, config.models.loras, device),
         scheduler=config.scheduler,
     )
 
 
 def _kind(config: PoolConfig, gpu_count: int) -> DeviceKind:
-    if config.pool.policy is VramPolicy.DISABLED:
-        return DeviceKind.CPU
-    if config.pool.device == "auto":
-        return DeviceKind.CUDA if gpu_count else DeviceKind.SIM
-    return DeviceKind(config.pool.device)
+    """As far as it is known here."""
+    asked = None if config.pool.device == AUTO else DeviceKind(config.pool.device)
+    return choose_kind(asked, (), gpu_count > 0, config.pool.policy is VramPolicy.DISABLED)
 
 
 def _workers(wanted: int | str, kind: DeviceKind, gpu_count: int, can_grow: bool) -> int:

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from actors.strict import Strict
 from pool.errors import unknown_name, unusable_field
-from pool.sampling.names import MAX_STEPS, SCHEDULES, resolve_sampler
+from pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG, SCHEDULES, resolve_sampler
 
 #: sizes are multiples of this: the VAE halves a picture three times
 SIZE_STEP = 8
@@ -64,8 +64,8 @@ class GenerateRequest(Strict):
     @field_validator("cfg")
     @classmethod
     def _cfg(cls, value: float) -> float:
-        if not 1.0 <= value <= 100.0:
-            raise unusable_field("cfg", value, "a number from 1 (no guidance) to 100")
+        if not MIN_CFG <= value <= MAX_CFG:
+            raise unusable_field("cfg", value, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}")
         return value
 
     @field_validator("width", "height")

@@ -141,4 +141,6 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         streamed_bytes=cost.streamed_bytes,
         patch_switches=cost.patch_switches,
         shared=shared,
+        divided="" if cost.division is None else cost.division.words,
+        rungs=tuple(rung.value for rung in cost.rungs),
     )

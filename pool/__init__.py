@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pool.errors import DoesNotFit, UserError
+    from pool.errors import DoesNotFit, ModelClosed, UserError
     from pool.explicit_component import ExplicitComponent
     from pool.explicit_control import LoadedModel, load_checkpoint
     from pool.interrupt import Interrupt
@@ -24,6 +24,7 @@ __all__ = [
     "ExplicitComponent",
     "Interrupt",
     "LoadedModel",
+    "ModelClosed",
     "OutOfHostMemory",
     "RanOutOfMemory",
     "Stopped",
@@ -36,6 +37,7 @@ _HOMES = {
     "ExplicitComponent": "pool.explicit_component",
     "Interrupt": "pool.interrupt",
     "LoadedModel": "pool.explicit_control",
+    "ModelClosed": "pool.errors",
     "OutOfHostMemory": "pool.out_of_memory",
     "RanOutOfMemory": "pool.out_of_memory",
     "Stopped": "pool.work",

@@ -28,9 +28,11 @@ GPU_MARGIN_FRACTION = 0.25
 GPU_MARGIN_BYTES = 128 * MIB
 
 
-#: kinds of device whose scaled dot product attention may hold the matrix of scores. Source: torch's kernels for them
-#: (`_scaled_dot_product_attention_math_for_mps`); what is not known to have a fused kernel counts as without
-WITHOUT_FUSED_ATTENTION = frozenset({"mps", "directml"})
+#: kinds of device whose scaled dot product attention never holds the matrix of scores. Source: torch's own kernels;
+#: the simulated device computes with the CPU's. Every other kind counts as one that holds it: MPS does
+#: (`_scaled_dot_product_attention_math_for_mps`); ROCm's kernels are built for some cards only, XPU's depend on the
+#: release, and those of other packages are not torch's
+WITH_FUSED_ATTENTION = frozenset({"cuda", "sim", "cpu"})
 
 
 def with_margin(counted_bytes: int, device_kind: str) -> int:
@@ -42,7 +44,7 @@ def with_margin(counted_bytes: int, device_kind: str) -> int:
 
 def attention_form(device_kind: str) -> AttentionForm:
     """How torch's attention allocates on devices of this kind."""
-    return AttentionForm.MATH if device_kind in WITHOUT_FUSED_ATTENTION else AttentionForm.FUSED
+    return AttentionForm.FUSED if device_kind in WITH_FUSED_ATTENTION else AttentionForm.MATH
 
 
 def peak_bytes(

@@ -1,12 +1,16 @@
 """`ActivationBook`: what measured peaks teach about estimates of activations. Torch-free.
 
 Estimates are counted without a device (`pool.activation`); a device's libraries take more, or its margin is not used.
-For each component, stage and kind of device the book keeps ratios of measured to estimated bytes, by powers of two of
-the estimate, because a constant that a library takes weighs differently at each size. Rules
+For each component, stage, division and kind of device the book keeps what was measured beside what was estimated, by
+powers of two of the estimate, because a constant that a library takes weighs differently at each size. Rules
 1. Up at once: a correction is never below what was measured in one of the last `REMEMBERED_RUNS` runs of such a size.
 2. Down slowly: by a part of the way with each measured run.
-3. Running out of memory is a step up: the true figure is above the estimate by an unknown amount.
-4. Bounded: what was not measured moves an estimate by no more than `LOWEST` to `HIGHEST` times.
+3. Running out of memory is a step up: the true figure is above the estimate by an unknown amount. Each run that ends
+   well takes a part of the step back: it may have been a moment's bad luck.
+4. Bounded: what was not measured moves an estimate by no more than `LOWEST` to `HIGHEST` times, and what was measured
+   at other sizes raises it by no more than `OTHER_SIZES` times.
+5. A correction is for planning weights, which changes no picture. What may divide a run, which can, is a peak that a
+   run of just this kind had (`most_measured`).
 Same calls, same answers. One thread's.
 """
 
@@ -28,6 +32,10 @@ DOWN_SHARE = 0.25
 HEADROOM = 1.05
 #: one step after running out of memory
 STEP_UP = 1.25
+#: what is left of a step when it is that near to what was measured is forgotten
+STEP_FORGOTTEN = 1.01
+#: a size that was never run is raised by its neighbours in size no further than this
+OTHER_SIZES = 1.25
 #: bounds of a correction, as multiples of the estimate; a measured peak may be above
 LOWEST, HIGHEST = 0.5, 4.0
 #: components, stages and sizes that are remembered
@@ -36,11 +44,14 @@ KEYS_REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class ActivationKey:
-    """What a correction is about. `device_kind` is "cuda", "sim", ..."""
+    """What a correction is about: runs of one component, whole or divided in one way (`batch`, `tile`: as
+    `pool.spec.Division`), since whole runs and tiles hold other things. `device_kind` is "cuda", "sim", ..."""
 
     component: ComponentKey
     stage: Stage
     device_kind: str
+    batch: int = 0
+    tile: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +75,52 @@ class ActivationError:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What was learnt of one key at one size: measured as a multiple of estimated, the latest last."""
+    """What was learnt of one key at one size, as multiples of estimates; the latest last.
 
-    factor: float = 1.0
-    ratios: tuple[float, ...] = ()
+    measured  what the exact peaks come to; 1 without any
+    peaks     (estimated, measured) bytes of the remembered exact runs
+    least     lower bounds from the remembered runs that streamed
+    step      what running out of memory raised it to; 0 when that is over
+    ran_out   how often that was
+    """
+
+    measured: float = 1.0
+    peaks: tuple[tuple[int, int], ...] = ()
+    least: tuple[float, ...] = ()
+    step: float = 0.0
     ran_out: int = 0
 
-    def after_peak(self, ratio: float, exact: bool) -> Correction:
-        """After a run whose peak was `ratio` times the estimate, or (not `exact`) at least that."""
+    @property
+    def factor(self) -> float:
+        """What to multiply an estimate by."""
+        return max(self.measured, self.step, *self.least, 0.0)
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The exact peaks as multiples of the estimates."""
+        return tuple(measured_bytes / estimated_bytes for estimated_bytes, measured_bytes in self.peaks)
+
+    def after_peak(self, estimated_bytes: int, measured_bytes: int, exact: bool) -> Correction:
+        """After a run that ended well with such a peak, or (not `exact`) that or more."""
         if not exact:
-            return replace(self, factor=max(self.factor, ratio))
-        ratios = (*self.ratios, ratio)[-REMEMBERED_RUNS:]
-        floor = max(ratios)
+            least = (*self.least, measured_bytes / estimated_bytes)[-REMEMBERED_RUNS:]
+            return replace(self, least=least)._calmer()
+        found = replace(self, peaks=(*self.peaks, (estimated_bytes, measured_bytes))[-REMEMBERED_RUNS:])
+        floor = max(found.ratios)
         resting = max(floor, min(1.0, floor * HEADROOM), LOWEST)
-        down = self.factor - (self.factor - resting) * DOWN_SHARE
-        return replace(self, factor=max(resting, down), ratios=ratios)
+        down = self.measured - (self.measured - resting) * DOWN_SHARE
+        return replace(found, measured=max(resting, down))._calmer()
 
     def after_running_out(self) -> Correction:
         """After a run that ran out of memory."""
-        stepped = max(self.factor, min(HIGHEST, max(1.0, self.factor) * STEP_UP))
-        return replace(self, factor=stepped, ran_out=self.ran_out + 1)
+        step = min(HIGHEST, max(1.0, self.factor) * STEP_UP)
+        return replace(self, step=max(self.step, step), ran_out=self.ran_out + 1)
+
+    def _calmer(self) -> Correction:
+        """With less of a step up."""
+        settled = replace(self, step=0.0).factor
+        step = self.step - (self.step - settled) * DOWN_SHARE
+        return replace(self, step=step if step > settled * STEP_FORGOTTEN else 0.0)
 
 
 class ActivationBook:
@@ -95,23 +132,32 @@ class ActivationBook:
     def corrected(self, key: ActivationKey, estimated_bytes: int) -> int:
         """What to plan with for a run that is estimated at `estimated_bytes`.
 
-        A size that was never run is not planned below its estimate, and above it as far as its neighbours in size were.
+        A size that was never run is not planned below its estimate, and above it as exact peaks of its neighbours in
+        size were, within `OTHER_SIZES`.
         """
         known = self._corrections.kept((key, _size(estimated_bytes)))
         if known is None:
             near = (self._corrections.kept((key, _size(estimated_bytes) + step)) for step in (-1, 1))
-            factor = max([1.0, *(min(HIGHEST, c.factor) for c in near if c is not None)])
+            ratios = [ratio for c in near if c is not None for ratio in c.ratios]
+            factor = min(OTHER_SIZES, max([1.0, *ratios]))
         else:
             factor = known.factor
         return math.ceil(estimated_bytes * factor)
 
+    def most_measured(self, key: ActivationKey, estimated_bytes: int) -> int:
+        """The largest peak that was measured exactly in one of the remembered runs with just this estimate; 0 when
+        there was none."""
+        known = self._corrections.kept((key, _size(estimated_bytes)))
+        peaks = () if known is None else known.peaks
+        return max((measured for estimated, measured in peaks if estimated == estimated_bytes), default=0)
+
     def learn(self, key: ActivationKey, estimated_bytes: int, measured_bytes: int, exact: bool = True) -> None:
         """A run estimated at `estimated_bytes` held `measured_bytes`; without `exact`, that or more."""
         if estimated_bytes > 0:
-            self._change(key, estimated_bytes, lambda c: c.after_peak(measured_bytes / estimated_bytes, exact))
+            self._change(key, estimated_bytes, lambda c: c.after_peak(estimated_bytes, measured_bytes, exact))
 
     def ran_out(self, key: ActivationKey, estimated_bytes: int) -> None:
-        """A run planned with the estimate `estimated_bytes` ran out of memory."""
+        """A run planned with the estimate `estimated_bytes` ran out of memory, although it had all that was planned."""
         if estimated_bytes > 0:
             self._change(key, estimated_bytes, Correction.after_running_out)
 
@@ -128,18 +174,17 @@ class ActivationBook:
         self._corrections.put(place, change(self._corrections.kept(place) or Correction()))
 
 
-def measured_activations(cost: RunCost, scratch_bytes: int, ahead_bytes: int = 0) -> tuple[int, bool] | None:
+def measured_activations(cost: RunCost, scratch_bytes: int) -> tuple[int, bool] | None:
     """Bytes of activations that a finished run shows, and whether that is exact; None where nobody counted.
 
-    `scratch_bytes` is the plan's figure for weights on their way, `ahead_bytes` what copies ahead may take beside the
-    plan. A run with resident weights used neither. One that streams used an unknown part of them, so what is left is
-    the least that its activations were.
+    `scratch_bytes` is the plan's figure for weights on their way. A run with resident weights used none of it. One that
+    streams used an unknown part of it, so what is left is the least that its activations were.
     """
     if cost.working_bytes <= 0:
         return None
     if cost.streamed_bytes == 0:
         return cost.working_bytes, True
-    return max(0, cost.working_bytes - scratch_bytes - ahead_bytes), False
+    return max(0, cost.working_bytes - scratch_bytes), False
 
 
 def _size(estimated_bytes: int) -> int:

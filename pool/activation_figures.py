@@ -22,6 +22,7 @@ from pool.activation_needs import (
     text_shape,
     tile_slowdown,
 )
+from pool.division import ways as ways_of
 from pool.module_work import module_work
 from pool.open_model import OpenModel
 from pool.recent import Recent
@@ -47,8 +48,6 @@ class ActivationFigures:
         self._device_kind = device_kind
         self._activations: Recent[tuple[object, ...], int] = Recent(SIZES_REMEMBERED)
         self._book = ActivationBook()
-        #: (what it is about, figure in a task) -> what was counted for it, where that is not the figure
-        self._counted_as: Recent[tuple[ActivationKey, int], int] = Recent(SIZES_REMEMBERED)
         self._texts: Recent[str, TextShape] = Recent(SIZES_REMEMBERED)
         self._tokenizer: ClipTokenizer | None = None
 
@@ -61,30 +60,51 @@ class ActivationFigures:
 
         `context_tokens` are the lengths of the texts that sampling reads; the usual ones where they are not given.
         """
-        return self._needed(model, work, context_tokens, Division(0))
+        counted_bytes = self.counted_bytes(model, work, context_tokens)
+        figure_bytes = self._corrected(model, work, Division(0), counted_bytes)
+        if figure_bytes > counted_bytes and not self._counted_ways(model, work, context_tokens):
+            return counted_bytes  # what is refused is refused by what was counted
+        return figure_bytes
+
+    def counted_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
+        """`activation_bytes` as it was counted, whatever runs took."""
+        return self._counted_as(model, work, context_tokens, Division(0))
+
+    def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
+        """`work` undivided, then `divisions`, each with what was counted for it beside what runs took."""
+        counted_bytes = self.counted_bytes(model, work, context_tokens)
+        whole = Division(self.activation_bytes(model, work, context_tokens), counted_bytes=counted_bytes)
+        return (whole, *self.divisions(model, work, context_tokens))
 
     def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
-        """The ways to do `work` in parts, the least divided first; each needs less than the one before."""
+        """The ways to do `work` in parts, the least divided first; each needs less than the one before.
+
+        Which there are and in which order is by what was counted: no correction drops one. Parts of a run hold no more
+        than the run does, so no figure is above one before it; the last is not above what was counted for it, so that
+        no correction makes work impossible.
+        """
+        counted = self._counted_ways(model, work, context_tokens)
         found: list[Division] = []
-        least_bytes = self._needed(model, work, context_tokens, Division(0))
-        for way in self._ways(model, work):
-            needed_bytes = self._needed(model, work, context_tokens, way)
-            if needed_bytes < least_bytes:
-                found.append(replace(way, activation_bytes=needed_bytes))
-                least_bytes = needed_bytes
+        most_bytes = self.activation_bytes(model, work, context_tokens)
+        for number, way in enumerate(counted, start=1):
+            figure_bytes = self._corrected(model, work, way, way.counted_bytes)
+            if number == len(counted):
+                figure_bytes = min(figure_bytes, way.counted_bytes)
+            most_bytes = min(figure_bytes, most_bytes - 1)
+            found.append(replace(way, activation_bytes=most_bytes))
         return tuple(found)
 
-    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool = False) -> None:
-        """A run of `task` ended well and cost `cost`, or `ran_out` of device memory: later figures take it in."""
-        figure_bytes = task.activation_bytes if cost.division is None else cost.division.activation_bytes
-        key = ActivationKey(task.uses[0].component, task.stage, self._device_kind)
-        counted_bytes = self._counted_as.kept((key, figure_bytes)) or figure_bytes
-        if ran_out:
-            self._book.ran_out(key, counted_bytes)
-            return
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
+        """A run of `task` ended well and cost `cost`: later figures take it in.
+
+        Runs that ran out of memory teach nothing here: on which device, with what else on it, and how far divided they
+        were is known to the worker, whose own book learns from them.
+        """
+        way = ways_of(task)[0] if cost.division is None else cost.division
+        key = ActivationKey(task.uses[0].component, task.stage, self._device_kind, way.batch, way.tile)
         measured = measured_activations(cost, max(use.scratch_bytes for use in task.uses))
         if measured is not None:
-            self._book.learn(key, counted_bytes, *measured)
+            self._book.learn(key, way.estimated_bytes, *measured)
 
     def errors(self) -> tuple[ActivationError, ...]:
         """How good the figures were that were counted, by component and stage."""
@@ -98,7 +118,18 @@ class ActivationFigures:
             cells = latent_cells(work.width, work.height, self._open(model).checkpoint.latent)
             yield from (Division(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in TILES if t < max(cells))
 
-    def _needed(self, model: ModelRef, work: Work, context_tokens: Sequence[int], way: Division) -> int:
+    def _counted_ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int]) -> tuple[Division, ...]:
+        """The ways to do `work` in parts with what was counted for them, each less than the one before."""
+        found: list[Division] = []
+        least_bytes = self.counted_bytes(model, work, context_tokens)
+        for way in self._ways(model, work):
+            counted_bytes = self._counted_as(model, work, context_tokens, way)
+            if counted_bytes < least_bytes:
+                found.append(replace(way, activation_bytes=counted_bytes, counted_bytes=counted_bytes))
+                least_bytes = counted_bytes
+        return tuple(found)
+
+    def _counted_as(self, model: ModelRef, work: Work, context_tokens: Sequence[int], way: Division) -> int:
         lengths = tuple(context_tokens) or _usual_tokens(work)
         shape = self._text_shape(work.text) if isinstance(work, EncodeWork) else lengths
         key = (model.sha256, *_size_of(work), shape, way.batch, way.tile)
@@ -106,17 +137,16 @@ class ActivationFigures:
         def count() -> int:
             return with_margin(self._counted(model, work, lengths, way), self._device_kind)
 
-        return self._corrected(model, work, self._activations.get(key, count))
+        return self._activations.get(key, count)
 
-    def _corrected(self, model: ModelRef, work: Work, counted_bytes: int) -> int:
-        """`counted_bytes` by what runs took. Where they hold no more than was counted, only ever up."""
-        key = ActivationKey(self._open(model).component(role_of(work)).key, stage_of(work), self._device_kind)
-        figure_bytes = self._book.corrected(key, counted_bytes)
-        if self._device_kind in WITHOUT_MARGIN:
-            figure_bytes = max(figure_bytes, counted_bytes)
-        if figure_bytes != counted_bytes:
-            self._counted_as.put((key, figure_bytes), counted_bytes)
-        return figure_bytes
+    def _corrected(self, model: ModelRef, work: Work, way: Division, counted_bytes: int) -> int:
+        """`counted_bytes` by what runs took: up as far as runs of just this kind were measured to take, since a figure
+        of a task may divide it. Where they hold no more than was counted, only ever up."""
+        component = self._open(model).component(role_of(work)).key
+        key = ActivationKey(component, stage_of(work), self._device_kind, way.batch, way.tile)
+        most_bytes = max(counted_bytes, self._book.most_measured(key, counted_bytes))
+        figure_bytes = min(self._book.corrected(key, counted_bytes), most_bytes)
+        return max(figure_bytes, counted_bytes) if self._device_kind in WITHOUT_MARGIN else figure_bytes
 
     def _counted(self, model: ModelRef, work: Work, lengths: Sequence[int], way: Division) -> int:
         opened = self._open(model)

@@ -138,13 +138,17 @@ class Catalog:
         """
         return self.figures.activation_bytes(model, work, context_tokens)
 
+    def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
+        """`work` undivided, then `divisions`, each with what was counted for it beside what runs took."""
+        return self.figures.ways(model, work, context_tokens)
+
     def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
         """The ways to do `work` in parts, the least divided first; each needs less than the one before."""
         return self.figures.divisions(model, work, context_tokens)
 
-    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool = False) -> None:
-        """A run of `task` ended well and cost `cost`, or `ran_out` of device memory: later figures take it in."""
-        self.figures.learn(task, cost, ran_out)
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
+        """A run of `task` ended well and cost `cost`: later figures take it in."""
+        self.figures.learn(task, cost)
 
     def run_seconds(self, model: ModelRef, work: Work) -> float:
         """A first guess at how long `work` takes when all is resident; good to an order of magnitude."""

@@ -6,21 +6,29 @@ shown is `actors.cli.doctor`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from pool.devices import torch_private
 from pool.devices.accelerator_memory import UNTOLD_BYTES
 from pool.devices.capabilities import DeviceCapabilities, host_capabilities
 from pool.devices.copy_streams import COPY_STREAMS
 from pool.devices.detection import Detected, DetectedDevice, Problem
-from pool.devices.kind_names import DeviceKind
+from pool.devices.kind_names import RAY_COUNTS, DeviceKind, choose_kind
 from pool.devices.kinds import CPU_SHARE, DEFAULT_SIM_BYTES
 from pool.devices.memory_limits import HostMemory
 from pool.devices.pinned_memory import SLOT_BYTES, SLOTS, pinned_budget_bytes
 from pool.devices.uploads import AHEAD_BYTES
-from pool.devices.vram_policy import VramPolicy, capacity_bytes, choose_policy, default_reserve_bytes, rules_for
+from pool.devices.vram_policy import (
+    LEAST_ROOM_BYTES,
+    VramPolicy,
+    capacity_bytes,
+    choose_policy,
+    reserve_for,
+    rules_for,
+)
 from pool.errors import format_bytes
 from pool.load_devices import diffusion_first_place, diffusion_rest_place, text_encoder_place, vae_place
 from pool.ops.attention import attention_priority
@@ -59,7 +67,7 @@ class Finding:
 class DeviceDiagnosis:
     """One device and what is decided for it.
 
-    free_bytes      now; None where the device does not tell
+    free_bytes      now; None where the device does not tell, or was not asked because that takes memory of it
     reserve_bytes   of the free ones, left to other programs
     capacity_bytes  what a worker may use
     is_used         it is of the kind that a pool would run on
@@ -102,19 +110,16 @@ def diagnose(detected: Detected, wanted: Wanted) -> Diagnosis:
         problems.append(Problem(what, 'ask for another, or for "sim" or "cpu", which every machine has', True))
     problems += _notes(detected, wanted, kind)
     found = [_diagnose_device(device, detected.host, wanted, device.kind is kind) for device in devices]
-    problems += [_no_room(one) for one in found if one.is_used and one.capacity_bytes == 0]
+    used = [one for one in found if one.is_used]
+    full = [one for one in used if one.capacity_bytes < LEAST_ROOM_BYTES]
+    problems += [_no_room(one, wanted, is_broken=len(full) == len(used)) for one in full]
     return Diagnosis(detected.host, pinned_budget_bytes(detected.host), tuple(found), tuple(problems))
 
 
 def _used_kind(detected: Detected, wanted: Wanted) -> DeviceKind:
-    """The kind that a pool on this machine would run on. A pool takes by itself only what Ray counts as cuda."""
-    if wanted.policy is VramPolicy.DISABLED:
-        return DeviceKind.CPU
-    if wanted.device is not None:
-        is_rocm = any(device.kind is DeviceKind.ROCM for device in detected.devices)
-        return DeviceKind.ROCM if wanted.device is DeviceKind.CUDA and is_rocm else wanted.device
-    kinds = [device.kind for device in detected.devices]
-    return next((kind for kind in kinds if kind in (DeviceKind.CUDA, DeviceKind.ROCM)), DeviceKind.SIM)
+    """The kind that a pool on this machine would run on, where Ray counts every GPU that it can count."""
+    seen = {device.kind for device in detected.devices}
+    return choose_kind(wanted.device, seen, bool(seen & set(RAY_COUNTS)), wanted.policy is VramPolicy.DISABLED)
 
 
 def _notes(detected: Detected, wanted: Wanted, kind: DeviceKind) -> list[Problem]:
@@ -125,15 +130,20 @@ def _notes(detected: Detected, wanted: Wanted, kind: DeviceKind) -> list[Problem
         other = detected.devices[0].kind
         what = f"there is a device of kind {other.value!r}, and a pool does not take it by itself"
         return [Problem(what, f'say so: device = "{other.value}" in [pool], or --device {other.value}')]
+    if kind is DeviceKind.XPU:
+        return [Problem("Ray counts Intel GPUs by the package dpctl alone", "install dpctl where Ray finds no GPU")]
     return []
 
 
-def _no_room(found: DeviceDiagnosis) -> Problem:
+def _no_room(found: DeviceDiagnosis, wanted: Wanted, is_broken: bool) -> Problem:
     device = found.device
-    free = "an unknown number of" if found.free_bytes is None else format_bytes(found.free_bytes)
+    free = format_bytes(_assumed_free_bytes(device, wanted))
     users = ", ".join(f"{user.name} ({user.pid})" for user in device.users)
     what = f"{device.kind.value}:{device.index} has {free} free, and {format_bytes(found.reserve_bytes)} are reserved"
-    return Problem(what, f"end what uses it{f': {users}' if users else ''}; or reserve less (reserve_vram)", True)
+    if wanted.budget_bytes is not None:
+        what += f", {format_bytes(wanted.budget_bytes)} are given (vram)"
+    what += f"; a worker needs at least {format_bytes(LEAST_ROOM_BYTES)} of the rest"
+    return Problem(what, f"end what uses it{f': {users}' if users else ''}; or reserve less (reserve_vram)", is_broken)
 
 
 def _host_device(kind: DeviceKind, host: HostMemory, budget_bytes: int | None) -> DetectedDevice:
@@ -150,14 +160,12 @@ def _diagnose_device(device: DetectedDevice, host: HostMemory, wanted: Wanted, i
     capabilities = device.capabilities
     free_bytes = device.free_bytes
     policy = choose_policy(wanted.policy, device.kind, capabilities.shares_host_memory)
-    usual_bytes = default_reserve_bytes(device.kind, capabilities.total_bytes, wanted.on_windows)
-    reserve_bytes = usual_bytes if wanted.reserve_bytes is None else wanted.reserve_bytes
-    told_bytes = (wanted.budget_bytes or UNTOLD_BYTES) if free_bytes is None else free_bytes
-    room_bytes = capacity_bytes(wanted.budget_bytes, told_bytes, reserve_bytes)
+    reserve_bytes = reserve_for(wanted.reserve_bytes, device.kind, capabilities.total_bytes, wanted.on_windows)
+    room_bytes = capacity_bytes(wanted.budget_bytes, _assumed_free_bytes(device, wanted), reserve_bytes)
     findings = (
         Finding("policy", f"{policy.value.value} ({_rules(policy.value)})", policy.reason),
         Finding("reserve", format_bytes(reserve_bytes), _reserve_reason(device.kind, wanted)),
-        Finding("a worker may use", format_bytes(room_bytes), _capacity_reason(free_bytes, wanted)),
+        Finding("a worker may use", format_bytes(room_bytes), _capacity_reason(device, wanted)),
         *_dtypes(capabilities),
         *_places(policy.value, capabilities, room_bytes, host),
         _attention(capabilities),
@@ -175,16 +183,30 @@ def _rules(policy: VramPolicy) -> str:
     return f"{kept}, {'the rest streams' if rules.may_stream else 'nothing streams'}"
 
 
+def _assumed_free_bytes(device: DetectedDevice, wanted: Wanted) -> int:
+    """What the decisions count on: what is free, or all that the device has where that is not known."""
+    if device.free_bytes is not None:
+        return device.free_bytes
+    if device.kind.facts.tells_memory:
+        return device.capabilities.total_bytes
+    return wanted.budget_bytes or UNTOLD_BYTES
+
+
 def _reserve_reason(kind: DeviceKind, wanted: Wanted) -> str:
-    if wanted.reserve_bytes is not None:
-        return "it was asked for"
-    return "no other program uses it" if kind.computes_on_host else "other programs need some, and nothing was said"
+    if kind.computes_on_host:
+        return "no other program uses it"
+    return "other programs need some, and nothing was said" if wanted.reserve_bytes is None else "it was asked for"
 
 
-def _capacity_reason(free_bytes: int | None, wanted: Wanted) -> str:
-    if free_bytes is None:
+def _capacity_reason(device: DetectedDevice, wanted: Wanted) -> str:
+    if device.free_bytes is None and not device.kind.facts.tells_memory:
         return "the device does not tell its memory: what vram says, or 1 GiB, and the reserve left out"
-    free = f"{format_bytes(free_bytes)} are free now, of which the reserve is left out"
+    if device.free_bytes is None:
+        free = f"{format_bytes(device.capabilities.total_bytes)} if nothing else uses it, the reserve left out"
+    elif device.kind.computes_on_host:
+        free = f"{format_bytes(device.free_bytes)} are free now"
+    else:
+        free = f"{format_bytes(device.free_bytes)} are free now, of which the reserve is left out"
     given = "" if wanted.budget_bytes is None else f", and no more than {format_bytes(wanted.budget_bytes)} was given"
     return free + given
 
@@ -257,12 +279,22 @@ def _self_test_problem(error: RuntimeError) -> Problem:
     return Problem(str(error), "install the torch that this release was made for: see constraints.txt", True)
 
 
-def self_test_problems() -> tuple[Problem, ...]:
-    """What this torch does not do that the pool builds on. Registers the device type `sim` for the whole process."""
+def self_test_problems(seen: Collection[DeviceKind] = ()) -> tuple[Problem, ...]:
+    """What this torch does not do that the pool builds on.
+
+    Registers the device type `sim` for the whole process, unless a maker's package has taken torch's one place for such
+    types, or `seen` has a kind of device whose package takes it.
+    """
     from pool.devices import sim
 
+    others = [kind.facts.package for kind in seen if kind.facts.package is not None]
+    claimed = torch_private.python_backend_name()
     try:
-        sim.self_test()
+        torch_private.self_test()
+        if not others and claimed in ("privateuseone", sim.BACKEND_NAME):
+            sim.self_test()
+            return ()
     except RuntimeError as error:
         return (_self_test_problem(error),)
-    return ()
+    what = f"torch has one place for device types of other packages, and {others[0] if others else claimed} takes it"
+    return (Problem(f"{what}: no simulated GPUs beside it", "nothing; for sim, an environment without that package"),)

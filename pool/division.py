@@ -10,7 +10,7 @@ from pool.spec import Division, TaskSpec
 
 def ways(task: TaskSpec) -> tuple[Division, ...]:
     """Every way to run `task`, the undivided one first."""
-    return (Division(task.activation_bytes), *task.divisions)
+    return (Division(task.activation_bytes, counted_bytes=task.counted_bytes), *task.divisions)
 
 
 def choose_division(task: TaskSpec, room_bytes: int) -> Division:

@@ -13,8 +13,9 @@ A dry run leaves the module as it was. Knows no stage and no family.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from enum import StrEnum
 from types import FunctionType, MethodType
 from typing import Any
@@ -287,20 +288,38 @@ def _copied(value: object) -> Any:
     return dict(value) if type(value) is dict else value
 
 
+class _Autocast(torch.autocast):
+    """`torch.autocast` that does nothing for the meta device and is itself for every other."""
+
+    def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
+        self._is_meta = device_type == "meta"
+        if self._is_meta:
+            super().__init__("cpu", enabled=False)
+        else:
+            super().__init__(device_type, *args, **kwargs)
+
+    def __enter__(self) -> Any:
+        return self if self._is_meta else super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> Any:
+        return None if self._is_meta else super().__exit__(*raised)
+
+
+#: held while `torch.autocast`, which is the whole process's, is another class; one thread may take it again
+_AUTOCAST_LOCK = threading.RLock()
+
+
 @contextmanager
 def _autocast_on_meta() -> Iterator[None]:
     """`torch.autocast` for the meta device, which torch refuses, does nothing inside the block.
 
     Models ask for it around a few small products that should not lose precision. Other devices are served as ever, so
-    another thread notices nothing.
+    another thread notices nothing; one that starts a dry run waits for this one.
     """
-    original = torch.autocast
-
-    def autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
-        return nullcontext() if device_type == "meta" else original(device_type, *args, **kwargs)
-
-    torch.autocast = autocast  # type: ignore[assignment, misc]
-    try:
-        yield
-    finally:
-        torch.autocast = original  # type: ignore[misc]
+    with _AUTOCAST_LOCK:
+        original = torch.autocast
+        torch.autocast = _Autocast  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            torch.autocast = original  # type: ignore[misc]

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,7 +25,15 @@ from pool.devices.capabilities import DeviceCapabilities, detect_capabilities
 from pool.devices.kinds import OpenDevice, open_device
 from pool.devices.upload_road import UploadRoad
 from pool.devices.uploads import AHEAD_BYTES
-from pool.devices.vram_policy import VramPolicy, capacity_bytes, default_reserve_bytes, rules_for
+from pool.devices.vram_policy import (
+    LEAST_ROOM_BYTES,
+    VramPolicy,
+    capacity_bytes,
+    choose_policy,
+    reserve_for,
+    rules_for,
+)
+from pool.errors import DoesNotFit, format_bytes
 from pool.open_model import OpenModel
 from pool.ops.attention import attention_priority
 from pool.out_of_memory import give_back_unused
@@ -59,11 +67,11 @@ AHEAD_SHARE = 32
 class EngineSettings:
     """What one engine is opened with.
 
-    device        "cuda", "sim" or "cpu"
+    device        the name of a kind, such as "cuda", "sim" or "cpu"; "auto" is the kind of the GPU that Ray gave
     index         which device of that kind this process sees
     budget_bytes  most that weights, scratch and activations may take together; None is what the device has
     threads       CPU threads of torch; the same everywhere, since it can change the last bits of a result
-    vram_policy   how eagerly weights are kept on the device
+    vram_policy   how eagerly weights are kept on the device; None is what the device suggests
     reserve_bytes of what the device has free, so much is left to other programs; None is the device's usual reserve
     """
 
@@ -71,7 +79,7 @@ class EngineSettings:
     index: int = 0
     budget_bytes: int | None = None
     threads: int = 1
-    vram_policy: VramPolicy = VramPolicy.NORMAL
+    vram_policy: VramPolicy | None = VramPolicy.NORMAL
     reserve_bytes: int | None = None
 
 
@@ -112,20 +120,25 @@ class Engine:
     def open(cls, settings: EngineSettings) -> Engine:
         """Take a device. Sets torch's thread count for this process.
 
-        Raises UserError when there is no such device.
+        Raises UserError when there is no such device, DoesNotFit when others have filled it.
         """
         torch.set_num_threads(settings.threads)
-        device = open_device(settings.device, settings.index, settings.budget_bytes)
-        memory, reserve_bytes = device.memory, settings.reserve_bytes
-        if reserve_bytes is None:
-            reserve_bytes = default_reserve_bytes(device.kind, memory.total_bytes(), sys.platform == "win32")
-        room_bytes = capacity_bytes(settings.budget_bytes, memory.free_bytes(), reserve_bytes)
-        link = _measure_link(device.torch_device, room_bytes)
+        device = _open_device(settings)
+        card = detect_capabilities(device.kind, settings.index)
+        on_windows = sys.platform == "win32"
+        reserve_bytes = reserve_for(settings.reserve_bytes, device.kind, card.total_bytes, on_windows)
+        room_bytes = _room_bytes(device, settings, reserve_bytes)
         road = UploadRoad.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, room_bytes // AHEAD_SHARE))
-        capabilities = detect_capabilities(device.kind, settings.index, room_bytes)
+        try:
+            link = _measure_link(device.torch_device, road, room_bytes)
+        except BaseException:
+            road.close()
+            raise
+        capabilities = replace(card, total_bytes=room_bytes)
+        policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
         # copies that are made ahead are outside of what plans know of
         facts = EngineFacts(room_bytes - road.ahead_bytes, link, device.name)
-        return cls(device, facts, road, capabilities, settings.vram_policy, reserve_bytes)
+        return cls(device, facts, road, capabilities, policy, reserve_bytes)
 
     def introduce(self) -> EngineFacts:
         """What this engine can hold and how fast bytes get there."""
@@ -285,11 +298,42 @@ def _latent(inputs: tuple[Result, ...]) -> Latent:
     return latent
 
 
-def _measure_link(device: torch.device, capacity_bytes: int) -> float:
-    """Host to device, bytes a second: one copy, after a small one that wakes the device."""
-    probe = torch.zeros(min(LINK_PROBE_BYTES, capacity_bytes // 4), dtype=torch.uint8)
-    probe[:1].to(device)
+def _open_device(settings: EngineSettings) -> OpenDevice:
+    """Raises DoesNotFit where the device has not even the memory with which a process begins there."""
+    try:
+        return open_device(settings.device, settings.index, settings.budget_bytes)
+    except RuntimeError as error:  # torch's errors of devices are of this kind, as is its running out of memory
+        if "out of memory" not in str(error):
+            raise
+        raise DoesNotFit(
+            f"device {settings.device}:{settings.index}: next to nothing is free, not even what a process needs to "
+            f"begin there ({error}); end what uses the device"
+        ) from error
+
+
+def _room_bytes(device: OpenDevice, settings: EngineSettings, reserve_bytes: int) -> int:
+    """What the engine may use. Raises DoesNotFit when that is next to nothing."""
+    free_bytes = device.memory.free_bytes()
+    room_bytes = capacity_bytes(settings.budget_bytes, free_bytes, reserve_bytes)
+    if room_bytes >= LEAST_ROOM_BYTES:
+        return room_bytes
+    budget = "" if settings.budget_bytes is None else f", {format_bytes(settings.budget_bytes)} were given to it (vram)"
+    raise DoesNotFit(
+        f"device {device.kind.value}:{settings.index}: {format_bytes(free_bytes)} are free, of which "
+        f"{format_bytes(reserve_bytes)} are reserved for other programs (reserve_vram){budget}; a worker needs at "
+        f"least {format_bytes(LEAST_ROOM_BYTES)} of the rest: end what uses the device, or change these settings"
+    )
+
+
+def _measure_link(device: torch.device, road: UploadRoad, room_bytes: int) -> float:
+    """Host to device as weights go, bytes a second: a copy after one like it, which wakes the device and its memory."""
+    probe = torch.zeros(min(LINK_PROBE_BYTES, room_bytes // 4), dtype=torch.uint8)
+
+    def copy() -> None:
+        copied = probe.clone() if device.type == "cpu" else road.bring(probe)
+        copied[-1].item()  # waits for the copy
+
+    copy()
     started = time.perf_counter()
-    copied = probe.to(device, copy=True)
-    copied[-1].item()  # waits for the copy
+    copy()
     return probe.nbytes / max(time.perf_counter() - started, 1e-9)

@@ -50,6 +50,10 @@ class DoesNotFit(UserError):
     """A run that cannot be done within a memory budget, however much is streamed."""
 
 
+class ModelClosed(UserError):
+    """A model that was opened for explicit control, closed, and used again."""
+
+
 class OutputFailed(UserError):
     """An output folder or file that cannot be written."""
 
@@ -70,11 +74,11 @@ def unusable_field(field: str, found: object, expected: str) -> UnusableField:
 
 
 def does_not_fit(what: str, needed_bytes: int, budget_bytes: int, detail: str) -> DoesNotFit:
-    """A `DoesNotFit` with both numbers in the units people use."""
-    return DoesNotFit(
-        f"{what} needs at least {format_bytes(needed_bytes)} of device memory, the budget is "
-        f"{format_bytes(budget_bytes)} ({detail})"
-    )
+    """A `DoesNotFit` with both numbers in the units people use; in bytes where those would not tell them apart."""
+    needed, budget = format_bytes(needed_bytes), format_bytes(budget_bytes)
+    if needed == budget:
+        needed, budget = f"{needed_bytes} B", f"{budget_bytes} B"
+    return DoesNotFit(f"{what} needs at least {needed} of device memory, the budget is {budget} ({detail})")
 
 
 def format_bytes(count: int) -> str:

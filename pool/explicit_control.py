@@ -18,24 +18,28 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 
-from pool.catalog import Catalog
+from pool.arguments import given_text, real_number, size_in_bytes, whole_number
+from pool.catalog import WEIGHTS_SUFFIX, Catalog
 from pool.devices.vram_policy import VramPolicy
 from pool.engine import Engine, EngineSettings
-from pool.errors import parse_bytes, unusable_field
+from pool.errors import ModelClosed, UserError, unusable_field
 from pool.explicit_component import ExplicitComponent
 from pool.interrupt import Interrupt
-from pool.sampling.names import MAX_STEPS, resolve_sampler
+from pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG, resolve_sampler
+from pool.sampling.noise import checked_seed
 from pool.spec import Role, TaskSpec
 from pool.work import (
     DecodeWork,
     Encoded,
     EncodeWork,
     Latent,
+    LoraRef,
     ModelRef,
     Picture,
     PixelArray,
@@ -49,6 +53,11 @@ from pool.work import (
 )
 
 __all__ = ["ExplicitComponent", "Interrupt", "LoadedModel", "Stopped", "load_checkpoint"]
+
+#: more would only be in each other's way
+MAX_THREADS = 1024
+#: width and height of a picture, at most; as in `actors.requests`
+MAX_SIZE = 16384
 
 #: called after each step with (steps done, steps in all)
 OnStep: TypeAlias = Callable[[int, int], None]
@@ -68,13 +77,17 @@ def load_checkpoint(
     vram     most that weights and activations may take: bytes, or "8GiB"; None is what the device has
     index    which device of that kind
     threads  CPU threads of torch, for the whole process; they can change the last bits of a picture
-    Raises UserError (CorruptFile, UnknownArchitecture, UnusableField) naming what was wrong. Close it, or use it as a
-    context: weights stay on the device until then.
+    Raises UserError (CorruptFile, UnknownArchitecture, UnusableField, UnknownName, DoesNotFit) naming what was wrong.
+    Close it, or use it as a context: weights stay on the device until then.
     """
-    budget_bytes = _budget_bytes(vram)
+    given = _weights_file("path", path)
+    budget_bytes = None if vram is None else size_in_bytes("vram", vram, least=1)
+    index = whole_number("index", index, "a whole number, 0 or more")
+    threads = whole_number("threads", threads, f"a whole number from 1 to {MAX_THREADS}", 1, MAX_THREADS)
+    given_text("device", device, "the name of a kind of device, such as 'cuda', or 'auto'")
     kind = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "sim")
     catalog = Catalog((), (), kind)
-    model = catalog.find_model(os.fspath(path))
+    model = catalog.find_model(given)
     catalog.components(model)  # a file that cannot be used takes no device
     engine = Engine.open(EngineSettings(kind, index, budget_bytes, threads, VramPolicy.NORMAL))
     try:
@@ -85,14 +98,18 @@ def load_checkpoint(
 
 
 class LoadedModel:
-    """One checkpoint on one device. Made by `load_checkpoint`; not thread safe, but for `cancel` and `interrupt`."""
+    """One checkpoint on one device. Made by `load_checkpoint`; not thread safe, but for `cancel` and `interrupt`.
+
+    When it is closed, everything but `close` and `cancel` raises ModelClosed.
+    """
 
     def __init__(self, engine: Engine, catalog: Catalog, model: ModelRef) -> None:
-        self._engine = engine
+        self._owned_engine = engine
+        self._is_closed = False
         self._catalog = catalog
         self._model = model
         self.text_encoder, self.diffusion_model, self.vae = (
-            ExplicitComponent(engine, model, role, catalog.find_lora)
+            ExplicitComponent(lambda: self._engine, model, role, self._find_lora)
             for role in (Role.TEXT_ENCODER, Role.DIFFUSION_MODEL, Role.VAE)
         )
         #: stops the run that is under way; from any thread
@@ -112,6 +129,7 @@ class LoadedModel:
     @property
     def native_size(self) -> tuple[int, int]:
         """Width and height that the model was trained for, in pixels."""
+        self._check_open()
         return self._catalog.native_size(self._model)
 
     def free_bytes(self) -> int:
@@ -134,7 +152,7 @@ class LoadedModel:
 
     def encode(self, text: str) -> Encoded:
         """`text` as the diffusion model reads it, on the host."""
-        work = EncodeWork(self._model, (), text)
+        work = EncodeWork(self._model, (), given_text("text", text, "a text"))
         result = self._run(work, (), self.text_encoder)
         assert isinstance(result, Encoded)
         return result
@@ -157,31 +175,22 @@ class LoadedModel:
         `negative` may be None with `cfg` 1 only. `sampler` may name a schedule too: "dpmpp_2m_karras".
         Raises UserError naming a field, DoesNotFit, RanOutOfMemory, and Stopped after `cancel`.
         """
-        if negative is None and cfg != 1:
-            raise unusable_field("negative", None, "an encoded text, since cfg is not 1")
-        if not 1 <= steps <= MAX_STEPS:
-            raise unusable_field("steps", steps, f"a whole number from 1 to {MAX_STEPS}")
-        key, schedule = resolve_sampler(sampler)
-        work = SampleWork(
-            self._model,
-            (),
-            self._checked_size("width", width, self.native_size[0]),
-            self._checked_size("height", height, self.native_size[1]),
-            steps,
-            cfg,
-            key,
-            schedule,
-            secrets.randbits(64) if seed is None else _seed(seed),
-        )
-        inputs = (prompt,) if negative is None or cfg == 1 else (prompt, negative)
-        result = self._run(work, inputs, self.diffusion_model, on_step, passes=steps)
+        work = self._sample_work(width, height, steps, cfg, sampler, seed)
+        inputs = [_encoded("prompt", prompt)]
+        if work.cfg != 1:
+            inputs.append(_encoded("negative", negative, ", since cfg is not 1"))
+        result = self._run(work, tuple(inputs), self.diffusion_model, on_step, passes=work.steps)
         assert isinstance(result, Latent)
         return result
 
     def decode(self, latent: Latent) -> PixelArray:
         """`latent` as RGB pixels, uint8 [height, width, 3]: what `PIL.Image.fromarray` takes."""
-        downscale = self._engine.latent_facts(self._model).downscale
-        height, width = (cells * downscale for cells in latent.samples_CHW.shape[1:])
+        facts = self._engine.latent_facts(self._model)
+        shape = latent.samples_CHW.shape if isinstance(latent, Latent) else None
+        if shape is None or shape[:-2] != (facts.channels,) or 0 in shape:
+            found = _short(latent) if shape is None else shape
+            raise unusable_field("latent", found, f"what `sample` makes: [{facts.channels}, height, width]")
+        height, width = (cells * facts.downscale for cells in latent.samples_CHW.shape[1:])
         result = self._run(DecodeWork(self._model, width, height), (latent,), self.vae)
         assert isinstance(result, Picture)
         return result.pixels_HWC
@@ -199,19 +208,25 @@ class LoadedModel:
         seed: int | None = None,
         on_step: OnStep | None = None,
     ) -> PixelArray:
-        """One picture: `encode`, `sample` and `decode` as one run, which `cancel` stops as a whole."""
+        """One picture: `encode`, `sample` and `decode` as one run, which `cancel` stops as a whole.
+
+        What is wrong with an argument is said before anything runs.
+        """
+        work = self._sample_work(width, height, steps, cfg, sampler, seed)
+        given_text("prompt", prompt, "a text")
+        given_text("negative", negative, "a text, '' for none")
         with self._one_run():
             encoded = self.encode(prompt)
-            guided_from = None if cfg == 1 else self.encode(negative)
+            guided_from = None if work.cfg == 1 else self.encode(negative)
             latent = self.sample(
                 encoded,
                 guided_from,
-                width=width,
-                height=height,
-                steps=steps,
-                cfg=cfg,
+                width=work.width,
+                height=work.height,
+                steps=work.steps,
+                cfg=work.cfg,
                 sampler=sampler,
-                seed=seed,
+                seed=work.seed,
                 on_step=on_step,
             )
             return self.decode(latent)
@@ -224,10 +239,14 @@ class LoadedModel:
         return self.interrupt.request()
 
     def close(self) -> None:
-        """Take every byte off the device. Idempotent."""
-        self._engine.close()
+        """Take every byte off the device. Idempotent. Raises UserError while a run is under way."""
+        if self._should_stop is not None:
+            raise UserError(f"{self._model.name}: a run is using it; cancel() it, and close when it has ended")
+        self._is_closed = True
+        self._owned_engine.close()
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(
@@ -267,23 +286,61 @@ class LoadedModel:
             hooks = RunHooks(on_step or (lambda done, steps: None), should_stop)
             return self._engine.run_as_is(task, work, inputs, component.patcher, hooks)
 
+    def _sample_work(
+        self, width: int | None, height: int | None, steps: int, cfg: float, sampler: str, seed: int | None
+    ) -> SampleWork:
+        """What `sample` is to do, each number checked."""
+        key, schedule = resolve_sampler(given_text("sampler", sampler, "the name of a sampler, such as 'euler'"))
+        return SampleWork(
+            self._model,
+            (),
+            self._checked_size("width", width, self.native_size[0]),
+            self._checked_size("height", height, self.native_size[1]),
+            whole_number("steps", steps, f"a whole number from 1 to {MAX_STEPS}", 1, MAX_STEPS),
+            real_number("cfg", cfg, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}", MIN_CFG, MAX_CFG),
+            key,
+            schedule,
+            secrets.randbits(64) if seed is None else checked_seed(seed),
+        )
+
     def _checked_size(self, field: str, pixels: int | None, own: int) -> int:
-        found = own if pixels is None else pixels
         step = self._engine.latent_facts(self._model).downscale
-        if found < step or found % step:
-            raise unusable_field(field, found, f"a multiple of {step}, the pixels of one latent cell")
+        expected = f"a multiple of {step} (one latent cell) from {step} to {MAX_SIZE}"
+        found = whole_number(field, own if pixels is None else pixels, expected, step, MAX_SIZE)
+        if found % step:
+            raise unusable_field(field, found, expected)
         return found
 
+    @property
+    def _engine(self) -> Engine:
+        self._check_open()
+        return self._owned_engine
 
-def _budget_bytes(vram: int | str | None) -> int | None:
-    if isinstance(vram, str):
-        return parse_bytes(vram)
-    if vram is not None and vram <= 0:
-        raise unusable_field("vram", vram, "a positive number of bytes, a text such as '8GiB', or None")
-    return vram
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ModelClosed(f"{self._model.name}: the model is closed; open it again with load_checkpoint")
+
+    def _find_lora(self, path: str | os.PathLike[str], strength: float) -> LoraRef:
+        return self._catalog.find_lora(_weights_file("path", path), strength)
 
 
-def _seed(seed: int) -> int:
-    if not 0 <= seed < 2**64:
-        raise unusable_field("seed", seed, "a whole number from 0 to 2**64 - 1")
-    return seed
+def _weights_file(field: str, path: Any) -> str:
+    """`path` as a text; there must be such a file."""
+    expected = f"the path of a {WEIGHTS_SUFFIX} file that is there"
+    if not isinstance(path, (str, os.PathLike)):
+        raise unusable_field(field, path, expected)
+    given = os.fsdecode(path)
+    if Path(given).suffix != WEIGHTS_SUFFIX or not Path(given).is_file():
+        raise unusable_field(field, given, expected)
+    return given
+
+
+def _encoded(field: str, found: Any, why: str = "") -> Encoded:
+    if not isinstance(found, Encoded):
+        raise unusable_field(field, _short(found), f"a text that `encode` made{why}")
+    return found
+
+
+def _short(found: Any) -> Any:
+    """`found`, or its type where its own words would fill a page."""
+    return found if found is None or isinstance(found, (str, int, float)) else type(found)

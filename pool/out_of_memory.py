@@ -9,17 +9,54 @@ from __future__ import annotations
 import errno
 import gc
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
+from types import MappingProxyType
 
 import torch
 
+from pool.devices.kind_names import DeviceKind
 from pool.devices.kinds import DeviceMemory
 from pool.spec import Rung
 
 #: what torch's host allocator says; it raises a plain RuntimeError. Source: c10/core/impl/alloc_cpu.cpp
 _HOST_ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+_CUDA_WORDS = (
+    # what torch's allocator did not ask for: the driver's own needs, pinned memory, graphs. AcceleratorError, but the
+    # device goes on: cudaErrorMemoryAllocation is not among those that CUDA's documentation says end the context
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    # a handle that finds no room for its workspace is not made
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",  # its name since cuDNN 9
+    "CUDNN_STATUS_NOT_INITIALIZED",
+)
+_ROCM_WORDS = (
+    "HIP error: out of memory",
+    "HIPBLAS_STATUS_ALLOC_FAILED",
+    "HIPBLAS_STATUS_NOT_INITIALIZED when calling `hipblasCreate",
+    "miopenStatusAllocFailed",
+)
+#: what devices say in a plain RuntimeError or an AcceleratorError, where torch has no OutOfMemoryError for it. Nothing
+#: of it is in a torch for CPUs, against which the words of the host were checked. Sources: for CUDA and ROCm torch's
+#: aten/src/ATen/cuda/Exceptions.cpp and the status names in the documentation of cuBLAS, cuDNN, hipBLAS and MIOpen; for
+#: the others what their makers' packages print, as reported to pytorch (MPS, XPU), vllm-ascend, microsoft/DirectML, and
+#: the tests of torch_mlu. That a library could not be initialised may have other causes: the tries that follow then
+#: fail with the same words, which the last error repeats
+_DEVICE_WORDS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType(
+    {
+        DeviceKind.CUDA: _CUDA_WORDS,
+        DeviceKind.ROCM: _ROCM_WORDS,
+        DeviceKind.XPU: ("XPU out of memory", "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"),
+        DeviceKind.MPS: ("MPS backend out of memory",),
+        DeviceKind.NPU: ("NPU out of memory",),
+        DeviceKind.MLU: ("MLU out of memory",),
+        DeviceKind.DIRECTML: ("not enough GPU video memory available",),
+    }
+)
 
 
 class RanOutOfMemory(torch.OutOfMemoryError):
@@ -51,10 +88,10 @@ class Exhausted(Enum):
     HOST = "host"
 
 
-def exhausted(error: BaseException, device: torch.device) -> Exhausted | None:
-    """Whose memory `error` says is exhausted, in a process that computes on `device`; None when it is about something
-    else. Where the device is the CPU, its memory is the host's."""
-    if isinstance(error, torch.OutOfMemoryError):
+def exhausted(error: BaseException, device: torch.device | None = None) -> Exhausted | None:
+    """Whose memory `error` says is exhausted, in a process that computes on `device` (None: it is not known on which);
+    None when it is about something else. Where the device is the CPU, its memory is the host's."""
+    if isinstance(error, torch.OutOfMemoryError) or _device_says_so(error, device):
         return Exhausted.DEVICE
     is_host = (
         isinstance(error, MemoryError)
@@ -63,7 +100,18 @@ def exhausted(error: BaseException, device: torch.device) -> Exhausted | None:
     )
     if not is_host:
         return None
-    return Exhausted.DEVICE if device.type == "cpu" else Exhausted.HOST
+    return Exhausted.DEVICE if device is not None and device.type == "cpu" else Exhausted.HOST
+
+
+def _device_says_so(error: BaseException, device: torch.device | None) -> bool:
+    if not isinstance(error, RuntimeError):  # AcceleratorError is one
+        return False
+    return any(
+        words in str(error)
+        for kind, told in _DEVICE_WORDS.items()
+        if device is None or device.type == kind.facts.torch_type
+        for words in told
+    )
 
 
 def let_go(error: BaseException) -> None:

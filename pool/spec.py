@@ -80,12 +80,26 @@ class Division:
     batch             at most so many members of the run's batch at once; 0 is all of them
     tile              edge of a tile in latent cells, for decoding and encoding by tiles; 0 is without tiles
     slowdown          expected seconds as a multiple of those of the undivided run
+    counted_bytes     `activation_bytes` before what runs took corrected it; 0 where nothing did
     """
 
     activation_bytes: int
     batch: int = 0
     tile: int = 0
     slowdown: float = 1.0
+    counted_bytes: int = 0
+
+    @property
+    def estimated_bytes(self) -> int:
+        """What was counted for it, without corrections: what runs are compared with, and what may be refused by."""
+        return self.counted_bytes or self.activation_bytes
+
+    @property
+    def words(self) -> str:
+        """What is divided, for people; empty for the whole run."""
+        if self.tile:
+            return f"tiles of {self.tile}"
+        return f"{self.batch} at a time" if self.batch else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +117,18 @@ class TaskSpec:
     needs: tuple[TaskId, ...] = ()
     #: ways to do it in parts where memory is short, the least divided first; each needs less than the one before
     divisions: tuple[Division, ...] = ()
+    #: `activation_bytes` before what runs took corrected it; 0 where nothing did
+    counted_bytes: int = 0
 
     @property
     def least_activation_bytes(self) -> int:
         """What its most divided run needs."""
         return min((d.activation_bytes for d in self.divisions), default=self.activation_bytes)
+
+    @property
+    def least_estimated_bytes(self) -> int:
+        """What was counted for its most divided run, without corrections."""
+        return min((d.estimated_bytes for d in self.divisions), default=self.counted_bytes or self.activation_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +208,8 @@ class RunCost:
     resident                    every component was there, whole and with the right patches
     patch_switches              components that were there with another patch set
     planned_bytes               the most VRAM that the plan allowed for, weights included
-    working_bytes               most VRAM in use beside the weights that were resident when the run began
+    working_bytes               most VRAM in use beside the weights that were resident when the run began and, where
+                                weights streamed, beside all that copies ahead of use may take
     division                    how the run was divided; None when it was not
     rungs                       what was done about running out of memory, in order, before it ended as it did
     """

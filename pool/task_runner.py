@@ -48,8 +48,12 @@ class Run:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a try came: what went wrong once its weights were in place is not the load's doing."""
+    """How far a try came: what went wrong once its weights were in place is not the load's doing.
 
+    counted_on_bytes  what the device had for this run, weights included, when it was planned
+    """
+
+    counted_on_bytes: int = 0
     is_loaded: bool = False
 
 
@@ -111,6 +115,7 @@ class TaskRunner:
     def _try(self, run: Run, trying: Try, progress: _Progress) -> tuple[Result, RunCost]:
         memory, division = self._device.memory, trying.division
         memory.reset_peak()
+        progress.counted_on_bytes = self._available_bytes()
         started = time.perf_counter()
         with (
             self._vram.lease(
@@ -127,6 +132,7 @@ class TaskRunner:
             ended = time.perf_counter()
             run_peak_bytes = memory.peak_bytes()
             is_streaming = lease.plan.streamed_bytes > 0
+            taken_ahead_bytes = ahead_bytes if is_streaming else 0
             cost = RunCost(
                 load_seconds=loaded - started,
                 run_seconds=ended - loaded,
@@ -135,12 +141,12 @@ class TaskRunner:
                 peak_bytes=max(load_peak_bytes, run_peak_bytes),
                 resident=lease.all_resident,
                 patch_switches=lease.patch_switches,
-                planned_bytes=lease.planned_bytes + (ahead_bytes if is_streaming else 0),
-                working_bytes=max(0, run_peak_bytes - resident_bytes),
+                planned_bytes=lease.planned_bytes + taken_ahead_bytes,
+                working_bytes=max(0, run_peak_bytes - resident_bytes - taken_ahead_bytes),
                 division=_said(division, run.task),
                 rungs=trying.rungs,
             )
-        self._learn(run, division, cost, ahead_bytes)
+        self._learn(run, division, cost)
         return result, cost
 
     def _after(
@@ -150,8 +156,9 @@ class TaskRunner:
         let_go(error)
         if whose is Exhausted.HOST:
             raise OutOfHostMemory(f"{run.task.task_id}: the host has no memory left: {error}", trying.rungs) from error
-        if progress.is_loaded:
-            self.book.ran_out(self._key(run), trying.division.activation_bytes)
+        if progress.is_loaded and self._available_bytes() >= progress.counted_on_bytes:
+            # otherwise another program took what the plan counted on, which says nothing of the run
+            self.book.ran_out(self._key(run, trying.division), trying.division.estimated_bytes)
         following = next_try(trying, weight_bytes, ways(run.task), self._may_stream)
         if following is None:
             done = ", ".join(rung.value for rung in trying.rungs)
@@ -160,18 +167,23 @@ class TaskRunner:
         return following
 
     def _first_division(self, run: Run) -> Division:
-        """The least divided way that fits, by what such runs really took, when everything that may leave does."""
-        room_bytes, key = self._vram.activation_room(run.uses), self._key(run)
+        """The least divided way that fits when everything that may leave does.
+
+        By the figures of the task, and by what such runs were measured to take: a division may change the picture, so
+        no guess of this book's causes one. Where a correction is right that was not measured, weights make room.
+        """
+        room_bytes = self._vram.activation_room(run.uses)
         for way in ways(run.task):
-            if max(way.activation_bytes, self.book.corrected(key, way.activation_bytes)) <= room_bytes:
+            measured_bytes = self.book.most_measured(self._key(run, way), way.estimated_bytes)
+            if max(way.activation_bytes, measured_bytes) <= room_bytes:
                 return way
         return choose_division(run.task, room_bytes)
 
     def _activation_bytes(self, run: Run, division: Division) -> int:
-        """What to plan with: the estimate, or more where such runs took more. No correction makes a run not fit."""
-        estimated_bytes = division.activation_bytes
-        corrected_bytes = self.book.corrected(self._key(run), estimated_bytes)
-        return max(estimated_bytes, min(corrected_bytes, self._vram.activation_room(run.uses)))
+        """What to plan with: the figure of the task, or more where such runs took more here. Both correct what was
+        counted, so none is corrected twice. No correction makes a run not fit."""
+        corrected_bytes = self.book.corrected(self._key(run, division), division.estimated_bytes)
+        return max(division.activation_bytes, min(corrected_bytes, self._vram.activation_room(run.uses)))
 
     def _weight_bytes(self, run: Run, trying: Try) -> int:
         """About how much of the run's weights is resident in this try, at most."""
@@ -180,14 +192,18 @@ class TaskRunner:
         most_bytes = whole_bytes if trying.most_weight_bytes is None else trying.most_weight_bytes
         return max(0, min(whole_bytes, most_bytes, room_bytes))
 
-    def _learn(self, run: Run, division: Division, cost: RunCost, ahead_bytes: int) -> None:
-        scratch_bytes = max(use.scratch_bytes for use in run.uses)
-        measured = measured_activations(cost, scratch_bytes, ahead_bytes)
-        if measured is not None:
-            self.book.learn(self._key(run), division.activation_bytes, *measured)
+    def _available_bytes(self) -> int:
+        """What weights, activations and scratch may take together now: less than the budget where other programs took
+        some of the device."""
+        return self._vram.room_bytes + self._vram.residency().used_bytes
 
-    def _key(self, run: Run) -> ActivationKey:
-        return ActivationKey(run.uses[0].component, run.task.stage, self._device.kind.value)
+    def _learn(self, run: Run, division: Division, cost: RunCost) -> None:
+        measured = measured_activations(cost, max(use.scratch_bytes for use in run.uses))
+        if measured is not None:
+            self.book.learn(self._key(run, division), division.estimated_bytes, *measured)
+
+    def _key(self, run: Run, way: Division) -> ActivationKey:
+        return ActivationKey(run.uses[0].component, run.task.stage, self._device.kind.value, way.batch, way.tile)
 
     @contextmanager
     def _copying_ahead(self, allowed: bool) -> Iterator[None]:

@@ -6,38 +6,21 @@ Knows the components of one GPU, in which order they were last used, and what so
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from pool.devices.vram_policy import ResidencyRules
-from pool.errors import DoesNotFit, UserError, does_not_fit, format_bytes, unknown_name
-from pool.out_of_memory import RanOutOfMemory
+from pool.errors import DoesNotFit, UserError, format_bytes, unknown_name
+from pool.leases import HeldLeases, Lease, Wanted, one_each, with_extras
+from pool.no_room import no_room_as_is, taken_by_others
 from pool.outlook import Outlook
 from pool.patcher import ModelPatcher, WeightsTarget
-from pool.patcher_extras import models_to_load
 from pool.residency import ModuleBytes, Move, Residency, ResidencyPlan, choose_modules, needed_bytes, plan
+from pool.ruled_plan import Ask, fixed_bytes, ruled_plan
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse
-from pool.weight_hooks.hooks import HookGroup
 
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A hold on components for the length of a run.
-
-    plan             what was decided
-    uploaded_bytes   what crossed the bus to bring it about
-    patch_switches   components that were there with another patch set
-    all_resident     every component was there already, whole and with the right patches
-    planned_bytes    the most device memory that the plan allows for: weights, activations and scratch
-    """
-
-    plan: ResidencyPlan
-    uploaded_bytes: int
-    patch_switches: int
-    all_resident: bool
-    planned_bytes: int
+__all__ = ["Lease", "VramManager", "Wanted", "with_extras"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +31,12 @@ class Moved:
     switches: int = 0
 
 
-#: a component with what one run needs of it
-Wanted = tuple[ModelPatcher, ComponentUse]
-
-
 class VramManager:
     """Which components are on this GPU, and making room for the next run.
 
-    Invariants: the resident bytes of all patchers stay within `capacity_bytes`, and while a lease is held they leave
-    room for its activations and scratch. Leased bytes do not move. What is held (`hold`) leaves only on demand of a
-    person (`unload`, `unload_all`, `remove`, `close`).
+    Invariants: the resident bytes of all patchers stay within `capacity_bytes`, and while leases are held they leave
+    room for the activations and scratch of all of them. Leased bytes do not move. What is held (`hold`) leaves only on
+    demand of a person (`unload`, `unload_all`, `remove`, `close`).
     """
 
     def __init__(
@@ -74,7 +53,7 @@ class VramManager:
         #: the clone whose patches the resident bytes carry: it hears when they leave
         self._holders: dict[ComponentKey, ModelPatcher] = {}
         self._specs: dict[ComponentKey, ComponentSpec] = {}
-        self._leased: Counter[ComponentKey] = Counter()
+        self._leases = HeldLeases()
         self._held: dict[ComponentKey, int] = {}
         self._priorities: dict[ComponentKey, int] = {}
 
@@ -117,20 +96,27 @@ class VramManager:
         Raises UnknownName."""
         self._priorities[self._known(key)] = priority
 
-    def activation_room(self, uses: Sequence[ComponentUse], staying_bytes: int | None = None) -> int:
+    def activation_room(
+        self, uses: Sequence[ComponentUse], staying_bytes: int | None = None, new: Iterable[ComponentSpec] = ()
+    ) -> int:
         """Bytes that a run with `uses` could have for its activations now, when no more than `staying_bytes` of weights
-        stay; None: if everything that may leave does. Below 0 when not even its weights' scratch fits."""
+        stay; None: if everything that may leave does. Below 0 when not even its weights' scratch fits.
+
+        `new` are the sizes of those components of the run that nobody has added: where nothing may stream they take
+        room as the others do.
+        """
         now = self._now()
         room_bytes = now.capacity_bytes - needed_bytes(uses, 0)
         if staying_bytes is not None:
             return room_bytes - staying_bytes
+        specs = {**{spec.key: spec for spec in new}, **self._specs}
         keys = set() if self._rules.may_stream else {use.component for use in uses}
-        whole_bytes = sum(self._specs[key].weight_bytes for key in keys if key in self._specs)
-        return room_bytes - self._fixed_bytes(now, but=keys) - whole_bytes
+        whole_bytes = sum(specs[key].weight_bytes for key in keys if key in specs)
+        return room_bytes - fixed_bytes(now, self._leases.keys, self._floors(), but=keys) - whole_bytes
 
     @property
     def room_bytes(self) -> int:
-        """What could be put on the device now beside the weights that are there."""
+        """What could be put on the device now beside the weights that are there, and what held leases may allocate."""
         now = self._now()
         return max(0, now.capacity_bytes - now.used_bytes)
 
@@ -146,72 +132,72 @@ class VramManager:
 
         `wanted` are clones, each with the use that `ModelPatcher.use` gives for it (`with_extras` finds those that a
         run needs together); of clones of one component the first is brought in, the others stream their patches.
-        Components that nobody added are taken charge of. `needed_next` are those that are expected to be needed here
-        afterwards, soonest first; no more than `most_weight_bytes` of weights are resident while the lease is held,
-        those that may not leave excepted.
+        Components that nobody added are taken charge of when the run fits. `needed_next` are those that are expected to
+        be needed here afterwards, soonest first; no more than `most_weight_bytes` of weights are resident while the
+        lease is held, those that may not leave excepted. Leases may be nested: each has room of its own.
         A load that fails is rolled back: what arrived leaves again, what left for it stays away, nothing is leased, and
         the residency is exact. Raises DoesNotFit when no eviction would be enough, RanOutOfMemory when it would be
         without what other programs have taken, torch.OutOfMemoryError when the device says so all the same.
         """
-        firsts = self._firsts(wanted)
-        uses = [use for _, use in firsts]
-        decided = self._decide(uses, self._specs, activation_bytes, needed_next, most_weight_bytes)
-        if decided.streamed_bytes and not self._rules.may_stream:
-            whole_bytes = sum(self._specs[u.component].weight_bytes for u in uses)
-            raise does_not_fit(
-                " with ".join(u.component for u in uses),
-                whole_bytes + needed_bytes(uses, activation_bytes),
-                decided.after.capacity_bytes,
-                "with all weights resident: the policy is not to stream any",
-            )
+        firsts = one_each(wanted)
+        uses, leased = [use for _, use in firsts], self._leases.keys
+        why_whole = "" if self._rules.may_stream else "the policy is not to stream any"
+        outlook = self._outlook(needed_next)
+        ask = Ask(uses, self._specs_with(firsts), activation_bytes, leased, outlook, most_weight_bytes, why_whole)
+        decided = self._decide(ask)
         moved = self._bring_about(decided, firsts)
-        keys = [use.component for use in uses]
-        planned_bytes = decided.after.used_bytes + needed_bytes(uses, activation_bytes)
+        planned_bytes = decided.after.used_bytes + self._leases.run_bytes + ask.run_bytes
         is_there = moved.uploaded_bytes == 0 and decided.streamed_bytes == 0
-        with self._leasing(keys):
+        with self._leasing([use.component for use in uses], ask.run_bytes):
             yield Lease(decided, moved.uploaded_bytes, moved.switches, is_there, planned_bytes)
 
     @contextmanager
     def lease_as_is(self, wanted: Sequence[Wanted], activation_bytes: int) -> Iterator[None]:
         """Keep what is resident where it is until the block is left; move nothing. What is not resident streams.
 
-        Raises DoesNotFit when that leaves too little for the run, with what would have to leave.
+        Raises DoesNotFit when that leaves too little for the run, with what would help; RanOutOfMemory when it would be
+        enough without what other programs have taken.
         """
-        uses = [use for _, use in self._firsts(wanted)]
-        now = self._now()
-        missing_bytes = now.used_bytes + needed_bytes(uses, activation_bytes) - now.capacity_bytes
-        if missing_bytes > 0:
-            raise does_not_fit(
-                " with ".join(u.component for u in uses),
-                now.used_bytes + needed_bytes(uses, activation_bytes),
-                now.capacity_bytes,
-                f"{format_bytes(now.used_bytes)} of weights are resident; unload {format_bytes(missing_bytes)} of them",
-            )
-        with self._leasing([use.component for use in uses]):
+        firsts = one_each(wanted)
+        uses = [use for _, use in firsts]
+        now, run_bytes = self._now(), needed_bytes(uses, activation_bytes)
+        if now.used_bytes + run_bytes > now.capacity_bytes:
+            raise no_room_as_is(uses, now, run_bytes, self._budget_bytes)
+        self._take_charge(firsts)
+        with self._leasing([use.component for use in uses], run_bytes):
             yield
 
     def load(self, patcher: ModelPatcher, most_bytes: int | None = None) -> int:
-        """Bring weights of a component in until `most_bytes` (None: all) of it are resident, or as many as there is
-        room for when all that may leave has left. What is there already stays. Returns the bytes that arrived.
+        """Bring weights of a component in until `most_bytes` of it are resident, or as many as there is room for; None:
+        all of it. Whatever is on the device stays there. Returns the bytes that arrived, 0 when there is no room.
 
-        Fails as `lease` does.
+        What is there of it gets the patches of `patcher`. Raises DoesNotFit for None when not all of it fits beside
+        what is there, and when a run uses it with other patches; else fails as `lease` does.
         """
-        firsts = self._firsts([(patcher, patcher.use())])
-        spec, before_bytes = self._specs[patcher.key], patcher.resident().resident_bytes
-        target_bytes = max(
-            before_bytes, min(spec.weight_bytes, spec.weight_bytes if most_bytes is None else most_bytes)
-        )
-        if target_bytes == 0:
+        firsts = one_each([(patcher, patcher.use())])
+        (_, use), key, before = firsts[0], patcher.key, patcher.resident()
+        specs, now = self._specs_with(firsts), self._now()
+        asked_bytes = specs[key].weight_bytes if most_bytes is None else min(most_bytes, specs[key].weight_bytes)
+        target_bytes = max(before.resident_bytes, asked_bytes)
+        is_there = before.resident_bytes == target_bytes and before.patch_digest == use.patch_digest
+        has_room = now.used_bytes + use.scratch_bytes <= now.capacity_bytes
+        if target_bytes == 0 or is_there or (most_bytes is not None and not has_room):
             return 0
-        part = replace(spec, weight_bytes=target_bytes)  # a plan for the part that is asked for
-        uses = [use for _, use in firsts]
-        self._bring_about(self._decide(uses, {**self._specs, patcher.key: part}, 0), firsts)
-        return patcher.resident().resident_bytes - before_bytes
+        ask = Ask(
+            [use],
+            {**specs, key: replace(specs[key], weight_bytes=target_bytes)},  # a plan for the part that is asked for
+            activation_bytes=0,
+            leased=self._leases.keys | {entry.component for entry in now.entries if entry.component != key},
+            outlook=Outlook(floors={key: before.resident_bytes}),
+            why_whole="" if most_bytes is not None else "nothing leaves for it",
+        )
+        self._bring_about(self._decide(ask), firsts)
+        return patcher.resident().resident_bytes - before.resident_bytes
 
     def unload(self, key: ComponentKey, least_bytes: int | None = None) -> int:
         """Take at least `least_bytes` (None: all) of a component off the device, or what there is. Returns the bytes
         that left. Raises UserError when a run uses it, UnknownName when it is not managed."""
-        if self._leased[self._known(key)]:
+        if self._known(key) in self._leases:
             raise UserError(f"{key}: a run is using it; expected to be asked to unload it when the run has ended")
         entry = self._patchers[key].resident()
         left_bytes = 0 if least_bytes is None else max(0, entry.resident_bytes - least_bytes)
@@ -221,25 +207,23 @@ class VramManager:
         """Let idle components leave, in the order in which plans would let them, until `size_bytes` have left or none
         are left that may. Returns the bytes that left."""
         now = self.residency()
-        fixed_bytes = self._fixed_bytes(now)
-        kept_bytes = max(now.used_bytes - max(0, size_bytes), fixed_bytes)
-        decided = plan(
-            replace(now, capacity_bytes=kept_bytes), (), self._specs, 0, frozenset(+self._leased), self._outlook(())
-        )
+        leased, outlook = self._leases.keys, self._outlook(())
+        kept_bytes = max(now.used_bytes - max(0, size_bytes), fixed_bytes(now, leased, outlook.floors))
+        decided = plan(replace(now, capacity_bytes=kept_bytes), (), self._specs, 0, leased, outlook)
         return sum(self._shrink_to(move, decided.after) for move in decided.evict)
 
     def free_idle(self, but: Iterable[ComponentKey] = ()) -> int:
         """Let every component leave that is neither leased, held nor in `but`. Returns the bytes that left."""
-        kept = {*but, *self._held, *(+self._leased)}
+        kept = {*but, *self._held, *self._leases.keys}
         return sum(self._shrink(key, 0) for key in tuple(self._patchers) if key not in kept)
 
     def unload_all(self) -> int:
         """Take every byte off the device that is not leased, held or not. Returns the bytes that left."""
-        return sum(self._shrink(key, 0) for key in tuple(self._patchers) if not self._leased[key])
+        return sum(self._shrink(key, 0) for key in tuple(self._patchers) if key not in self._leases)
 
     def close(self) -> None:
         """Take every byte off the device and forget all components. No lease may be held. Idempotent."""
-        assert not +self._leased, f"closed while {set(+self._leased)} are leased"
+        assert not self._leases.keys, f"closed while {set(self._leases.keys)} are leased"
         self.unload_all()
         for known in (self._patchers, self._specs, self._held, self._priorities):
             known.clear()
@@ -249,74 +233,46 @@ class VramManager:
             raise unknown_name("component", key, self._patchers)
         return key
 
-    def _now(self) -> Residency:
-        """What is on the GPU, and what there is room for: less than the budget where other programs took some."""
-        now = self.residency()
-        if self._free_bytes is None:
-            return now
-        return replace(now, capacity_bytes=min(self.capacity_bytes, now.used_bytes + max(0, self._free_bytes())))
+    @property
+    def _budget_bytes(self) -> int:
+        """What weights and one more run may take, other programs apart."""
+        return self.capacity_bytes - self._leases.run_bytes
 
-    def _firsts(self, wanted: Sequence[Wanted]) -> list[Wanted]:
-        """One entry a component, with what all its clones need; components that are new are taken charge of."""
-        firsts: dict[ComponentKey, Wanted] = {}
-        for patcher, use in wanted:
-            assert patcher.key == use.component, f"{use.component} is not the use of {patcher.key}"
+    def _seen_bytes(self, used_bytes: int) -> int:
+        """Weights that are here, and what the device could still give; the whole budget where nobody can say."""
+        return self.capacity_bytes if self._free_bytes is None else used_bytes + max(0, self._free_bytes())
+
+    def _now(self) -> Residency:
+        """What is on the GPU, and what weights and one more run have room for: less than the budget where other
+        programs took some."""
+        now = self.residency()
+        ours_bytes = self._leases.ours_bytes(self._seen_bytes(now.used_bytes))
+        return replace(now, capacity_bytes=max(0, min(self.capacity_bytes, ours_bytes) - self._leases.run_bytes))
+
+    def _specs_with(self, firsts: Sequence[Wanted]) -> dict[ComponentKey, ComponentSpec]:
+        """The sizes of all components, with those of `firsts` that are new."""
+        for patcher, _ in firsts:
+            known = self._patchers.get(patcher.key, patcher)
+            assert known.is_clone(patcher), f"two components are called {patcher.key}"
+        return {**{p.key: p.spec() for p, _ in firsts if p.key not in self._specs}, **self._specs}
+
+    def _take_charge(self, firsts: Sequence[Wanted]) -> None:
+        """Add those of `firsts` that are new."""
+        for patcher, _ in firsts:
             if patcher.key not in self._patchers:
                 self.add(patcher.clone())
-            assert self._patchers[patcher.key].is_clone(patcher), f"two components are called {patcher.key}"
-            if patcher.key not in firsts:
-                firsts[patcher.key] = (patcher, use)
-            else:
-                first, known = firsts[patcher.key]
-                most_bytes = max(known.scratch_bytes, use.scratch_bytes)
-                firsts[patcher.key] = (first, replace(known, scratch_bytes=most_bytes))
-        return list(firsts.values())
 
-    def _decide(
-        self,
-        uses: Sequence[ComponentUse],
-        specs: Mapping[ComponentKey, ComponentSpec],
-        activation_bytes: int,
-        needed_next: Sequence[ComponentKey] = (),
-        most_weight_bytes: int | None = None,
-    ) -> ResidencyPlan:
-        now, leased, outlook = self._now(), frozenset(+self._leased), self._outlook(needed_next)
-        capped = self._capped(now, uses, activation_bytes, most_weight_bytes)
+    def _decide(self, ask: Ask) -> ResidencyPlan:
+        """The plan. Raises DoesNotFit, and RanOutOfMemory where the budget would do without other programs."""
+        now = self._now()
         try:
-            return plan(capped, uses, specs, activation_bytes, leased, outlook)
+            return ruled_plan(now, ask, self._rules)
         except DoesNotFit as refused:
-            taken_bytes = self.capacity_bytes - now.capacity_bytes
+            taken_bytes = self._budget_bytes - now.capacity_bytes
             if taken_bytes <= 0:
                 raise
-            plan(replace(now, capacity_bytes=self.capacity_bytes), uses, specs, activation_bytes, leased, outlook)
-            raise RanOutOfMemory(
-                f"{refused}; other programs have taken {format_bytes(taken_bytes)} of the device"
-            ) from refused
-
-    def _capped(
-        self, now: Residency, uses: Sequence[ComponentUse], activation_bytes: int, most_weight_bytes: int | None
-    ) -> Residency:
-        """`now` with a capacity that leaves weights no more than the policy and `most_weight_bytes` allow."""
-        if most_weight_bytes is None and self._rules.weights_share >= 1:
-            return now
-        run_bytes = needed_bytes(uses, activation_bytes)
-        room_bytes = now.capacity_bytes - run_bytes
-        allowed_bytes = int(max(0, room_bytes) * self._rules.weights_share)
-        if most_weight_bytes is not None:
-            allowed_bytes = min(allowed_bytes, most_weight_bytes)
-        fixed_bytes = self._fixed_bytes(now)
-        return replace(now, capacity_bytes=min(now.capacity_bytes, run_bytes + max(allowed_bytes, fixed_bytes)))
-
-    def _fixed_bytes(self, now: Residency, but: Collection[ComponentKey] = ()) -> int:
-        """Resident bytes that may not leave, leased or held, of components that are not in `but`."""
-        floors = self._floors()
-        return sum(
-            entry.resident_bytes
-            if self._leased[entry.component]
-            else min(entry.resident_bytes, floors.get(entry.component, 0))
-            for entry in now.entries
-            if entry.component not in but
-        )
+            ruled_plan(replace(now, capacity_bytes=self._budget_bytes), ask, self._rules)
+            raise taken_by_others(refused, taken_bytes, in_run=bool(self._leases.keys)) from refused
 
     def _outlook(self, needed_next: Sequence[ComponentKey]) -> Outlook:
         return Outlook(tuple(dict.fromkeys(needed_next)), self._floors(), dict(self._priorities))
@@ -333,6 +289,7 @@ class VramManager:
 
     def _bring_about(self, decided: ResidencyPlan, firsts: Sequence[Wanted]) -> Moved:
         """Do what was decided: all that leaves, before anything arrives. Whole, or rolled back."""
+        self._take_charge(firsts)
         before = {patcher.key: patcher.resident_modules() for patcher, _ in firsts}
         uploaded_bytes, switches, freed_bytes = 0, 0, 0
         try:
@@ -357,15 +314,15 @@ class VramManager:
         return Moved(uploaded_bytes, switches)
 
     @contextmanager
-    def _leasing(self, keys: Sequence[ComponentKey]) -> Iterator[None]:
-        self._leased.update(keys)
+    def _leasing(self, keys: Sequence[ComponentKey], run_bytes: int) -> Iterator[None]:
+        seen_bytes = self._seen_bytes(self.residency().used_bytes)
         try:
-            yield
+            with self._leases.holding(keys, run_bytes, seen_bytes):
+                yield
         finally:
-            self._leased = +(self._leased - Counter(keys))
             if not self._rules.keeps_idle:
                 for key in keys:
-                    if not self._leased[key]:
+                    if key not in self._leases:
                         self._shrink(key, self._floors().get(key, 0))
 
     def _modules(self, patcher: ModelPatcher, target_bytes: int) -> Sequence[ModuleBytes]:
@@ -386,9 +343,3 @@ class VramManager:
         if not patcher.resident_modules():
             self._holders.pop(key, None)
         return report.freed_bytes
-
-
-def with_extras(patcher: ModelPatcher, passes: int = 1, groups: Iterable[HookGroup | None] = ()) -> tuple[Wanted, ...]:
-    """A patcher and those that its runs need beside it, ControlNets and the like, each with what one run of `passes`
-    passes needs of it. `groups` are the hooks of its conditions."""
-    return tuple((one, one.use(passes)) for one in (patcher, *models_to_load(patcher, groups)))

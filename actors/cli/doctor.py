@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pool.devices.detection import TorchBuild
+    from pool.devices.kind_names import DeviceKind
     from pool.devices.nvml import NvmlReading
     from pool.diagnosis import DeviceDiagnosis, Diagnosis, Wanted
 
@@ -74,7 +75,8 @@ def make_report(given: PoolOptions) -> Report:
     wanted = _wanted(given)
     nvml = read_nvml(find_nvml())
     found = detect(nvml)
-    found = dataclasses.replace(found, problems=found.problems + self_test_problems())
+    kinds = {device.kind for device in found.devices}
+    found = dataclasses.replace(found, problems=found.problems + self_test_problems(kinds))
     return Report(_software(nvml), diagnose(found, wanted))
 
 
@@ -102,7 +104,7 @@ def views(report: Report) -> list[RenderableType]:
     ]
     parts: list[RenderableType] = [facts_table(facts)]
     for one in diagnosis.devices:
-        parts.append(facts_table(_device_lines(one)))
+        parts.append(facts_table(device_lines(one)))
         rows = [(finding.about, finding.chosen, finding.because) for finding in one.findings]
         parts.append(rows_table(("decided", "what", "because"), rows))
     if diagnosis.problems:
@@ -158,19 +160,29 @@ def _host_line(diagnosis: Diagnosis) -> str:
     return f"{format_bytes(host.available_bytes)} free of {format_bytes(host.total_bytes)}{limit}"
 
 
-def _device_lines(one: DeviceDiagnosis) -> list[tuple[str, str]]:
+def device_lines(one: DeviceDiagnosis) -> list[tuple[str, str]]:
+    """What one device is and has: names and texts."""
     from pool.errors import format_bytes
 
     device = one.device
     title = device.kind.facts.title
     name = title if device.capabilities.name == title else f"{device.capabilities.name}, {title}"
-    free = "?" if one.free_bytes is None else format_bytes(one.free_bytes)
+    total = format_bytes(device.capabilities.total_bytes)
+    memory = f"{format_bytes(one.free_bytes or 0)} free of {total}"
+    if one.free_bytes is None:
+        memory = f"{total}; free: not asked, {_why_not_asked(device.kind)}" if device.kind.facts.tells_memory else "?"
     users = [f"{u.name} ({u.pid})" + (f" {format_bytes(u.used_bytes)}" if u.used_bytes else "") for u in device.users]
     lines = [
         (f"{device.kind.value}:{device.index}", name + (", which a pool uses" if one.is_used else "")),
-        ("memory", f"{free} free of {format_bytes(device.capabilities.total_bytes)}"),
+        ("memory", memory),
     ]
     return lines + ([("used by", ", ".join(users))] if users else [])
+
+
+def _why_not_asked(kind: DeviceKind) -> str:
+    if kind.value == "cuda":
+        return "install nvidia-ml-py"
+    return "since the answer takes memory of the device; its maker's own tool tells"
 
 
 def _plain(value: Any) -> Any:

@@ -12,12 +12,14 @@ import typer
 
 from actors.cli import options
 from actors.cli.options import PoolOptions, request_fields
+from pool.devices.vram_policy import VramPolicy
 from pool.errors import UserError, format_bytes, parse_bytes, unusable_field
 from pool.spec import JobId, Stage
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from actors.config import PoolConfig
     from actors.cut import CutJob
     from actors.forecast import Forecast, StageForecast
     from actors.requests import GenerateRequest
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 #: what a link is taken to carry in a second: pinned memory over PCIe 4.0 x8, or unpinned over x16
 ASSUMED_LINK = "12GB"
 _PLAN = "The plan"
+_VRAM = "The memory to plan for: 24GiB, 64MiB (default: as configured; simulated GPUs and the CPU have a usual one)."
+_RESERVE = "Of that, leave so much to other programs (default: as configured, else nothing)."
 _LINK = f"Bytes a second from host to GPU (default: {ASSUMED_LINK}, assumed)."
 
 
@@ -36,7 +40,9 @@ class MemoryPlan:
     """What `modelpool plan` says.
 
     device        the kind of device that it is for, and where that comes from
+    policy        how eagerly weights are kept there, and where that comes from
     link          bytes a second, and where that comes from
+    reserve_bytes of the memory given, what is left to other programs
     ahead_bytes   of the memory given, what copies ahead of computing take beside the plan
     batch_bytes   what a stage's activations would be with all pictures in one batch; the pool runs them one at a time
     """
@@ -44,9 +50,12 @@ class MemoryPlan:
     model: str
     device_kind: str
     device_source: str
+    policy: str
+    policy_source: str
     link_bytes_per_second: float
     link_source: str
     vram_bytes: int
+    reserve_bytes: int
     ahead_bytes: int
     width: int
     height: int
@@ -57,7 +66,7 @@ class MemoryPlan:
 
 def plan_memory(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model by name or path.", show_default=False)],
-    vram: options.Vram = None,
+    vram: Annotated[str | None, options._option("--vram", _VRAM, _PLAN, "SIZE")] = None,
     size: options.Size = None,
     batch: Annotated[int, options._option("--batch", "Pictures to make (default: 1).", _PLAN, "N")] = 1,
     lora: options.Lora = None,
@@ -67,6 +76,8 @@ def plan_memory(
     prompt: Annotated[str, options._option("--prompt", "Its length counts (default: none).", _PLAN, "TEXT")] = "",
     link: Annotated[str | None, options._option("--link", _LINK, _PLAN, "SIZE")] = None,
     device: options.Device = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: Annotated[str | None, options._option("--reserve-vram", _RESERVE, _PLAN, "SIZE")] = None,
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
@@ -79,7 +90,8 @@ def plan_memory(
     if batch < 1:
         raise unusable_field("--batch", batch, "a whole number from 1")
     fields = request_fields(lora=lora, steps=steps, cfg=cfg, sampler=sampler, size=size)
-    found = memory_plan(model, prompt, fields, batch, link, PoolOptions(config=config, device=device, vram=vram))
+    where = PoolOptions(config, None, device, vram, None, vram_policy, reserve_vram)
+    found = memory_plan(model, prompt, fields, batch, link, where)
     if as_json:
         print_json(sys.stdout, as_plain(found))
         return
@@ -93,30 +105,45 @@ def memory_plan(
 ) -> MemoryPlan:
     """The plan for `batch` pictures. Raises UserError; DoesNotFit when they cannot be made in the memory given."""
     from actors.cli.opening import settings_for
-    from actors.cut import check_fits, cut_request
-    from actors.forecast import Speeds, forecast
+    from actors.cut import cut_request, too_small
+    from actors.forecast import Speeds, forecast, needs_most
     from actors.requests import GenerateRequest
     from pool.catalog import Catalog
+    from pool.devices.kind_names import DeviceKind
+    from pool.devices.vram_policy import capacity_bytes as room_beside
+    from pool.devices.vram_policy import choose_policy, rules_for
 
     config = settings_for(options)
-    kind, kind_source = _device_kind(config.pool.device)
+    link_bytes = _link_bytes(link)
+    kind, kind_source = _device_kind(config)
+    policy = choose_policy(config.pool.policy, DeviceKind(kind))
+    rules = rules_for(policy.value)
     vram_bytes = config.pool.budget_bytes or _usual_bytes(kind)
-    link_bytes = parse_bytes(link or ASSUMED_LINK)
-    ahead_bytes = ahead_bytes_of(kind, vram_bytes)
-    capacity_bytes = vram_bytes - ahead_bytes
+    reserve_bytes = 0 if DeviceKind(kind).computes_on_host else config.pool.reserve_bytes or 0
+    room_bytes = room_beside(None, vram_bytes, reserve_bytes)
+    ahead_bytes = ahead_bytes_of(kind, room_bytes)
+    capacity_bytes = room_bytes - ahead_bytes
     catalog = Catalog(config.models.folders, config.models.loras, kind)
     request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
     recipe, cut = cut_request(request, JobId("planned"), catalog)
-    check_fits(cut.job, capacity_bytes)
+    task, least_bytes = needs_most(cut, rules)
+    if least_bytes > capacity_bytes:
+        beside = "" if rules.may_stream else f", and all weights: the policy {policy.value} does not stream"
+        beside += ", room for copies ahead" if ahead_bytes else ""
+        beside += f", {format_bytes(reserve_bytes)} for other programs" if reserve_bytes else ""
+        raise too_small(task, memory_for(least_bytes, kind, reserve_bytes), vram_bytes, beside)
     speeds = Speeds(link_bytes, overlaps=ahead_bytes > 0, ahead_bytes=ahead_bytes)
-    found = forecast(cut, capacity_bytes, speeds, batch, lambda key: _modules(catalog, cut, key))
+    found = forecast(cut, capacity_bytes, speeds, batch, lambda key: _modules(catalog, cut, key), rules)
     return MemoryPlan(
         model=recipe.model,
         device_kind=kind,
         device_source=kind_source,
+        policy=policy.value.value,
+        policy_source=policy.reason,
         link_bytes_per_second=link_bytes,
         link_source="as given" if link else "assumed",
         vram_bytes=vram_bytes,
+        reserve_bytes=reserve_bytes,
         ahead_bytes=ahead_bytes,
         width=recipe.width,
         height=recipe.height,
@@ -159,12 +186,14 @@ def as_plain(found: MemoryPlan) -> dict[str, Any]:
 
 
 def _given(found: MemoryPlan) -> list[tuple[str, str]]:
-    ahead = f", of which {format_bytes(found.ahead_bytes)} are for copies ahead" if found.ahead_bytes else ""
+    parts = {"left to other programs": found.reserve_bytes, "for copies ahead": found.ahead_bytes}
+    taken = " and ".join(f"{format_bytes(count)} are {use}" for use, count in parts.items() if count)
     link = f"{found.link_bytes_per_second / 1e9:.3g} GB/s, {found.link_source}"
     return [
         ("model", f"{found.model} at {found.width}x{found.height}, {found.steps} steps"),
         ("device", f"{found.device_kind} ({found.device_source})"),
-        ("memory", f"{format_bytes(found.vram_bytes)}{ahead}"),
+        ("policy", f"{found.policy} ({found.policy_source})"),
+        ("memory", format_bytes(found.vram_bytes) + (f", of which {taken}" if taken else "")),
         ("speeds", f"link {link}; computing is a guess, good to an order of magnitude"),
     ]
 
@@ -183,13 +212,14 @@ def _together(found: MemoryPlan) -> list[tuple[str, str]]:
         activations = ", ".join(f"{stage} {format_bytes(count)}" for stage, count in found.batch_bytes.items())
         facts.append(("in one batch", f"would take activations of {activations}; the pool does not run it so"))
     smallest, whole, resident = (
-        format_bytes(memory_for(count, found.device_kind))
+        format_bytes(memory_for(count, found.device_kind, found.reserve_bytes)) if count is not None else "never"
         for count in (made.smallest_bytes, made.whole_bytes, made.resident_bytes)
     )
+    streams = "none streams" if found.policy == VramPolicy.HIGH else "all streams"
     facts += [
-        ("smallest memory", f"{smallest}: all streams, divided as far as can be"),
+        ("smallest memory", f"{smallest}: {streams}, divided as far as can be"),
         ("undivided from", whole),
-        ("all stays from", resident),
+        ("all stays from", resident if made.resident_bytes is not None else f"never: the policy is {found.policy}"),
     ]
     return facts
 
@@ -228,37 +258,51 @@ def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType
 
 
 def _divided(stage: StageForecast) -> str:
-    if stage.division is None:
-        return ""
-    return f", tiles of {stage.division.tile}" if stage.division.tile else f", {stage.division.batch} text at a time"
+    return "" if stage.division is None else f", {stage.division.words}"
 
 
-def _device_kind(configured: str) -> tuple[str, str]:
-    """The kind to plan for, and where that comes from."""
-    if configured != "auto":
-        return configured, "as given"
+def _link_bytes(given: str | None) -> int:
+    """Bytes a second. Raises UnusableField."""
+    try:
+        return parse_bytes(given if given is not None else ASSUMED_LINK)
+    except UserError:
+        raise unusable_field("--link", given, "bytes a second, such as 12GB") from None
+
+
+def _device_kind(config: PoolConfig) -> tuple[str, str]:
+    """The kind that a pool on this machine would use, and where that comes from."""
     from pool.devices.capabilities import default_device_kind
+    from pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 
-    found = default_device_kind()
-    if found.computes_on_host:
-        return "cuda", "assumed: this machine has no GPU"
-    return found.value, "as this machine has"
+    is_disabled = config.pool.policy is VramPolicy.DISABLED
+    asked = None if config.pool.device == AUTO else DeviceKind(config.pool.device)
+    seen = () if asked is not None or is_disabled else (default_device_kind(),)
+    has_gpus = any(kind in RAY_COUNTS for kind in seen)
+    found = choose_kind(asked, seen, has_gpus, is_disabled).value
+    if is_disabled:
+        return found, "the policy is not to use a GPU"
+    if asked is not None:
+        return found, "as given"
+    return found, "as this machine has" if has_gpus else "this machine has no GPU that a pool would use by itself"
 
 
 def _usual_bytes(kind: str) -> int:
-    from pool.devices.kinds import DEFAULT_SIM_BYTES
+    from pool.devices.kinds import DEFAULT_SIM_BYTES, CpuMemory
 
     if kind == "sim":
         return DEFAULT_SIM_BYTES
+    if kind == "cpu":
+        return CpuMemory(None).total_bytes()
     raise UserError("--vram: say how much memory to plan for, such as 8GiB")
 
 
-def memory_for(capacity_bytes: int, kind: str) -> int:
-    """The least memory on such a device that leaves `capacity_bytes` beside what copies ahead take."""
+def memory_for(capacity_bytes: int, kind: str, reserve_bytes: int = 0) -> int:
+    """The least memory on such a device that leaves `capacity_bytes` beside what copies ahead take, and
+    `reserve_bytes` for other programs."""
     memory_bytes = capacity_bytes
     while memory_bytes - ahead_bytes_of(kind, memory_bytes) < capacity_bytes:
         memory_bytes += capacity_bytes - (memory_bytes - ahead_bytes_of(kind, memory_bytes))
-    return memory_bytes
+    return memory_bytes + reserve_bytes
 
 
 def ahead_bytes_of(kind: str, vram_bytes: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from actors.cli.options import PoolOptions
     from actors.cli.ports import Jobs, Pool
     from actors.cli.session import Session
-    from actors.outcomes import ImageResult, JobFailure, Summary
+    from actors.outcomes import ImageResult, JobFailure, Summary, TaskSummary
     from actors.outputs.folder import KeptPicture
     from actors.requests import GenerateRequest
 
@@ -245,9 +246,20 @@ def _tell(
             show(console, summary_table(summary))
             console.print()
         say(console, _headline(summary), "bold")
+        for line in memory_lines(summary.tasks):
+            say(console, line, "yellow")
     _tell_internal_error(console, failures)
     if sheet is not None:
         say(console, f"pictures: {run.output}   contact sheet: {sheet}")
+
+
+def memory_lines(tasks: Sequence[TaskSummary]) -> list[str]:
+    """What a person should know of runs that were divided, or that ran out of memory before they were made."""
+    mine = [task for task in tasks if not task.shared]
+    divided = Counter(f"{task.stage.value} by {task.divided}" for task in mine if task.divided)
+    rungs = Counter(", ".join(task.rungs) for task in mine if task.rungs)
+    lines = [f"{how}: {counted(count, 'run')}, for want of GPU memory" for how, count in divided.items()]
+    return lines + [f"out of GPU memory in {counted(count, 'run')}; helped: {what}" for what, count in rungs.items()]
 
 
 def _headline(summary: Summary) -> str:

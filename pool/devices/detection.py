@@ -1,4 +1,4 @@
-"""Which devices this machine has, and what is odd about it. Asks; takes no memory of a device where that can be helped.
+"""Which devices this machine has, and what is odd about it. Asks; takes no memory of a device.
 
 Decides nothing (`modelpool doctor` tells what follows).
 """
@@ -35,7 +35,8 @@ AMD_DRIVER = Path("/dev/kfd")
 class DetectedDevice:
     """One device of this machine.
 
-    free_bytes  free now, whoever uses the rest; None where the device does not tell
+    free_bytes  free now, whoever uses the rest; None where the device does not tell, or telling takes some of it: a
+                driver asked by way of torch makes a context on the device
     users       the processes that use it, where somebody tells
     """
 
@@ -85,7 +86,10 @@ def detect(
     nvidia_cards: Path = NVIDIA_CARDS,
     amd_driver: Path = AMD_DRIVER,
 ) -> Detected:
-    """All accelerators that this process can use. Never fails for want of a package or a driver."""
+    """All accelerators that this process can use. Never fails for want of a package or a driver.
+
+    Of devices other than Apple's, only NVML is asked what is free.
+    """
     devices: list[DetectedDevice] = []
     problems: list[Problem] = []
     memory = host or host_memory()
@@ -104,7 +108,8 @@ def detect(
                 problems.append(Problem(what, "free it or restart its driver; see the driver's own tool", True))
     problems += _unused_cards(devices, nvml, nvidia_cards, amd_driver)
     if nvml.problem and any(device.kind is DeviceKind.CUDA for device in devices):
-        problems.append(Problem(f"who else uses the cards is not known: {nvml.problem}", "pip install nvidia-ml-py"))
+        what = f"what is free on the cards and who uses them is not known: {nvml.problem}"
+        problems.append(Problem(what, "pip install nvidia-ml-py"))
     return Detected(tuple(devices), memory, tuple(problems))
 
 
@@ -114,11 +119,12 @@ def capabilities_here(
     """What the devices of the kind called `name` can do, for whoever reckons sizes without computing on one.
 
     The weakest of this machine's; where the process sees none (Ray hides GPUs from actors that ask for none), what
-    NVML tells; else what is expected of such a device (`capabilities_of`). Raises UnknownName.
+    NVML tells; else what is expected of such a device (`capabilities_of`). Takes no memory of a device. `name` may be
+    "auto" as in `device_kind`. Raises UnknownName.
     """
     kind = device_kind(name, find_module)
     if kind.computes_on_host:
-        return capabilities_of(name)
+        return capabilities_of(kind.value)
     try:
         count = device_count(find_module(kind))
         found = [detect_capabilities(kind, index, find_module=find_module) for index in range(count)]
@@ -138,7 +144,7 @@ def _device(kind: DeviceKind, module: Any, index: int, nvml: NvmlReading, find_m
     card = nvml.card(uuid) if uuid else None
     if card is not None:
         return DetectedDevice(kind, index, capabilities, card.free_bytes, card.processes)
-    driver = memory_calls(kind, module, index).driver
+    driver = memory_calls(kind, module, index).driver if kind is DeviceKind.MPS else None
     return DetectedDevice(kind, index, capabilities, None if driver is None else driver()[0])
 
 

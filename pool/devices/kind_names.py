@@ -5,7 +5,7 @@ Knows names; does not know which of them this machine has (`pool.devices.detecti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -87,3 +87,29 @@ ACCELERATORS = (
     DeviceKind.MLU,
     DeviceKind.DIRECTML,
 )
+
+#: kinds that Ray counts as its resource "GPU", gives to workers and hides from the others
+RAY_COUNTS = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU)
+#: the name in configurations that leaves the choice of the kind to `choose_kind`
+AUTO = "auto"
+
+
+def choose_kind(
+    wanted: DeviceKind | None, seen: Collection[DeviceKind], has_gpus: bool, is_disabled: bool = False
+) -> DeviceKind:
+    """The kind that workers run on. Pure; the pool's plan, its workers and `modelpool doctor` all ask here.
+
+    wanted       what a person asked for; None leaves it to the machine: GPUs that Ray counts, else simulated ones
+    seen         kinds that torch finds where it is asked. ROCm answers to the name "cuda" too; where nothing is seen
+                 GPUs are taken for Nvidia's
+    has_gpus     Ray has GPUs to give, of one of `RAY_COUNTS`
+    is_disabled  the policy says that no device is used
+    """
+    if is_disabled:
+        return DeviceKind.CPU
+    if wanted is None and not has_gpus:
+        return DeviceKind.SIM
+    if wanted is None:
+        return next((kind for kind in RAY_COUNTS if kind in seen), DeviceKind.CUDA)
+    is_rocm = DeviceKind.ROCM in seen and DeviceKind.CUDA not in seen
+    return DeviceKind.ROCM if wanted is DeviceKind.CUDA and is_rocm else wanted

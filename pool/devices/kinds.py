@@ -13,7 +13,7 @@ import torch
 
 from pool.devices import sim
 from pool.devices.accelerator_memory import AcceleratorMemory, memory_calls
-from pool.devices.kind_names import DeviceKind
+from pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 from pool.devices.memory_limits import HostMemory, host_memory
 from pool.devices.torch_modules import FindModule, device_count, device_module, device_name, torch_device
 from pool.devices.transfers import TransferCounters, TransferLedger
@@ -129,15 +129,25 @@ class CpuMemory:
 
 
 def device_kind(name: str, find_module: FindModule = device_module) -> DeviceKind:
-    """The kind called `name`. "cuda" is ROCm where torch was built for it: torch calls both so.
+    """The kind called `name`. "cuda" is ROCm where torch was built for it: torch calls both so. "auto" is the kind of
+    the GPU that Ray gave to this process.
 
     Raises UnknownName.
     """
+    if name == AUTO:
+        return choose_kind(None, [kind for kind in RAY_COUNTS if _has_devices(kind, find_module)], has_gpus=True)
     if name not in {kind.value for kind in DeviceKind}:
         raise unknown_name("device kind", name, [kind.value for kind in DeviceKind])
     kind = DeviceKind(name)
     is_rocm = kind is DeviceKind.CUDA and find_module(DeviceKind.ROCM) is not None
-    return DeviceKind.ROCM if is_rocm else kind
+    return choose_kind(kind, [DeviceKind.ROCM] if is_rocm else [], has_gpus=True)
+
+
+def _has_devices(kind: DeviceKind, find_module: FindModule) -> bool:
+    try:
+        return device_count(find_module(kind)) > 0
+    except UserError:
+        return False  # `modelpool doctor` tells of it
 
 
 def open_device(kind: str, index: int, budget_bytes: int | None, find_module: FindModule = device_module) -> OpenDevice:

@@ -71,7 +71,11 @@ class SimBackend:
         return 0
 
     def synchronize(self, device: torch.device | str | int | None = None) -> None:
-        """Nothing is pending: every operation has finished when it returns."""
+        """Nothing is pending: every operation has finished when it returns. Raises torch.AcceleratorError when the
+        device is lost."""
+        found = self.devices.find(self.current_device()) if device is None else self._find(device)
+        if found is not None:
+            found.require()
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
@@ -161,7 +165,10 @@ def fail_transfer(index: int, after: int | None = 0) -> None:
     """Let the next copy from the host to `sim:index` but `after` raise torch.OutOfMemoryError, once.
 
     `after` copies go well first; None takes a failure back that has not come yet. The failing copy is not counted.
+    Raises ValueError for a negative number.
     """
+    if after is not None and after < 0:
+        raise ValueError(f"fail_transfer: found after {after}, expected None or a number from 0")
     _configured(index).ledger.fail_copy(after)
 
 

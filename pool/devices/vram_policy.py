@@ -21,6 +21,8 @@ WINDOWS_RESERVE_BYTES = 600 * _MIB
 #: and so much more on Windows where the card has more than that
 WINDOWS_LARGE_RESERVE_BYTES = 100 * _MIB
 LARGE_CARD_BYTES = 15 * 1024 * _MIB
+#: with less than this no worker starts: nothing that anybody would call a model runs in it
+LEAST_ROOM_BYTES = _MIB // 16
 
 
 class VramPolicy(StrEnum):
@@ -37,7 +39,7 @@ class VramPolicy(StrEnum):
     HIGH = "high"
     """Like normal, and a run whose weights would have to stream is refused."""
     SHARED = "shared"
-    """The device computes in host memory: weights stay where they are."""
+    """The device's memory is the host's: plans are as under normal; what models load goes straight to the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +49,21 @@ class ResidencyRules:
     weights_share  of the room beside activations and scratch, the part that weights may take
     keeps_idle     weights stay after the run that needed them
     may_stream     a run may go on with weights that are not resident
-    host_views     where torch's device is the CPU, a weight without patches that is stored in its compute dtype is
-                   resident as the host's own tensor: nothing is copied and it takes no device bytes. Other devices
-                   cannot read the host's tensors, even where the memory is the same: there it means nothing
     """
 
     weights_share: float = 1.0
     keeps_idle: bool = True
     may_stream: bool = True
-    host_views: bool = False
 
 
 _RULES: Mapping[VramPolicy, ResidencyRules] = MappingProxyType(
     {
-        VramPolicy.DISABLED: ResidencyRules(host_views=True),
+        VramPolicy.DISABLED: ResidencyRules(),
         VramPolicy.NONE: ResidencyRules(weights_share=0.0),
         VramPolicy.LOW: ResidencyRules(keeps_idle=False),
         VramPolicy.NORMAL: ResidencyRules(),
         VramPolicy.HIGH: ResidencyRules(may_stream=False),
-        VramPolicy.SHARED: ResidencyRules(host_views=True),
+        VramPolicy.SHARED: ResidencyRules(),
     }
 )
 
@@ -94,6 +92,14 @@ def default_reserve_bytes(kind: DeviceKind, device_bytes: int, on_windows: bool 
     if not on_windows:
         return RESERVE_BYTES
     return WINDOWS_RESERVE_BYTES + (WINDOWS_LARGE_RESERVE_BYTES if device_bytes > LARGE_CARD_BYTES else 0)
+
+
+def reserve_for(asked_bytes: int | None, kind: DeviceKind, device_bytes: int, on_windows: bool = False) -> int:
+    """What is left to other programs: what was asked for, else the usual (None). Of sim and cpu nothing is: what they
+    have is their budget, which no other program uses. Pure."""
+    if asked_bytes is None or kind.computes_on_host:
+        return default_reserve_bytes(kind, device_bytes, on_windows)
+    return asked_bytes
 
 
 def capacity_bytes(budget_bytes: int | None, free_bytes: int, reserve_bytes: int) -> int:

@@ -14,6 +14,8 @@ from pool.errors import unknown_name
 
 #: One more and `ddim_uniform`, which leaves out the first of 1000 timesteps, could not give every step its own.
 MAX_STEPS = 999
+#: Guidance scales that make pictures: 1 is none, far beyond the upper end latents leave what floats can hold.
+MIN_CFG, MAX_CFG = 1.0, 100.0
 
 
 @dataclass(frozen=True, slots=True)

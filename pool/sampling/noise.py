@@ -6,13 +6,20 @@ Knows nothing of devices and batches, on purpose: see `PictureNoise`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pool.errors import unusable_field
+from pool.arguments import whole_number
 
 SEEDS = range(2**64)
+
+
+def checked_seed(seed: Any) -> int:
+    """`seed` as a plain int. Raises UnusableField for what is no whole number or outside `SEEDS`."""
+    # never `seed in SEEDS`: for what is no plain int a range compares number after number
+    return whole_number("seed", seed, "a whole number from 0 to 2**64 - 1", SEEDS.start, SEEDS.stop - 1)
 
 
 class PictureNoise:
@@ -23,13 +30,11 @@ class PictureNoise:
     draws for the same seed and size.
 
     torch's CPU generator reads the low 32 bits of a seed, so seeds 2**32 apart give the same picture, here as there.
-    Raises UnusableField for a seed outside `SEEDS`.
+    Raises UnusableField for a seed that is no whole number or outside `SEEDS`.
     """
 
     def __init__(self, seed: int) -> None:
-        if seed not in SEEDS:
-            raise unusable_field("seed", seed, "0 to 2**64 - 1")
-        self._generator = torch.Generator(device="cpu").manual_seed(seed)
+        self._generator = torch.Generator(device="cpu").manual_seed(checked_seed(seed))
 
     def draw(self, shape: Sequence[int]) -> Tensor:
         """The next standard normal numbers, on the CPU, in float32. Advances the generator."""

@@ -120,7 +120,11 @@ class FakeCatalog:
             return ()
         return (Division(self.activation_bytes(model, work, context_tokens) * 999 // 1000, batch=1, slowdown=1.5),)
 
-    def learn(self, task: TaskSpec, cost: RunCost, ran_out: bool = False) -> None:
+    def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
+        whole = Division(self.activation_bytes(model, work, context_tokens))
+        return (whole, *self.divisions(model, work, context_tokens))
+
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
         pass
 
     def run_seconds(self, model: ModelRef, work: Work) -> float:

@@ -41,6 +41,11 @@ def test_the_laptop_preset_serves_the_example() -> None:
         ("[pool]\nvram = 0", UnusableField, r"\[pool\] vram: found 0"),
         ("[pool]\nreserve_vram = 'abc'", UnusableField, r"\[pool\] reserve_vram: found 'abc', expected a size such as"),
         ("[pool]\nreserve_vram = -1", UnusableField, r"\[pool\] reserve_vram: found -1"),
+        ("[pool]\nvram = true", UnusableField, r"\[pool\] vram: found True, expected a number or a text"),
+        ("[pool]\nreserve_vram = false", UnusableField, r"\[pool\] reserve_vram: found False"),
+        ("[pool]\nworkers = true", UnusableField, r"\[pool\] workers: found True"),
+        ("[pool]\nthreads = true", UnusableField, r"\[pool\] threads: found True"),
+        ("[pool]\nvram = '0MiB'", UnusableField, r"\[pool\] vram: found '0MiB'"),
         ("[pool]\nvram_policy = 'lo'", UnusableField, r"\[pool\] vram_policy: found 'lo', expected 'auto', 'disabled'"),
         ("[pool]\nworkers = 0", UnusableField, r"\[pool\] workers: found 0, expected a whole number from 1"),
         ("[pool]\nworkers = 'most'", UnusableField, r"\[pool\] workers: found 'most'"),
@@ -87,7 +92,19 @@ def test_single_settings_can_be_changed_and_none_leaves_them(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"), [(None, None), (0, 0), ("0", 0), ("600MiB", 600 * MIB), (1_000_000, 1_000_000)]
+    ("said", "meant"),
+    [
+        (None, None),
+        (0, 0),
+        ("0", 0),
+        ("0B", 0),
+        (" 0 MiB", 0),
+        ("0.0G", 0),
+        ("0kb", 0),
+        ("0.5KiB", 512),
+        ("600MiB", 600 * MIB),
+        (1_000_000, 1_000_000),
+    ],
 )
 def test_a_reserve_may_be_nothing(said, meant) -> None:
     assert PoolConfig().override(reserve_vram=said).pool.reserve_bytes == meant

@@ -139,8 +139,35 @@ def test_the_message_names_a_budget_that_is_enough() -> None:
     _, made = cut(GenerateRequest(model="shapes", prompt="p", seed=1))
     enough = max(needed_bytes(task.uses, task.least_activation_bytes) for task in made.job.tasks)
     check_fits(made.job, enough)
-    with pytest.raises(DoesNotFit, match=r"needs at least 1\.1 MiB of device memory, the budget is"):
+    with pytest.raises(DoesNotFit, match=r"needs at least 1\.1 MiB of device memory, the budget is 1\.0 MiB"):
+        check_fits(made.job, 1 << 20)
+
+
+def test_figures_that_round_to_the_same_are_told_in_bytes() -> None:
+    """Found in a review: "needs at least 20.1 MiB of device memory, the budget is 20.1 MiB"."""
+    _, made = cut(GenerateRequest(model="shapes", prompt="p", seed=1))
+    enough = max(needed_bytes(task.uses, task.least_activation_bytes) for task in made.job.tasks)
+    with pytest.raises(DoesNotFit, match=f"needs at least {enough} B of device memory, the budget is {enough - 1} B"):
         check_fits(made.job, enough - 1)
+
+
+def test_what_is_refused_is_refused_by_what_was_counted() -> None:
+    """Found in a review: figures that runs had raised refused what had fitted before, for good."""
+    _, made = cut(GenerateRequest(model="shapes", prompt="p", seed=1))
+    enough = max(needed_bytes(task.uses, task.least_activation_bytes) for task in made.job.tasks)
+    raised = [
+        replace(
+            task,
+            activation_bytes=4 * task.activation_bytes,
+            divisions=tuple(
+                replace(way, activation_bytes=4 * way.activation_bytes, counted_bytes=way.activation_bytes)
+                for way in task.divisions
+            ),
+            counted_bytes=task.activation_bytes,
+        )
+        for task in made.job.tasks
+    ]
+    check_fits(replace(made.job, tasks=tuple(raised)), enough)
 
 
 def test_the_message_is_about_the_task_that_needs_most() -> None:

@@ -112,6 +112,20 @@ def test_running_out_of_device_memory_is_a_kind_of_its_own() -> None:
     assert "2 GiB" in report.error.message
 
 
+@pytest.mark.parametrize("name", ["AcceleratorError", "RuntimeError"])
+@pytest.mark.parametrize("said", ["CUDA error: out of memory", "MPS backend out of memory (MPS allocated: 8.00 GB)"])
+def test_a_device_that_says_so_in_another_error_is_not_lost(name: str, said: str) -> None:
+    """Found in a review: an AcceleratorError about memory gave the worker up, a RuntimeError was an internal error."""
+    import torch
+
+    bench = Bench(RaisingEngine(getattr(torch, name, RuntimeError)(said)))
+    bench.worker.start()
+    report, _ = bench.run()
+    assert report.error.kind is RunErrorKind.OUT_OF_VRAM
+    assert said in report.error.message
+    assert not bench.worker._ended.is_set()
+
+
 @pytest.mark.parametrize(("name", "over"), [("AcceleratorError", True), ("OutOfMemoryError", False)])
 def test_a_worker_whose_gpu_is_broken_is_over_after_its_report(name, over) -> None:
     import torch

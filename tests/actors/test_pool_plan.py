@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
 from actors.config import PoolConfig
 from actors.pool_plan import SIMULATED_WORKERS, plan_pool
+from pool.catalog import Catalog
+from pool.devices.capabilities import cuda_capabilities
+from pool.devices.detection import capabilities_here, detect
+from pool.devices.kind_names import DeviceKind
+from pool.devices.kinds import open_device
+from pool.devices.memory_limits import HostMemory
+from pool.devices.nvml import NvmlReading
 from pool.devices.vram_policy import VramPolicy
+from pool.diagnosis import Wanted, diagnose
 from pool.errors import UnusableField
+from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, only
+
+SHAPES = Path(__file__).parents[2] / "examples" / "shapes" / "models"
 
 
 @pytest.mark.parametrize(
     ("device", "workers", "gpus", "kind", "count", "gpus_each"),
     [
         ("auto", "all", 0, "sim", SIMULATED_WORKERS, 0),
-        ("auto", "all", 4, "cuda", 4, 1),
-        ("auto", 3, 8, "cuda", 3, 1),
+        ("auto", "all", 4, "auto", 4, 1),
+        ("auto", 3, 8, "auto", 3, 1),
         ("auto", 3, 0, "sim", 3, 0),
         ("sim", "all", 4, "sim", SIMULATED_WORKERS, 0),
         ("sim", 5, 4, "sim", 5, 0),
@@ -41,19 +53,48 @@ def test_device_and_workers_follow_from_wishes_and_gpus(device, workers, gpus, k
 @pytest.mark.parametrize(
     ("device", "policy", "gpus", "kind", "chosen"),
     [
-        ("auto", "auto", 1, "cuda", VramPolicy.NORMAL),
-        ("auto", "low", 1, "cuda", VramPolicy.LOW),
+        ("auto", "auto", 1, "auto", None),
+        ("auto", "low", 1, "auto", VramPolicy.LOW),
         ("auto", "disabled", 1, "cpu", VramPolicy.DISABLED),
         ("cuda", "disabled", 0, "cpu", VramPolicy.DISABLED),
-        ("mps", "auto", 0, "mps", VramPolicy.SHARED),
+        ("mps", "auto", 0, "mps", None),
         ("sim", "high", 0, "sim", VramPolicy.HIGH),
-        ("cpu", "auto", 0, "cpu", VramPolicy.DISABLED),
+        ("cpu", "auto", 0, "cpu", None),
     ],
 )
-def test_the_policy_is_what_was_asked_for_or_what_the_device_suggests(device, policy, gpus, kind, chosen) -> None:
+def test_the_policy_is_what_was_asked_for_or_left_to_the_worker(device, policy, gpus, kind, chosen) -> None:
+    """Found in a review: kind and policy were decided here, by less than the worker sees, and the doctor said other."""
     plan = plan_pool(PoolConfig().override(device=device, vram_policy=policy, reserve_vram="1GiB"), gpus, False)
     assert plan.open_engine.args[0] == kind
     assert plan.open_engine.keywords == {"vram_policy": chosen, "reserve_bytes": 1 << 30}
+
+
+@pytest.mark.parametrize("seen", [DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU])
+def test_a_worker_takes_what_the_doctor_says(seen) -> None:
+    """Found in a review: on a machine with an Intel GPU alone, the doctor said sim and the pool cuda."""
+    find = only(**{seen.value: UsualModule(Properties("a card", 16 * GIB), count=1)})
+    plan = plan_pool(PoolConfig(), 1, False)
+    doctor = diagnose(detect(NvmlReading(), find, HostMemory(GIB, GIB)), Wanted())
+    assert [d.device.kind for d in doctor.devices if d.is_used] == [seen]
+    assert open_device(plan.open_engine.args[0], 0, None, find).kind is seen
+    assert capabilities_here(plan.open_catalog.args[2], NvmlReading(), find).kind is seen
+
+
+def test_sizes_are_reckoned_for_the_weakest_card_that_is_here(monkeypatch) -> None:
+    """Found in a review: every card was taken for one of the Ampere generation, whatever it was."""
+    turing = cuda_capabilities("Tesla T4", (7, 5), 16 * GIB)
+    monkeypatch.setattr("pool.devices.detection.capabilities_here", {"auto": turing}.__getitem__)
+    config = PoolConfig().override(models=SHAPES)
+    found = plan_pool(config, 1, False).open_catalog()
+    expected = Catalog((SHAPES,), (), turing)
+    assumed = Catalog((SHAPES,), (), "cuda")
+    model = found.find_model("shapes")
+    assert found.components(model) == expected.components(model) != assumed.components(model)
+
+
+def test_on_a_machine_without_a_card_the_catalog_opens() -> None:
+    catalog = plan_pool(PoolConfig().override(models=SHAPES, device="cuda"), 1, False).open_catalog()
+    assert catalog.components(catalog.find_model("shapes"))
 
 
 def test_one_worker_where_workers_cannot_be_kept_apart() -> None:

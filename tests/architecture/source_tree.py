@@ -29,6 +29,7 @@ TORCH_FREE = (
     "pool.residency_reasons",
     "pool.streaming_order",
     "pool.errors",
+    "pool.arguments",
     "pool.work",
     "pool.sampling.names",
 )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from tests.pool.devices.fake_modules import GIB, AppleModule, DirectMlModule, Pr
 from tests.pool.devices.fake_nvml import FakeNvml
 
 MIB = 1 << 20
+ROOT = Path(__file__).parents[2]
 HOST = HostMemory(64 * GIB, 40 * GIB)
 
 
@@ -79,10 +84,10 @@ def test_an_old_card() -> None:
     ("wanted", "reserve", "capacity", "why"),
     [
         (Wanted(budget_bytes=8 * GIB), 400 * MIB, 8 * GIB, "no more than 8.0 GiB was given"),
-        (Wanted(budget_bytes=24 * GIB), 400 * MIB, 24 * GIB - 400 * MIB, "24.0 GiB are free now"),
-        (Wanted(reserve_bytes=4 * GIB), 4 * GIB, 20 * GIB, "of which the reserve is left out"),
-        (Wanted(reserve_bytes=0), 0, 24 * GIB, "24.0 GiB are free now"),
-        (Wanted(on_windows=True), 700 * MIB, 24 * GIB - 700 * MIB, "24.0 GiB are free now"),
+        (Wanted(budget_bytes=24 * GIB), 400 * MIB, 24 * GIB - 400 * MIB, "24.0 GiB if nothing else uses it"),
+        (Wanted(reserve_bytes=4 * GIB), 4 * GIB, 20 * GIB, "the reserve left out"),
+        (Wanted(reserve_bytes=0), 0, 24 * GIB, "24.0 GiB if nothing else uses it"),
+        (Wanted(on_windows=True), 700 * MIB, 24 * GIB - 700 * MIB, "24.0 GiB if nothing else uses it"),
     ],
 )
 def test_what_a_worker_may_use(wanted: Wanted, reserve: int, capacity: int, why: str) -> None:
@@ -100,10 +105,23 @@ def test_a_card_that_others_fill_is_broken_and_they_are_named() -> None:
     assert "a process that cannot be seen from here" in problem.remedy
 
 
+def test_one_full_card_of_two_is_no_end() -> None:
+    """Found in a review: all was called broken, though the other worker runs. No worker starts with next to nothing."""
+    both = UsualModule(Properties("RTX", 24 * GIB, 8, 9))
+    devices = machine(cuda=both).devices
+    full = replace(devices[1], free_bytes=400 * MIB + 60 * 1024)
+    found = diagnose(Detected((devices[0], full), HOST, ()), Wanted())
+    assert found.is_usable
+    (problem,) = found.problems
+    assert "cuda:1 has 400.1 MiB free, and 400.0 MiB are reserved; a worker needs at least 64.0 KiB" in problem.what
+    assert not diagnose(Detected((full,), HOST, ()), Wanted()).is_usable
+
+
 @pytest.mark.parametrize(
     ("modules", "wanted", "kind", "usable", "note"),
     [
         ({"mps": AppleModule()}, Wanted(), DeviceKind.SIM, True, 'device = "mps"'),
+        ({"xpu": card("Arc", (0, 0))}, Wanted(), DeviceKind.XPU, True, "dpctl"),
         ({"mps": AppleModule()}, Wanted(DeviceKind.MPS), DeviceKind.MPS, True, ""),
         ({"directml": DirectMlModule()}, Wanted(DeviceKind.DIRECTML, 4 * GIB), DeviceKind.DIRECTML, True, ""),
         ({"rocm": card("RX", (11, 0), gcnArchName="gfx1100")}, Wanted(DeviceKind.CUDA), DeviceKind.ROCM, True, ""),
@@ -138,3 +156,22 @@ def test_every_decision_has_its_reason() -> None:
 
 def test_this_torch_does_what_the_pool_builds_on() -> None:
     assert self_test_problems() == ()
+
+
+@pytest.mark.parametrize("kind", [DeviceKind.NPU, DeviceKind.MLU, DeviceKind.DIRECTML])
+def test_a_machine_whose_package_takes_torchs_place_for_devices_is_not_broken(kind: DeviceKind) -> None:
+    """Found in a review: it was, because sim cannot be registered beside it."""
+    (problem,) = self_test_problems({kind})
+    assert not problem.is_broken
+    assert f"{kind.facts.package} takes it: no simulated GPUs" in problem.what
+
+
+def test_a_name_that_another_package_claimed_is_a_note_too() -> None:
+    """In a process of its own, whose torch keeps the name for good."""
+    code = (
+        "import torch; torch.utils.rename_privateuse1_backend('npu')\n"
+        "from pool.diagnosis import self_test_problems\n"
+        "print([(p.is_broken, 'npu takes it' in p.what) for p in self_test_problems()])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert ended.stdout.strip() == "[(False, True)]"

@@ -25,7 +25,7 @@ from tests.pool.zoo import FAMILIES, Case, build, store_in
 from tests.pool.zoo.case import quiet_libraries, tensors_in
 from tests.pool.zoo.peaks import estimated_bytes
 
-INDEX = 54  # of a simulated device that no other test uses
+INDEX = 60  # of a simulated device that no other test uses
 PLENTY_BYTES = 1 << 28
 KEY = ComponentKey("zoo/module@1")
 

@@ -7,6 +7,7 @@ LoRAs are the pool's own to the byte, a cancel from another thread stops one run
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -19,10 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pool
-from pool import DoesNotFit, LoadedModel, Stopped, load_checkpoint
+from pool import DoesNotFit, LoadedModel, ModelClosed, RanOutOfMemory, Stopped, load_checkpoint
 from pool.catalog import Catalog
 from pool.devices import sim
-from pool.errors import AdapterMismatch, CorruptFile, UnknownName, UnusableField
+from pool.errors import AdapterMismatch, CorruptFile, UnknownName, UnusableField, UserError, format_bytes
+from pool.work import Latent
 from tests.architecture.source_tree import ROOT
 from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
@@ -55,6 +57,7 @@ def expected(folder: Path) -> dict[str, np.ndarray]:
 def model(folder: Path) -> Iterator[LoadedModel]:
     with load_checkpoint(folder / "toy.safetensors", device="sim", vram=PLENTY_BYTES) as loaded:
         yield loaded
+    sim.occupy(0, 0)
     assert sim.memory_stats(0).used_bytes == 0
 
 
@@ -136,7 +139,7 @@ def test_what_does_not_fit_says_what_to_do(model: LoadedModel) -> None:
     assert 0 < component.partially_load(1 << 40) < component.size_bytes
     used_bytes += component.resident_bytes
     sim.occupy(0, sim.memory_stats(0).foreign_bytes + model.free_bytes())
-    with pytest.raises(DoesNotFit, match="of weights are resident; unload"):
+    with pytest.raises(RanOutOfMemory, match=r"of weights are resident; unload .* other programs have taken"):
         model.encode("x")
     assert model.used_bytes() == used_bytes
     model.diffusion_model.to_cpu()
@@ -168,6 +171,176 @@ def test_what_is_wrong_is_named(folder: Path, model: LoadedModel) -> None:
         load_checkpoint(broken, device="sim")
     broken.unlink()
     assert model.used_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("cfg", float("nan")),
+        ("cfg", float("inf")),
+        ("cfg", -1),
+        ("cfg", 1e30),
+        ("cfg", "5"),
+        ("steps", 1.5),
+        ("steps", True),
+        ("steps", 10**6),
+        ("width", 64.0),
+        ("height", "64"),
+        ("height", 10**6),
+        ("seed", 1.5),
+        ("seed", "a"),
+        ("seed", True),
+        ("sampler", None),
+        ("negative", None),
+        ("prompt", None),
+    ],
+)
+def test_a_field_of_another_type_is_named_before_anything_runs(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, field: str, wrong: object
+) -> None:
+    """Found in a review: they hung, raised TypeError or AttributeError, or blamed the model's file."""
+    monkeypatch.setattr(model, "_run", lambda *_: pytest.fail("something ran"))
+    with pytest.raises(UnusableField, match=f"^{field}: found "):
+        model.generate(**{"prompt": "x", field: wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("threads", 0),
+        ("threads", 1.5),
+        ("vram", 1.5),
+        ("vram", True),
+        ("vram", "lots"),
+        ("device", None),
+        ("index", -1),
+        ("index", "0"),
+        ("path", "gone.safetensors"),
+        ("path", None),
+        ("path", 7),
+        ("path", ""),
+    ],
+)
+def test_a_setting_of_another_type_is_named(folder: Path, field: str, wrong: object) -> None:
+    """Found in a review."""
+    settings = {"path": folder / "toy.safetensors", "device": "sim", field: wrong}
+    with pytest.raises(UnusableField, match=f"^{field}: found "):
+        load_checkpoint(**settings)  # type: ignore[arg-type]
+
+
+def test_stages_and_loras_name_what_they_were_given(folder: Path, model: LoadedModel) -> None:
+    with pytest.raises(UnusableField, match="prompt: found 'x', expected a text that `encode` made"):
+        model.sample("x", cfg=1)  # type: ignore[arg-type]
+    with pytest.raises(UnusableField, match="negative: found 'y'"):
+        model.sample(model.encode("x"), "y")  # type: ignore[arg-type]
+    with pytest.raises(UnusableField, match=r"latent: found <class 'numpy.ndarray'>, expected .* \[4, height, width\]"):
+        model.decode(np.zeros((4, 8, 8), np.float32))  # type: ignore[arg-type]
+    for shape in ((3, 8, 8), (8, 8), (1, 4, 8, 8), (4, 0, 8)):
+        with pytest.raises(UnusableField, match=re.escape(f"latent: found {shape}")):
+            model.decode(Latent(np.zeros(shape, np.float32)))
+    with pytest.raises(UnusableField, match="strength: found nan"):
+        model.diffusion_model.add_lora(folder / "twist.safetensors", float("nan"))
+    with pytest.raises(UnusableField, match="path: found 'gone'"):
+        model.diffusion_model.add_lora("gone")
+    for method in (model.vae.partially_load, model.vae.partially_unload):
+        for size in (1.5, True, None, "lots", -1):
+            with pytest.raises(UnusableField, match=rf"{method.__name__}\(size_bytes\): found"):
+                method(size)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_sizes_as_texts_are_as_good(model: LoadedModel, expected: dict[str, np.ndarray]) -> None:
+    assert 0 < model.vae.partially_load("1MiB") <= 1 << 20
+    assert model.vae.partially_unload("1GiB") > 0
+    numbers = {"steps": np.int32(2), "cfg": np.float32(4), "seed": np.uint64(7), "width": np.int64(64)}
+    assert np.array_equal(model.generate(**{**PROMPT, **numbers}), expected["plain"])
+
+
+def test_to_gpu_again_moves_nothing_however_little_is_free(model: LoadedModel) -> None:
+    """Found in a review: with less free than a layer's scratch, "needs at least 0 B, the budget is 0 B"."""
+    model.to_gpu()
+    before = [component.resident_bytes for component in model.components]
+    sim.occupy(0, sim.memory_stats(0).foreign_bytes + model.free_bytes())
+    assert model.to_gpu() == 0
+    assert [component.resident_bytes for component in model.components] == before
+
+
+def test_patches_that_cannot_be_brought_name_the_scratch_they_need(folder: Path, model: LoadedModel) -> None:
+    """The other half of the same finding: weights are there, with other patches."""
+    unet = model.diffusion_model
+    model.to_gpu()
+    before_bytes = model.used_bytes()
+    unet.add_lora(folder / "twist.safetensors", 0.8)
+    scratch_bytes = unet.patcher.use().scratch_bytes
+    sim.occupy(0, model.free_bytes() - scratch_bytes + 1)
+    with pytest.raises(DoesNotFit, match="largest layer to be patched; take another component off") as refused:
+        unet.to_gpu()
+    assert format_bytes(scratch_bytes) in str(refused.value)
+    assert model.used_bytes() == before_bytes
+    sim.occupy(0, 0)
+    assert unet.to_gpu() == 0
+    assert unet.patcher.resident().patch_digest == unet.patcher.patches.digest
+
+
+def test_a_partial_load_never_makes_anything_leave(model: LoadedModel) -> None:
+    """Found in a review: partially_load(0) shrank another component, or this one and returned a negative number."""
+    model.diffusion_model.to_gpu()
+    model.text_encoder.partially_load(model.text_encoder.size_bytes // 2)
+    before = [component.resident_bytes for component in model.components]
+    sim.occupy(0, model.free_bytes())  # not even a layer's scratch is left
+    for component in model.components:
+        assert component.partially_load(0) == 0
+        assert component.partially_load(1 << 20) == 0
+    assert [component.resident_bytes for component in model.components] == before
+
+
+def test_advice_of_a_run_that_does_not_fit_is_possible(folder: Path) -> None:
+    """Found in a review: "0 B of weights are resident; unload 1.3 MiB of them"."""
+    with load_checkpoint(folder / "toy.safetensors", device="sim", vram=3_000_000) as loaded:
+        with pytest.raises(DoesNotFit, match=r"\(make a smaller picture, or give it more device memory") as refused:
+            loaded.encode("x")
+        assert "unload" not in str(refused.value)
+        assert loaded.vae.partially_load("256KiB") > 0
+        with pytest.raises(DoesNotFit, match="is not enough; make a smaller picture"):
+            loaded.encode("x")
+
+
+def test_a_closed_model_says_so_and_takes_no_device(folder: Path) -> None:
+    """Found in a review: it worked on, and its weights stayed on the device for good."""
+    loaded = load_checkpoint(folder / "toy.safetensors", device="sim", vram=PLENTY_BYTES)
+    part, encoded = loaded.diffusion_model, loaded.encode("x")
+    part.add_lora(folder / "twist.safetensors")
+    with pytest.raises(UserError, match="a run is using it"):
+        loaded.sample(encoded, cfg=1, steps=2, on_step=lambda done, steps: loaded.close())
+    part.to_gpu()
+    loaded.close()
+    loaded.close()
+    assert not loaded.cancel()
+    uses = [
+        loaded.free_bytes,
+        loaded.used_bytes,
+        loaded.to_gpu,
+        loaded.to_cpu,
+        loaded.__enter__,
+        lambda: loaded.device_name,
+        lambda: loaded.native_size,
+        lambda: loaded.encode("x"),
+        lambda: loaded.sample(encoded, cfg=1),
+        lambda: loaded.decode(Latent(np.zeros((4, 8, 8), np.float32))),
+        lambda: loaded.generate("x"),
+        lambda: part.size_bytes,
+        lambda: part.resident_bytes,
+        part.to_gpu,
+        part.to_cpu,
+        lambda: part.partially_load(1),
+        lambda: part.partially_load(0),
+        lambda: part.partially_unload(0),
+        lambda: part.add_lora(folder / "twist.safetensors"),
+        part.remove_loras,
+    ]
+    for use in uses:
+        with pytest.raises(ModelClosed, match="toy: the model is closed; open it again with load_checkpoint"):
+            use()
+    assert sim.memory_stats(0).used_bytes == 0
 
 
 def test_importing_the_package_imports_no_torch_and_every_name_is_there() -> None:

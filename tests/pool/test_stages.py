@@ -178,6 +178,36 @@ def test_a_picture_that_is_no_whole_number_of_cells_is_refused() -> None:
         vae_encode(Picture(np.zeros((68, 64, 3), np.uint8)), patcher(Role.VAE), LATENT, QUIET)
 
 
+class NoLayers(torch.nn.Module):
+    """A VAE without a layer at which a run could be asked to stop."""
+
+    def decode(self, z_BCHW: torch.Tensor, return_dict: bool) -> tuple[torch.Tensor]:
+        return (z_BCHW[:, :3].repeat_interleave(8, 2).repeat_interleave(8, 3),)
+
+    def encode(self, x_BCHW: torch.Tensor, return_dict: bool) -> tuple[torch.Tensor]:
+        moments_BCHW = torch.nn.functional.avg_pool2d(x_BCHW[:, :1], 8).repeat(1, 8, 1, 1)
+        return (moments_BCHW,)
+
+
+@pytest.mark.parametrize("name", ["decode", "vae_encode"])
+def test_a_vae_without_layers_stops_between_tiles(name: str, scene_latent: Latent) -> None:
+    """Found in a review: with the check before each tile left out, no test failed, as layers ask too."""
+    sim.configure(INDEX, 1 << 30)
+    form = WeightForm(torch.float32)
+    vae = ModelPatcher.of(ComponentKey("plain"), Role.VAE, NoLayers(), torch.device("sim", INDEX), form)
+    done: list[int] = []
+
+    def run(hooks: RunHooks) -> object:
+        if name == "decode":
+            return decode(scene_latent, vae, LATENT, hooks, Division(0, tile=16))
+        return vae_encode(scene(192), vae, LATENT, hooks, division=Division(0, tile=16))
+
+    with pytest.raises(Stopped):
+        run(RunHooks(on_step=lambda tile, tiles: done.append(tile), should_stop=lambda: len(done) == 2))
+    assert done == [1, 2]
+    run(QUIET)
+
+
 Stage = Callable[[RunHooks], np.ndarray]
 
 

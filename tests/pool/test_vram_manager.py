@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pool.devices import sim
+from pool.devices.vram_policy import VramPolicy, rules_for
 from pool.errors import DoesNotFit, UnknownName, UserError
 from pool.options.callbacks import CallbackPoint
-from pool.out_of_memory import let_go
+from pool.out_of_memory import RanOutOfMemory, let_go
 from pool.patcher import ModelPatcher
 from pool.spec import ComponentKey, Role
 from pool.vram_manager import VramManager, with_extras
@@ -98,7 +99,8 @@ def test_what_is_leased_stays() -> None:
     first, second = patcher_of("first", 1), patcher_of("second", 2)
     weight_bytes = first.spec().weight_bytes
     use = second.use()
-    manager = VramManager(weight_bytes * 3 // 2 + use.scratch_bytes + ACTIVATION_BYTES)
+    run_bytes = use.scratch_bytes + ACTIVATION_BYTES
+    manager = VramManager(weight_bytes * 3 // 2 + 2 * run_bytes)
     manager.add(first)
     manager.add(second)
     with manager.lease([(first, first.use())], ACTIVATION_BYTES):
@@ -109,7 +111,7 @@ def test_what_is_leased_stays() -> None:
         manager.unload_all()
         assert first.resident().resident_bytes == weight_bytes
         assert second.resident().resident_bytes == 0
-    with manager.lease([(second, use)], ACTIVATION_BYTES):
+    with manager.lease([(second, use)], ACTIVATION_BYTES + run_bytes):
         assert second.resident().resident_bytes == weight_bytes
         assert first.resident().resident_bytes < weight_bytes
 
@@ -268,3 +270,201 @@ def test_a_component_that_was_removed_is_gone() -> None:
     manager.close()
     manager.close()
     assert patcher.key not in manager
+
+
+def sim_free_bytes() -> int:
+    stats = sim.memory_stats(0)
+    return stats.budget_bytes - stats.used_bytes - stats.foreign_bytes
+
+
+def managing(capacity_bytes: int, *patchers: ModelPatcher, policy: VramPolicy = VramPolicy.NORMAL) -> VramManager:
+    """A manager of these, whose device has exactly the capacity."""
+    sim.configure(0, capacity_bytes)
+    manager = VramManager(capacity_bytes, rules_for(policy), sim_free_bytes)
+    for patcher in patchers:
+        manager.add(patcher)
+    return manager
+
+
+def test_loading_by_hand_moves_nothing_that_is_there() -> None:
+    """Found in a review: `load` evicted others, and shrank the one it loaded where other programs had grown."""
+    first, second = patcher_of("first", 1), patcher_of("second", 2)
+    weight_bytes, scratch_bytes = first.spec().weight_bytes, first.use().scratch_bytes
+    manager = managing(weight_bytes * 3 // 2 + scratch_bytes, first, second)
+    assert manager.load(first) == weight_bytes
+    with pytest.raises(DoesNotFit, match="with all weights resident: nothing leaves for it"):
+        manager.load(second)
+    assert (first.resident().resident_bytes, second.resident().resident_bytes) == (weight_bytes, 0)
+    arrived_bytes = manager.load(second, weight_bytes)
+    assert 0 < arrived_bytes <= weight_bytes // 2
+    assert first.resident().resident_bytes == weight_bytes
+    sim.occupy(0, sim_free_bytes())
+    before = second.resident_modules()
+    assert manager.load(second, weight_bytes) == 0
+    assert manager.load(first) == 0, "all of it is there"
+    alone = VramManager(weight_bytes + scratch_bytes, free_bytes=sim_free_bytes)  # to it, all of this is others'
+    with pytest.raises(RanOutOfMemory, match="other programs have taken"):
+        alone.load(patcher_of("third", 3))
+    assert first.resident().resident_bytes == weight_bytes
+    assert second.resident_modules() == before
+
+
+def test_loading_by_hand_patches_anew_what_is_there() -> None:
+    base = patcher_of("toy", 1)
+    manager = managing(1 << 20, base)
+    manager.load(base)
+    patched = variant(base, "a")
+    manager.load(patched, 0)
+    assert base.resident().patch_digest == patched.patches.digest
+    assert base.resident().resident_bytes == base.spec().weight_bytes
+
+
+@pytest.mark.parametrize("hint", ["needed next", "priority"])
+def test_no_hint_makes_a_run_not_fit_where_nothing_may_stream(hint: str) -> None:
+    """Found in a review: a component of one pass was to stream for the sake of one that is wanted more, and refused."""
+    first, second = patcher_of("first", 1), patcher_of("second", 2)
+    weight_bytes = first.spec().weight_bytes
+    manager = managing(weight_bytes * 3 // 2 + first.use().scratch_bytes, first, second, policy=VramPolicy.HIGH)
+    manager.load(first)
+    if hint == "priority":
+        manager.prioritize(first.key, 1)
+    with manager.lease([(second, second.use())], 0, [first.key] if hint == "needed next" else []) as lease:
+        assert second.resident().resident_bytes == weight_bytes
+        assert lease.plan.streamed_bytes == 0
+
+
+def test_other_programs_are_named_where_nothing_may_stream() -> None:
+    """Found in a review: it was said to be a DoesNotFit, which the user would have to mend."""
+    patcher = patcher_of("toy", 1)
+    weight_bytes, scratch_bytes = patcher.spec().weight_bytes, patcher.use().scratch_bytes
+    manager = managing(2 * weight_bytes + scratch_bytes, patcher, policy=VramPolicy.HIGH)
+    sim.occupy(0, weight_bytes * 3 // 2)
+    with pytest.raises(RanOutOfMemory, match="other programs have taken"), manager.lease([(patcher, patcher.use())], 0):
+        pass
+    with pytest.raises(DoesNotFit, match="the policy is not to stream any"):
+        manager.lease([(patcher, patcher.use())], weight_bytes + 1).__enter__()
+    sim.occupy(0, 0)
+    with manager.lease([(patcher, patcher.use())], weight_bytes):
+        pass
+
+
+def test_the_room_for_activations_is_what_a_lease_then_has() -> None:
+    """Found in a review: under a policy that streams nothing, extras that nobody had added yet were not counted."""
+    main, extra = patcher_of("main", 1), patcher_of("extra", 2)
+    weight_bytes, uses = main.spec().weight_bytes, [main.use(), extra.use()]
+    for policy, whole_bytes in ((VramPolicy.NORMAL, 0), (VramPolicy.HIGH, 2 * weight_bytes)):
+        manager = managing(5 * weight_bytes, main, policy=policy)
+        room_bytes = manager.activation_room(uses, new=[main.spec(), extra.spec()])
+        assert room_bytes == 5 * weight_bytes - uses[0].scratch_bytes - whole_bytes
+        wanted = [(main, uses[0]), (extra, uses[1])]
+        with pytest.raises(DoesNotFit), manager.lease(wanted, room_bytes + 1):
+            pass
+        with manager.lease(wanted, room_bytes):
+            pass
+        manager.close()
+
+
+def test_a_lease_inside_another_leaves_it_its_room() -> None:
+    """Found in a review: the weights of a nested lease, and of a load by hand, took the room of the outer run."""
+    outer, inner, third = (patcher_of(name, seed) for seed, name in enumerate(("outer", "inner", "third")))
+    weight_bytes, scratch_bytes = outer.spec().weight_bytes, outer.use().scratch_bytes
+    manager = managing(4 * weight_bytes, outer, inner, third)
+    with manager.lease([(outer, outer.use())], 2 * weight_bytes) as lease:
+        left_bytes = 4 * weight_bytes - lease.planned_bytes
+        assert manager.room_bytes == left_bytes == weight_bytes - scratch_bytes
+        with manager.lease([(inner, inner.use()), (third, third.use())], 0) as nested:
+            assert sim_free_bytes() >= 2 * weight_bytes + 2 * scratch_bytes
+            assert nested.planned_bytes <= 4 * weight_bytes
+        manager.unload(inner.key)
+        manager.unload(third.key)
+        manager.load(inner, weight_bytes)
+        assert sim_free_bytes() >= 2 * weight_bytes + scratch_bytes
+        with pytest.raises(DoesNotFit), manager.lease([(third, third.use())], weight_bytes):
+            pass
+    assert manager.room_bytes == 4 * weight_bytes - manager.residency().used_bytes
+
+
+def test_what_a_run_has_allocated_is_not_taken_for_other_programs() -> None:
+    """Found in a review: in a nested lease the outer run's own activations were counted against the room."""
+    outer, inner = patcher_of("outer", 1), patcher_of("inner", 2)
+    weight_bytes, scratch_bytes = outer.spec().weight_bytes, outer.use().scratch_bytes
+    manager = managing(4 * weight_bytes + 2 * scratch_bytes, outer, inner)
+    with manager.lease([(outer, outer.use())], weight_bytes):
+        activations = torch.empty(weight_bytes, dtype=torch.uint8, device=DEVICE)
+        with manager.lease([(inner, inner.use())], weight_bytes):
+            assert inner.resident().resident_bytes == weight_bytes
+        with (
+            pytest.raises(DoesNotFit, match=f"leased {weight_bytes} B"),
+            manager.lease([(inner, inner.use())], 2 * weight_bytes + 1),
+        ):
+            pass
+        sim.occupy(0, sim_free_bytes())
+        with pytest.raises(RanOutOfMemory, match="other programs"):
+            manager.lease([(inner, inner.use())], weight_bytes).__enter__()
+        del activations
+
+
+def test_what_is_held_survives_a_policy_that_keeps_nothing() -> None:
+    """Found in a review: no test noticed when it did not."""
+    patcher = patcher_of("toy", 1)
+    weight_bytes = patcher.spec().weight_bytes
+    manager = managing(4 * weight_bytes, patcher, policy=VramPolicy.LOW)
+    manager.load(patcher)
+    manager.hold(patcher.key, weight_bytes // 2)
+    with manager.lease([(patcher, patcher.use())], 0):
+        assert patcher.resident().resident_bytes == weight_bytes
+    assert weight_bytes // 2 <= patcher.resident().resident_bytes < weight_bytes
+    manager.release(patcher.key)
+    with manager.lease([(patcher, patcher.use())], 0):
+        pass
+    assert patcher.resident().resident_bytes == 0
+
+
+def test_letting_idle_ones_go_keeps_what_is_held_leased_or_named() -> None:
+    """Found in a review: no test noticed when what is held left too."""
+    held, leased, named, idle = (
+        patcher_of(name, seed) for seed, name in enumerate(("held", "leased", "named", "idle"))
+    )
+    manager = managing(1 << 20, held, leased, named, idle)
+    for patcher in (held, named, idle):
+        manager.load(patcher)
+    manager.hold(held.key, 1)
+    with manager.lease([(leased, leased.use())], 0):
+        assert manager.free_idle(but=[named.key]) == idle.spec().weight_bytes
+    assert [p.resident().resident_bytes > 0 for p in (held, leased, named, idle)] == [True, True, True, False]
+
+
+def test_a_refused_run_leaves_nothing_behind() -> None:
+    """Found in a review: its components stayed managed."""
+    patcher = patcher_of("toy", 1)
+    manager = managing(10)
+    for block in (manager.lease([(patcher, patcher.use())], 5), manager.lease_as_is([(patcher, patcher.use())], 5)):
+        with pytest.raises(DoesNotFit), block:
+            pass
+    with pytest.raises(DoesNotFit):
+        manager.load(patcher)
+    assert patcher.key not in manager
+
+
+def test_a_run_with_what_is_there_is_told_what_would_help() -> None:
+    """Found in a review: with nothing resident one was to unload some of it, and other programs were not named."""
+    patcher = patcher_of("toy", 1)
+    weight_bytes, scratch_bytes = patcher.spec().weight_bytes, patcher.use().scratch_bytes
+    manager = managing(2 * weight_bytes + scratch_bytes, patcher)
+    wanted = [(patcher, patcher.use())]
+
+    def refused(activation_bytes: int) -> str:
+        with pytest.raises((DoesNotFit, RanOutOfMemory)) as caught, manager.lease_as_is(wanted, activation_bytes):
+            pass
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    assert "(make a smaller picture, or give it more device memory (vram))" in refused(2 * weight_bytes + 1)
+    manager.load(patcher)
+    assert "resident; unload 1 B of them" in refused(weight_bytes + 1)
+    assert "that are resident is not enough; make a smaller picture" in refused(2 * weight_bytes + 1)
+    assert refused(weight_bytes + 1).startswith("DoesNotFit")
+    with manager.lease_as_is(wanted, weight_bytes):
+        assert manager.room_bytes == 0
+    sim.occupy(0, weight_bytes)
+    assert refused(weight_bytes).startswith("RanOutOfMemory")
+    assert "other programs have taken" in refused(weight_bytes)

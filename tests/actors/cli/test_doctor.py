@@ -9,10 +9,14 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from actors.cli.doctor import doctor, make_report, views
+from actors.cli.doctor import device_lines, doctor, make_report, views
 from actors.cli.options import DeviceKind, PoolOptions
 from actors.config import CONFIG_VARIABLE
+from pool.devices.capabilities import other_capabilities
+from pool.devices.detection import Detected, DetectedDevice
+from pool.devices.kind_names import DeviceKind as Kind
 from pool.devices.memory_limits import host_memory
+from pool.diagnosis import Wanted, diagnose
 from pool.errors import UserError
 
 
@@ -54,10 +58,36 @@ def test_a_device_that_is_not_there_ends_with_1_and_what_to_do() -> None:
     assert 'for "sim" or "cpu"' in ended.output
 
 
-def test_a_reserve_of_all_that_is_free_is_broken() -> None:
-    ended = doctored("--device", "cpu", "--reserve-vram", "8TiB")
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_of_sim_and_cpu_nothing_is_reserved(device: str) -> None:
+    """Found in a review: against the page on configuration, it was."""
+    ended = doctored("--device", device, "--vram", "64MiB", "--reserve-vram", "8TiB", "--json")
+    assert ended.exit_code == 0
+    (used,) = [d for d in json.loads(ended.output)["diagnosis"]["devices"] if d["is_used"]]
+    assert (used["capacity_bytes"], used["reserve_bytes"]) == (64 << 20, 0)
+
+
+def test_too_small_a_budget_is_told_with_its_remedy() -> None:
+    ended = doctored("--device", "sim", "--vram", "1MiB")
     assert ended.exit_code == 1
-    assert "8192.0 GiB are reserved" in ended.output
+    assert "1.0 MiB are given (vram)" in " ".join(ended.output.split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Kind.CUDA, "24.0 GiB; free: not asked, install nvidia-ml-py"),
+        (Kind.XPU, "24.0 GiB; free: not asked, since the answer takes memory of the device; its maker's own"),
+        (Kind.DIRECTML, "?"),
+    ],
+)
+def test_what_was_not_asked_is_said(kind: Kind, said: str) -> None:
+    """Found in a review: to know what is free, each card was asked in a way that takes its memory."""
+    total = 0 if kind is Kind.DIRECTML else 24 << 30
+    device = DetectedDevice(kind, 0, other_capabilities(kind, "a card", total, True), None)
+    (one,) = [d for d in diagnose(Detected((device,), host_memory(), ()), Wanted(kind)).devices if d.is_used]
+    (memory,) = [text for name, text in device_lines(one) if name == "memory"]
+    assert memory.startswith(said)
 
 
 def test_the_configuration_is_heard(tmp_path: Path) -> None:

@@ -19,8 +19,11 @@ from actors.cli.planning import ahead_bytes_of, memory_for, memory_plan, plan_me
 from actors.cut import cut_request
 from actors.requests import GenerateRequest
 from pool.catalog import Catalog
+from pool.devices import capabilities
+from pool.devices.capabilities import default_device_kind
+from pool.devices.kind_names import DeviceKind
 from pool.devices.uploads import AHEAD_BYTES
-from pool.errors import DoesNotFit, UnknownName, UnusableField, UserError, parse_bytes
+from pool.errors import MIB, DoesNotFit, UnknownName, UnusableField, UserError, parse_bytes
 from pool.spec import JobId
 from tests.architecture.source_tree import ROOT
 
@@ -98,6 +101,50 @@ def test_a_gpu_keeps_room_for_copies_ahead(config: str) -> None:
     assert said["forecast"]["capacity_bytes"] == (1 << 30) - said["ahead_bytes"]
 
 
+@pytest.mark.parametrize("more", [(), ("--reserve-vram", "100MiB"), ("--vram-policy", "high")], ids=str)
+@pytest.mark.parametrize("device", ["sim", "cuda"])
+def test_the_figure_of_a_refusal_is_enough(config: str, device: str, more: tuple[str, ...]) -> None:
+    """Found in a review: on cuda the figure left out the copies ahead, and was refused when it was given."""
+    arguments = ("--size", "256x256", "--device", device, *more, "--config", config)
+    with pytest.raises(DoesNotFit) as refused:
+        plan("shapes", "--vram", "1MiB", *arguments)
+    named = re.search(r"needs at least (\S+ \S+) of device memory, the budget is 1\.0 MiB", str(refused.value))
+    assert named is not None
+    assert plan("shapes", "--vram", named[1], *arguments).exit_code == 0
+    with pytest.raises(DoesNotFit):
+        plan("shapes", "--vram", str(parse_bytes(named[1]) - (MIB // 5)), *arguments)
+
+
+def test_without_a_device_it_is_for_what_a_pool_here_would_use(config: str, tmp_path: Path) -> None:
+    """Found in a review: without a GPU cuda was assumed, with the 64 MiB of the preset for simulated ones."""
+    path = tmp_path / "auto.toml"
+    path.write_text(Path(config).read_text().replace('device = "sim"', 'vram = "64MiB"'))
+    kinds = {DeviceKind.CUDA: "cuda", DeviceKind.XPU: "xpu", DeviceKind.MPS: "sim", DeviceKind.CPU: "sim"}
+    for here, expected in kinds.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(capabilities, "default_device_kind", lambda here=here: here)
+            found = memory_plan("shapes", "", {}, 4, None, PoolOptions(Path(config).parent / "auto.toml", vram="1GiB"))
+        assert found.device_kind == expected
+    if default_device_kind().computes_on_host:
+        assert plan("shapes", "--batch", "4", "--config", str(path)).exit_code == 0
+
+
+def test_policy_and_reserve_count(config: str) -> None:
+    """Found in a review: both were ignored."""
+    arguments = ("shapes", "--vram", "1GiB", "--config", config, "--json")
+    none, disabled = (json.loads(plan(*arguments, "--vram-policy", name).stdout) for name in ("none", "disabled"))
+    assert (none["policy"], none["forecast"]["resident_bytes"]) == ("none", None)
+    assert all(stage["resident_bytes"] == 0 for stage in none["forecast"]["first"])
+    assert disabled["device_kind"] == "cpu"
+    reserved = ("--reserve-vram", "256MiB")
+    cuda = json.loads(plan(*arguments, *reserved, "--device", "cuda").stdout)
+    assert cuda["forecast"]["capacity_bytes"] == (768 << 20) - ahead_bytes_of("cuda", 768 << 20)
+    sim = json.loads(plan(*arguments, *reserved).stdout)
+    assert sim["forecast"]["capacity_bytes"] == 1 << 30
+    said = plan("shapes", "--vram", "1GiB", *reserved, "--device", "cuda", "--config", config).stdout
+    assert "of which 256.0 MiB are left to other programs and 24.0 MiB are for copies ahead" in said
+
+
 @pytest.mark.parametrize("capacity_bytes", [0, 1, 31, 10**6 + 7, 8 << 30, 200 << 30])
 def test_memory_for_a_capacity_is_the_least_that_leaves_it(capacity_bytes: int) -> None:
     memory_bytes = memory_for(capacity_bytes, "cuda")
@@ -117,5 +164,5 @@ def test_what_is_wrong_is_told(config: str) -> None:
         plan("sheeps", "--vram", "1GiB", "--config", config)
     with pytest.raises(UserError, match="--vram"):
         plan("shapes", "--device", "cuda", "--config", config)
-    with pytest.raises(UnusableField):
-        parse_bytes("much")
+    with pytest.raises(UnusableField, match="--link: found 'fast'"):
+        plan("shapes", "--link", "fast", "--config", config)

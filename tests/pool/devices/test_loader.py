@@ -21,7 +21,7 @@ from pool.devices.loader import FILL_THREADS, Loader
 from pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
 from tests.pool.devices.fake_streams import Trace
 
-INDEX = 57  # of a simulated device that no other test uses
+INDEX = 58  # of a simulated device that no other test uses
 SLOT_BYTES = 64
 
 

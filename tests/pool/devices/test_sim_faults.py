@@ -124,3 +124,21 @@ def test_a_lost_device_gives_memory_back_and_leaves_the_others_alone() -> None:
     del held
     assert sim.memory_stats(INDEX).used_bytes == 0
     assert (other + 1).tolist() == [2, 2, 2, 2]
+
+
+def test_a_failure_before_the_next_copy_cannot_be_asked_for() -> None:
+    """Found in a review: a negative number was taken, and no copy ever failed."""
+    with pytest.raises(ValueError, match="after -1, expected None or a number from 0"):
+        sim.fail_transfer(INDEX, -1)
+
+
+def test_a_lost_device_is_not_in_step_with_the_host() -> None:
+    """Found in a review: `synchronize` answered for a device that was gone."""
+    backend = torch.sim  # type: ignore[attr-defined]
+    backend.synchronize(INDEX)
+    sim.lose(INDEX)
+    with pytest.raises(torch.AcceleratorError, match="is lost"):
+        backend.synchronize(f"sim:{INDEX}")
+    sim.recover(INDEX)
+    backend.synchronize(INDEX)
+    backend.synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -49,8 +50,28 @@ def test_draws_are_cpu_float32_whatever_the_default_is() -> None:
 def test_the_first_and_the_last_seed_work_and_the_ones_beside_them_do_not() -> None:
     assert not torch.equal(PictureNoise(0).draw(SHAPE), PictureNoise(2**64 - 1).draw(SHAPE))
     for seed in (-1, 2**64):
-        with pytest.raises(UnusableField, match=r"seed: found -?\d+, expected 0 to 2\*\*64 - 1"):
+        with pytest.raises(UnusableField, match=r"seed: found -?\d+, expected a whole number from 0 to 2\*\*64 - 1"):
             PictureNoise(seed)
+
+
+class _NotToBeCompared:
+    """A whole number, as numpy's are, that a scan of all numbers stumbles over at the first of them."""
+
+    def __index__(self) -> int:
+        return 7
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError(f"compared with {other}: as long as all seeds take")
+
+
+def test_a_seed_that_is_no_plain_int_is_not_looked_for_among_all_seeds() -> None:
+    """Found in a review: numpy's numbers, floats and texts were compared with one seed after another, without end."""
+    seven = PictureNoise(7).draw(SHAPE)
+    for seed in (_NotToBeCompared(), np.int64(7), np.uint64(7)):
+        assert torch.equal(PictureNoise(seed).draw(SHAPE), seven)  # type: ignore[arg-type]
+    for wrong in (1.5, "7", None, True):
+        with pytest.raises(UnusableField, match="seed: found"):
+            PictureNoise(wrong)  # type: ignore[arg-type]
 
 
 def test_seeds_are_read_modulo_2_to_the_32_as_torch_does() -> None:

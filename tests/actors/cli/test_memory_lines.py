@@ -1,0 +1,27 @@
+"""What people are told about memory at the end: which runs were divided, and what helped against running out."""
+
+from __future__ import annotations
+
+from actors.cli.running import memory_lines
+from actors.outcomes import TaskSummary
+from pool.spec import Division, Stage, WorkerId
+
+
+def task(stage: Stage, divided: str = "", rungs: tuple[str, ...] = (), shared: bool = False) -> TaskSummary:
+    return TaskSummary(stage, WorkerId("gpu-0"), 1.0, 0.0, True, 0, 0, 0, shared, divided, rungs)
+
+
+def test_nothing_is_said_of_ordinary_runs() -> None:
+    assert memory_lines([task(Stage.ENCODE), task(Stage.SAMPLE), task(Stage.DECODE)]) == []
+
+
+def test_equal_divisions_and_rungs_are_counted_together_and_shared_runs_once() -> None:
+    tiles = Division(1, tile=24).words
+    rungs = ("drop caches", "stream more")
+    tasks = [task(Stage.DECODE, tiles), task(Stage.DECODE, tiles, rungs), task(Stage.DECODE, tiles, shared=True)]
+    tasks.append(task(Stage.SAMPLE, Division(1, batch=1).words))
+    assert memory_lines(tasks) == [
+        "decode by tiles of 24: 2 runs, for want of GPU memory",
+        "sample by 1 at a time: 1 run, for want of GPU memory",
+        "out of GPU memory in 1 run; helped: drop caches, stream more",
+    ]

@@ -1,0 +1,69 @@
+"""Dry runs and what they change for the whole process while they last."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pool.dry_run import META, dry_run
+
+
+class Careful(nn.Module):
+    """Asks for no autocast around a product, as models do; stays in it until `may_end`."""
+
+    def __init__(self, entered: threading.Event, may_end: threading.Event) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self._events = (entered, may_end)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        entered, may_end = self._events
+        entered.set()
+        assert may_end.wait(30)
+        with torch.autocast(device_type=x_BD.device.type, enabled=False):
+            assert isinstance(torch.autocast("cpu"), torch.autocast), "it stays a class"
+            out_BD: Tensor = self.linear(x_BD)
+        return out_BD
+
+
+def run_dry(module: nn.Module) -> None:
+    dry_run(module, torch.float32, lambda m: m(torch.empty(2, 4, device=META)))
+
+
+def test_two_dry_runs_at_once_leave_autocast_as_it_was() -> None:
+    """Found in a review: the one that ended last put the other's stand-in back, for good."""
+    original = torch.autocast
+    first, second, done = threading.Event(), threading.Event(), threading.Event()
+    done.set()
+    # if both ran at once, the first would end while the second is inside, and the second last
+    one = threading.Thread(target=run_dry, args=(Careful(first, done),))
+    held = threading.Event()
+    two = threading.Thread(target=run_dry, args=(Careful(second, held),))
+    two.start()
+    assert second.wait(30)
+    one.start()
+    one.join(0.2)
+    assert not first.is_set(), "it waits for the one that is under way"
+    held.set()
+    for thread in (one, two):
+        thread.join(30)
+    assert first.is_set()
+    assert torch.autocast is original
+
+
+def test_autocast_of_other_devices_is_served_as_ever_meanwhile() -> None:
+    class Mixed(nn.Module):
+        def forward(self, x_BD: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert torch.is_autocast_enabled("cpu")
+                assert torch.get_autocast_dtype("cpu") is torch.bfloat16
+            with torch.autocast("meta"), torch.autocast(device_type="meta", dtype=torch.float16):
+                assert not torch.is_autocast_enabled("cpu")
+            return x_BD
+
+    run_dry(Mixed())
+    with pytest.raises(RuntimeError):
+        torch.autocast("meta")
