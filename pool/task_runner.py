@@ -18,7 +18,7 @@ from pool.devices.upload_road import UploadRoad
 from pool.division import choose_division, ways
 from pool.oom_ladder import Try, next_try
 from pool.out_of_memory import Exhausted, OutOfHostMemory, RanOutOfMemory, exhausted, give_back_unused, let_go
-from pool.spec import ComponentKey, ComponentUse, Division, RunCost, Rung, TaskSpec
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, RunCost, Rung, TaskSpec
 from pool.vram_manager import VramManager, Wanted
 from pool.work import Result, Stopped
 
@@ -44,6 +44,11 @@ class Run:
     def uses(self) -> tuple[ComponentUse, ...]:
         """What it needs of each component."""
         return tuple(use for _, use in self.wanted)
+
+    @property
+    def specs(self) -> tuple[ComponentSpec, ...]:
+        """The sizes of each component."""
+        return tuple(patcher.spec() for patcher, _ in self.wanted)
 
 
 @dataclass(slots=True)
@@ -172,7 +177,7 @@ class TaskRunner:
         By the figures of the task, and by what such runs were measured to take: a division may change the picture, so
         no guess of this book's causes one. Where a correction is right that was not measured, weights make room.
         """
-        room_bytes = self._vram.activation_room(run.uses)
+        room_bytes = self._vram.activation_room(run.uses, new=run.specs)
         for way in ways(run.task):
             measured_bytes = self.book.most_measured(self._key(run, way), way.estimated_bytes)
             if max(way.activation_bytes, measured_bytes) <= room_bytes:
@@ -183,11 +188,11 @@ class TaskRunner:
         """What to plan with: the figure of the task, or more where such runs took more here. Both correct what was
         counted, so none is corrected twice. No correction makes a run not fit."""
         corrected_bytes = self.book.corrected(self._key(run, division), division.estimated_bytes)
-        return max(division.activation_bytes, min(corrected_bytes, self._vram.activation_room(run.uses)))
+        return max(division.activation_bytes, min(corrected_bytes, self._vram.activation_room(run.uses, new=run.specs)))
 
     def _weight_bytes(self, run: Run, trying: Try) -> int:
         """About how much of the run's weights is resident in this try, at most."""
-        room_bytes = self._vram.activation_room(run.uses) - self._activation_bytes(run, trying.division)
+        room_bytes = self._vram.activation_room(run.uses, new=run.specs) - self._activation_bytes(run, trying.division)
         whole_bytes = sum({patcher.key: patcher.spec().weight_bytes for patcher, _ in run.wanted}.values())
         most_bytes = whole_bytes if trying.most_weight_bytes is None else trying.most_weight_bytes
         return max(0, min(whole_bytes, most_bytes, room_bytes))
