@@ -22,7 +22,7 @@ from pool.patches.patch_set import PatchSet, WeightPatch
 from pool.patches.values import PatchedWeight
 from pool.residency import ModuleBytes, Resident
 from pool.shared_weights import RealizeReport, SharedWeights, WeightsTarget
-from pool.sizing import component_spec, component_use
+from pool.sizing import component_use
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from pool.weight_form import WeightForm
 from pool.weight_hooks.shelf import PatchedShelf
@@ -145,8 +145,7 @@ class ModelPatcher:
 
     def spec(self) -> ComponentSpec:
         """The component's sizes."""
-        w = self._weights
-        return component_spec(w.key, w.role, w.owned.values(), w.form)
+        return self._weights.spec
 
     def use(self, passes: int = 1) -> ComponentUse:
         """What a run with this patch set needs. Sizes are those of the host weights, resident or not."""

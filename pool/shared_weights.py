@@ -33,8 +33,8 @@ from pool.patches.patch_set import PatchSet
 from pool.patches.rounding import round_to, seed_of
 from pool.quantization.quantize import requantize
 from pool.residency import ModuleBytes, Resident
-from pool.sizing import OwnWeights, merged_bytes, merges, module_bytes, own_weights
-from pool.spec import UNPATCHED, ComponentKey, Role
+from pool.sizing import OwnWeights, component_spec, merged_bytes, merges, module_bytes, own_weights
+from pool.spec import UNPATCHED, ComponentKey, ComponentSpec, Role
 from pool.weight_form import WeightForm
 from pool.weight_hooks.shelf import PatchedShelf, Shelved
 
@@ -130,6 +130,11 @@ class SharedWeights:
         used = [name for name in work if name in self.sizes]
         unused = [name for name in self.sizes if name not in work]
         return tuple(replace(self.sizes[name], flops=work.get(name, 0)) for name in (*used, *unused))
+
+    @cached_property
+    def spec(self) -> ComponentSpec:
+        """The component's sizes."""
+        return component_spec(self.key, self.role, self.owned.values(), self.form)
 
     @property
     def resident_modules(self) -> frozenset[str]:

@@ -68,9 +68,9 @@ def test_of_sim_and_cpu_nothing_is_reserved(device: str) -> None:
 
 
 def test_too_small_a_budget_is_told_with_its_remedy() -> None:
-    ended = doctored("--device", "sim", "--vram", "1MiB")
+    ended = doctored("--device", "sim", "--vram", "16KiB")
     assert ended.exit_code == 1
-    assert "1.0 MiB are given (vram)" in " ".join(ended.output.split())
+    assert "16.0 KiB are given (vram)" in " ".join(ended.output.split())
 
 
 @pytest.mark.parametrize(
