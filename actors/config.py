@@ -251,6 +251,9 @@ def _section(name: str, keys: Mapping[str, Any]) -> Strict | SchedulerConfig:
 
 
 def _scheduler_config(keys: Mapping[str, Any]) -> SchedulerConfig:
+    for key, found in keys.items():
+        if isinstance(found, bool) and key != "placement":  # pydantic would make a number of it, unseen by the class
+            raise unusable_field(key, found, "a finite number")
     try:
         return TypeAdapter(SchedulerConfig).validate_python(dict(keys))
     except ValidationError as complaint:

@@ -4,7 +4,9 @@ Estimates are counted without a device (`pool.activation`); a device's libraries
 For each component, stage, division and kind of device the book keeps what was measured beside what was estimated, by
 powers of two of the estimate, because a constant that a library takes weighs differently at each size. Rules
 1. Up at once: a correction is never below what was measured in one of the last `REMEMBERED_RUNS` runs of such a size.
-2. Down slowly: by a part of the way with each measured run.
+2. Down slowly: by a part of the way with each measured run. All runs are one window: exact peaks push old lower bounds
+   out of it, and lower bounds push out old peaks; without any peak a correction above the estimate comes down to that,
+   since it may itself be why later runs stream and are not measured exactly.
 3. Running out of memory is a step up: the true figure is above the estimate by an unknown amount. Each run that ends
    well takes a part of the step back: it may have been a moment's bad luck.
 4. Bounded: what was not measured moves an estimate by no more than `LOWEST` to `HIGHEST` times, and what was measured
@@ -74,40 +76,57 @@ class ActivationError:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """A run that ended well, estimated at `estimated_bytes`: it held `measured_bytes`; unless `exact`, that or more."""
+
+    estimated_bytes: int
+    measured_bytes: int
+    exact: bool
+
+    @property
+    def ratio(self) -> float:
+        """What it held as a multiple of the estimate."""
+        return self.measured_bytes / self.estimated_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Correction:
     """What was learnt of one key at one size, as multiples of estimates; the latest last.
 
-    measured  what the exact peaks come to; 1 without any
-    peaks     (estimated, measured) bytes of the remembered exact runs
-    least     lower bounds from the remembered runs that streamed
+    measured  what the exact peaks come to; 1 before the first
+    seen      what the remembered runs held
     step      what running out of memory raised it to; 0 when that is over
     ran_out   how often that was
     """
 
     measured: float = 1.0
-    peaks: tuple[tuple[int, int], ...] = ()
-    least: tuple[float, ...] = ()
+    seen: tuple[Seen, ...] = ()
     step: float = 0.0
     ran_out: int = 0
 
     @property
     def factor(self) -> float:
         """What to multiply an estimate by."""
-        return max(self.measured, self.step, *self.least, 0.0)
+        return max([self.measured, self.step, *(run.ratio for run in self.seen)])
+
+    @property
+    def peaks(self) -> tuple[Seen, ...]:
+        """Those of the remembered runs that were measured exactly."""
+        return tuple(run for run in self.seen if run.exact)
 
     @property
     def ratios(self) -> tuple[float, ...]:
         """The exact peaks as multiples of the estimates."""
-        return tuple(measured_bytes / estimated_bytes for estimated_bytes, measured_bytes in self.peaks)
+        return tuple(run.ratio for run in self.peaks)
 
     def after_peak(self, estimated_bytes: int, measured_bytes: int, exact: bool) -> Correction:
         """After a run that ended well with such a peak, or (not `exact`) that or more."""
-        if not exact:
-            least = (*self.least, measured_bytes / estimated_bytes)[-REMEMBERED_RUNS:]
-            return replace(self, least=least)._calmer()
-        found = replace(self, peaks=(*self.peaks, (estimated_bytes, measured_bytes))[-REMEMBERED_RUNS:])
-        floor = max(found.ratios)
-        resting = max(floor, min(1.0, floor * HEADROOM), LOWEST)
+        found = replace(self, seen=(*self.seen, Seen(estimated_bytes, measured_bytes, exact))[-REMEMBERED_RUNS:])
+        if exact:
+            floor = max(found.ratios)
+            resting = max(floor, min(1.0, floor * HEADROOM), LOWEST)
+        else:  # a lower bound does not lower what a remembered peak says
+            resting = self.measured if found.peaks else min(1.0, self.measured)
         down = self.measured - (self.measured - resting) * DOWN_SHARE
         return replace(found, measured=max(resting, down))._calmer()
 
@@ -149,7 +168,7 @@ class ActivationBook:
         there was none."""
         known = self._corrections.kept((key, _size(estimated_bytes)))
         peaks = () if known is None else known.peaks
-        return max((measured for estimated, measured in peaks if estimated == estimated_bytes), default=0)
+        return max((run.measured_bytes for run in peaks if run.estimated_bytes == estimated_bytes), default=0)
 
     def learn(self, key: ActivationKey, estimated_bytes: int, measured_bytes: int, exact: bool = True) -> None:
         """A run estimated at `estimated_bytes` held `measured_bytes`; without `exact`, that or more."""

@@ -92,7 +92,7 @@ class TaskRunner:
                 following = self._after(whose, error, run, trying, weight_bytes, progress)
             if following.rungs[-1] is Rung.DROP_CACHES:
                 self._vram.free_idle(but=[use.component for use in run.uses])
-            give_back_unused(self._device.memory)
+                give_back_unused(self._device.memory)  # what left for it
             trying = following
 
     def run_as_is(self, run: Run) -> Result:
@@ -159,6 +159,7 @@ class TaskRunner:
     ) -> Try:
         """What to try after `error`; raises what it comes to when nothing is left to try."""
         let_go(error)
+        give_back_unused(self._device.memory)  # else this process's own garbage is taken for another program's
         if whose is Exhausted.HOST:
             raise OutOfHostMemory(f"{run.task.task_id}: the host has no memory left: {error}", trying.rungs) from error
         if progress.is_loaded and self._available_bytes() >= progress.counted_on_bytes:

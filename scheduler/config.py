@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from pool.errors import GIB, unknown_name, unusable_field
@@ -15,7 +16,8 @@ PLACEMENT_NAMES = ("soonest", "arrival_order", "least_loaded")
 class SchedulerConfig:
     """How the core places, repeats and remembers.
 
-    Raises UnusableField for a number outside what is allowed, UnknownName for another placement.
+    Raises UnusableField for a number outside what is allowed or not finite, and for a bool; UnknownName for another
+    placement.
     """
 
     #: one of PLACEMENT_NAMES: what decides where tasks run
@@ -28,8 +30,8 @@ class SchedulerConfig:
     quarantine_seconds: float = 600.0
     #: longest that a run may take before it is asked to stop; None never asks
     run_timeout_seconds: float | None = None
-    #: how long such a run may take to stop before its worker is ended and started anew
-    stop_grace_seconds: float = 30.0
+    #: how long such a run, or one that nobody needs any more, may take to stop before its worker is started anew
+    stop_grace_seconds: float = 120.0
     #: starts of later tasks that one waiting task lets pass; after that it goes first
     overtaking_limit: int = 64
     #: the same for a task that finishes a picture (a decode), where this is less: pictures come as they are made, not
@@ -59,7 +61,11 @@ class SchedulerConfig:
             raise unknown_name("placement", self.placement, PLACEMENT_NAMES)
         for field in fields(self):
             found = getattr(self, field.name)
-            if isinstance(found, int | float) and found < _LEAST.get(field.name, 0):
+            if not isinstance(found, int | float):
+                continue
+            if isinstance(found, bool) or (isinstance(found, float) and not math.isfinite(found)):
+                raise unusable_field(field.name, found, "a finite number")
+            if found < _LEAST.get(field.name, 0):
                 raise unusable_field(field.name, found, f"at least {_LEAST.get(field.name, 0)}")
 
     def limit_of(self, stage: Stage) -> int:

@@ -98,8 +98,6 @@ class Signature:
     rank: int
     #: tasks that have it
     tasks: int = 0
-    #: a run of such a task ended well
-    proven: bool = False
     #: capacity -> the way that a worker of that capacity runs it
     ways: dict[int, Division] = field(default_factory=dict)
     #: (capacity, entries of the used components) -> what a run would move

@@ -135,7 +135,7 @@ class Demand:
         """A waiting task need not wait for the worker that it is pinned to."""
         if task.status is TaskStatus.READY:
             self.unfile(task)
-        task.pinned_to, task.recycle_first = None, False
+        task.pinned_to, task.recycle_first, task.next_rung = None, False, None
         if task.status is TaskStatus.READY:
             self._file(task)
 

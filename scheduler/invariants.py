@@ -85,7 +85,7 @@ def _task(state: SchedulerState, task: Task) -> None:
     assert task.failures < state.config.max_attempts, _story(state, name, f"failed {task.failures} times")
     assert len(task.crashed) <= task.failures + 1, _story(state, name, f"crashed {task.crashed}")
     if task.demand:
-        assert len(task.crashed) < state.config.crash_limit, _story(state, name, f"crashed {task.crashed}")
+        assert len(set(task.crashed)) < state.config.crash_limit, _story(state, name, f"crashed {task.crashed}")
         assert len(task.memory_failures) <= task.failures, _story(state, name, "ran out of memory without a failure")
     assert task.rungs.count(Rung.RECYCLE) <= 1, _story(state, name, "was recycled for twice")
     assert Rung.QUARANTINE not in task.rungs, _story(state, name, "is quarantined and lives")
@@ -160,9 +160,11 @@ def _backlog(state: SchedulerState) -> None:
 
 
 def _pinned(state: SchedulerState, task: Task) -> None:
-    """A task waits for one worker after it ran out of memory, and only for one that may take it and is not idle."""
+    """A task waits for one worker after it ran out of memory or lost one, not for ever, and only for
+    one that may take it and is not idle."""
     name, worker_id = task.spec.task_id, task.pinned_to
-    assert task.memory_failures, _story(state, name, f"waits for {worker_id} and never ran out of memory")
+    assert task.memory_failures or task.crashed, _story(state, name, f"waits for {worker_id}, and why?")
+    assert state.at < task.pinned_until, _story(state, name, f"waits for {worker_id} for too long")
     assert worker_id is not None, _story(state, name, "waits for no worker, as if it were one")
     assert state.fleet.may_take(worker_id, task.signature.needed_bytes), _story(state, name, f"waits for {worker_id}")
     assert state.fleet.workers[worker_id].status is not WorkerStatus.IDLE, _story(state, name, f"{worker_id} is idle")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from pool.spec import ComponentKey, JobId, JobSpec, Rung, TaskId, TaskSpec, WorkerId
@@ -143,10 +144,16 @@ class Task:
     crashed: list[WorkerId] = field(default_factory=list)
     #: the one worker that it waits for while READY; None for any
     pinned_to: WorkerId | None = None
+    #: until when; then any worker will do
+    pinned_until: float = inf
     #: that worker's process is to be started anew first
     recycle_first: bool = False
+    #: what waiting for that worker is for; climbed when it is carried out
+    next_rung: Rung | None = None
     #: its run took too long, and was asked to stop at this time
     timed_out_at: float | None = None
+    #: nobody needs its run any more, which was asked to stop at this time
+    stop_asked_at: float | None = None
     #: tasks behind it in the backlog that started on a worker which could have taken it; never above the limit
     passed: int = 0
     #: set exactly while RUNNING or STOPPING

@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from pool.errors import does_not_fit
 from pool.outlook import NO_OUTLOOK, Outlook
 from pool.residency import Residency, needed_bytes
-from pool.spec import ComponentKey, JobId, RunError, RunErrorKind, TaskId, TaskSpec
+from pool.spec import ComponentKey, JobId, RunError, RunErrorKind, Rung, TaskId, TaskSpec
 from scheduler.config import SchedulerConfig
 from scheduler.costs import Costs
 from scheduler.demand import Demand
@@ -128,7 +128,7 @@ class SchedulerState:
                 self._ticks = self._ticks[1:]
                 self._stop_what_hangs()
         self._start_what_can()
-        self._watch_runs()
+        self._watch_runs(isinstance(event, Tick))
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = list(self._out)
         self._out.clear()
@@ -143,12 +143,14 @@ class SchedulerState:
         return self.log.of_job(job_id)
 
     def deadline(self, task: Task) -> float:
-        """When something is done about a running task that is not over by then; never comes without a time-out."""
+        """When something is done about a running task that is not over by then; never comes for one that was not asked
+        to stop, without a time-out."""
+        asked = [at for at in (task.timed_out_at, task.stop_asked_at) if at is not None]
+        if asked:
+            return min(asked) + self.config.stop_grace_seconds
         if self.config.run_timeout_seconds is None:
             return float("inf")
-        if task.timed_out_at is None:
-            return task.started_at + self.config.run_timeout_seconds
-        return task.timed_out_at + self.config.stop_grace_seconds
+        return task.started_at + self.config.run_timeout_seconds
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 
@@ -156,6 +158,7 @@ class SchedulerState:
         backlog = self.demand.backlog
         if len(self.demand.pinned):
             self._start_pinned()
+            self._tick_after_if_due(self.recovery.time_passed(self.at))
         if not len(backlog):
             return
         idle = self.fleet.usable(WorkerStatus.IDLE)
@@ -176,13 +179,15 @@ class SchedulerState:
             if task is None:
                 continue
             if task.recycle_first:
-                task.recycle_first = False
+                task.recycle_first, task.next_rung = False, None
+                task.rungs += (Rung.RECYCLE,)
                 self.fleet.recycle(worker, f"recycled for {task.name}")
                 self._look_at_workers()
                 continue
             busy = self.fleet.usable(WorkerStatus.BUSY)
             question = Question(self.at, self.demand.backlog, [worker], busy, self.costs, self.config)
-            self._start(choice_of(question, task, worker, "it ran out of memory before, and waited for this worker; "))
+            before = "ran out of memory" if task.memory_failures else "took a worker down"
+            self._start(choice_of(question, task, worker, f"it {before} before, and waited for this worker; "))
 
     def _look_again(self, busy: Sequence[Worker]) -> None:
         """Ready tasks wait for `busy` workers while others are idle: have that judged again when one should be free."""
@@ -213,7 +218,11 @@ class SchedulerState:
         else:
             self.demand.pinned.remove(task)
             task.pinned_to = None
+            if task.next_rung is not None:
+                task.rungs += (task.next_rung,)
+                task.next_rung = None
         task.attempt += 1
+        task.stop_asked_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.started_at = self.at
         self.log.move(task, TaskStatus.RUNNING, f"attempt {task.attempt} on {worker.worker_id}#{worker.incarnation}")
@@ -283,7 +292,7 @@ class SchedulerState:
             task = self.demand.tasks.get(worker.task_id) if worker.task_id is not None else None
             if task is None or self.at < self.deadline(task):
                 continue
-            if task.timed_out_at is not None:
+            if task.timed_out_at is not None or task.stop_asked_at is not None:
                 message = (
                     f"{task.name} ran for {self.at - task.started_at:.0f} s on {worker.worker_id} and did not stop"
                 )
@@ -294,13 +303,19 @@ class SchedulerState:
             if task.status is TaskStatus.RUNNING:  # else it was asked before
                 self._out.append(StopTask(worker.worker_id, worker.incarnation, task.name, task.attempt))
 
-    def _watch_runs(self) -> None:
-        """Have a Tick when the first run must be over."""
-        if self.config.run_timeout_seconds is None:
-            return
-        names = [w.task_id for w in self.fleet.workers.values() if w.task_id is not None]
-        if names:
-            self._tick_after(min(self.deadline(self.demand.tasks[name]) for name in names) - self.at)
+    def _watch_runs(self, is_tick: bool) -> None:
+        """Have a Tick when the first run must be over. All runs are looked at only where one may have come due."""
+        stopped = [self.demand.tasks[c.task_id] for c in self._out if isinstance(c, StopTask)]
+        for task in stopped:
+            if task.timed_out_at is None:
+                task.stop_asked_at = self.at
+        if stopped or is_tick or self.config.run_timeout_seconds is not None:
+            names = [w.task_id for w in self.fleet.workers.values() if w.task_id is not None]
+            self._tick_after_if_due(min((self.deadline(self.demand.tasks[n]) for n in names), default=float("inf")))
+
+    def _tick_after_if_due(self, due: float) -> None:
+        if due < float("inf"):
+            self._tick_after(due - self.at)
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from pool.errors import AdapterMismatch, DoesNotFit, UnknownName
 from pool.spec import JobId, RunErrorKind, Rung, Stage, TaskId
 from pool.work import Latent
 from scheduler.config import SchedulerConfig
-from scheduler.messages import LookAgain, Outcome, RunEnded, Submitted, Tick
+from scheduler.messages import LookAgain, Outcome, RunEnded, RunTask, Submitted, Tick
 from scheduler.state import SchedulerState
 from tests.actors.fake_fleet import ME, Desk, FakeRef, dialogue, settle
 from tests.actors.fakes import FAIL, FakeCatalog, picture_of, text_of
@@ -275,6 +275,27 @@ async def test_a_run_that_hangs_is_asked_to_stop_and_then_its_worker_is_ended() 
     (ended,) = await desk.run_dry()
     assert ended.outcome is Outcome.SUCCEEDED
     assert len(desk.controller._book) == desk.state.snapshot().results_held
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "quarantined"])
+def test_nothing_is_remembered_of_a_run_that_hung_when_nobody_wants_it_any_more(ends: str) -> None:
+    """Found in a review: no test noticed when the entries of hung runs stayed after their worker was ended."""
+
+    async def talk() -> None:
+        config = SchedulerConfig(run_timeout_seconds=60.0, stop_grace_seconds=5.0, crash_limit=1)
+        desk = await Desk(config=config).open()
+        await desk.submit(request())
+        hanging = desk.fleet.running[0]
+        if ends == "cancelled":
+            await desk.controller.cancel(ME, SubmissionId("s"))
+        await desk.clock.advance(61.0)
+        await desk.clock.advance(6.0)
+        assert (hanging.worker_id, hanging.incarnation) in desk.fleet.ended
+        (ended,) = await desk.run_dry()
+        assert ended.outcome is (Outcome.CANCELLED if ends == "cancelled" else Outcome.FAILED)
+        assert len(desk.controller._book) == desk.state.snapshot().results_held == 0
+
+    asyncio.run(talk())
 
 
 @dialogue
@@ -554,6 +575,33 @@ async def test_the_core_is_woken_once_after_the_time_that_it_named() -> None:
     assert state.ticks == []
     await desk.clock.advance(20.0)
     assert state.ticks == [5.0]
+
+
+class NotingState(SchedulerState):
+    """A core that remembers which runs it asked for."""
+
+    asked: list[RunTask]
+
+    def handle(self, event):
+        commands = super().handle(event)
+        self.asked += [command for command in commands if isinstance(command, RunTask)]
+        return commands
+
+
+@dialogue
+async def test_what_the_core_says_of_a_run_reaches_the_worker() -> None:
+    """Found in a review: no test noticed when what is needed next was not sent on. Two models do not fit one GPU."""
+    state = NotingState()
+    state.asked = []
+    desk = await Desk(state=state).open()
+    await desk.submit(*(request(f"{n}", model=("shapes", "forms")[n % 2]) for n in range(6)))
+    desk.fleet.fail(desk.fleet.running[0], RunErrorKind.OUT_OF_VRAM)
+    await settle()
+    await desk.run_dry()
+    told = [(r.task.task_id, r.attempt, r.fresh, r.needed_next, r.rungs) for r in (s.request for s in desk.fleet.sent)]
+    assert told == [(c.task_id, c.attempt, c.fresh, c.needed_next, c.rungs) for c in state.asked]
+    for said in ("fresh", "needed_next", "rungs"):
+        assert any(getattr(command, said) for command in state.asked), f"the core never said {said}"
 
 
 class BrokenState(SchedulerState):

@@ -127,13 +127,14 @@ def test_other_sizes_are_not_raised_by_running_out_nor_by_lower_bounds() -> None
     assert book.corrected(KEY, 400 * MIB) == 400 * MIB
 
 
-def test_a_step_after_running_out_is_taken_back_by_runs_that_end_well() -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_step_after_running_out_is_taken_back_by_runs_that_end_well(exact: bool) -> None:
     """Found in a review: four runs beside a foreign program raised the figure for good."""
     book, found = ActivationBook(), []
     for _ in range(4):
         book.ran_out(KEY, 100 * MIB)
     for _ in range(30):
-        book.learn(KEY, 100 * MIB, 100 * MIB)
+        book.learn(KEY, 100 * MIB, 100 * MIB, exact)
         found.append(book.corrected(KEY, 100 * MIB))
     assert found == sorted(found, reverse=True)
     assert (found[0] > 150 * MIB, found[-1]) == (True, 100 * MIB)
@@ -146,6 +147,46 @@ def test_what_streaming_runs_held_at_least_is_forgotten_when_later_ones_held_les
         assert book.corrected(KEY, 100 * MIB) == pytest.approx(180 * MIB, abs=1)
         book.learn(KEY, 100 * MIB, 90 * MIB, exact=False)
     assert book.corrected(KEY, 100 * MIB) == 100 * MIB
+
+
+def test_what_a_streaming_run_held_at_least_ages_with_runs_that_are_measured_exactly() -> None:
+    """Found in a review: one lower bound was planned with for good, however many exact runs came after it."""
+    book = ActivationBook()
+    book.learn(KEY, 100 * MIB, 200 * MIB, exact=False)
+    for _ in range(REMEMBERED_RUNS):
+        assert book.corrected(KEY, 100 * MIB) == 200 * MIB
+        book.learn(KEY, 100 * MIB, 80 * MIB)
+    for _ in range(30):
+        book.learn(KEY, 100 * MIB, 80 * MIB)
+    assert book.corrected(KEY, 100 * MIB) == pytest.approx(80 * MIB * HEADROOM, rel=1e-3)
+
+
+def test_an_exact_peak_ages_with_runs_that_stream() -> None:
+    """Found in a review, the other way round: a peak makes later runs stream, which measure nothing exactly, and so
+    was planned with, and divided runs, for good. It comes down slowly, to what those runs held at least."""
+    book, found = ActivationBook(), []
+    book.learn(KEY, 100 * MIB, 200 * MIB)
+    for _ in range(REMEMBERED_RUNS - 1):
+        book.learn(KEY, 100 * MIB, 120 * MIB, exact=False)
+        assert book.corrected(KEY, 100 * MIB) == book.most_measured(KEY, 100 * MIB) == 200 * MIB
+    for _ in range(30):
+        book.learn(KEY, 100 * MIB, 120 * MIB, exact=False)
+        found.append(book.corrected(KEY, 100 * MIB))
+    assert found == sorted(found, reverse=True)
+    assert (found[0] >= 170 * MIB, found[-1]) == (True, 120 * MIB)
+    assert book.most_measured(KEY, 100 * MIB) == 0
+
+
+def test_lower_bounds_do_not_lower_what_was_measured() -> None:
+    """Neither while the exact peak is remembered, nor below the estimate afterwards."""
+    for peak_bytes in (60 * MIB, 100 * MIB, 150 * MIB):
+        book = ActivationBook()
+        book.learn(KEY, 100 * MIB, peak_bytes)
+        before_bytes = book.corrected(KEY, 100 * MIB)
+        for n in range(40):
+            book.learn(KEY, 100 * MIB, 10 * MIB, exact=False)
+            least_bytes = before_bytes if n < REMEMBERED_RUNS - 1 else min(100 * MIB, before_bytes)
+            assert book.corrected(KEY, 100 * MIB) >= least_bytes
 
 
 def test_whole_runs_and_tiles_are_apart() -> None:

@@ -9,6 +9,7 @@ engine.
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,35 @@ def test_a_fresh_run_starts_from_an_empty_device(catalog: Catalog) -> None:
     work = pipeline.works()[0]
     engine.run(pipeline.task(work), work, (), QUIET, fresh=True)
     assert [e.component for e in engine.residency().entries] == [pipeline.task(work).uses[0].component]
+    engine.close()
+
+
+def test_a_fresh_run_gives_back_what_the_process_does_not_use_before_it_begins(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in a review: no test noticed when garbage and the allocator's cache stayed on the device."""
+    engine = open_engine("sim", PLENTY_BYTES)
+    pipeline = Pipeline(engine, catalog, {})
+    pipeline.picture()
+    events: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        engine.device.memory, "release_cached", lambda: events.append(("release", sim.memory_stats(0).used_bytes))
+    )
+
+    def asked() -> bool:
+        events.append(("begin", sim.memory_stats(0).used_bytes))
+        return False
+
+    work, garbage = pipeline.works()[0], [torch.empty(1000, device="sim:0")]
+    gc.collect()
+    gc.disable()  # so that nobody else finds the cycle first
+    try:
+        garbage.append(garbage)  # type: ignore[arg-type]
+        del garbage
+        engine.run(pipeline.task(work), work, (), RunHooks(lambda done, steps: None, asked), fresh=True)
+    finally:
+        gc.enable()
+    assert events[:2] == [("release", 0), ("begin", 0)]
     engine.close()
 
 

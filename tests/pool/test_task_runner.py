@@ -1,25 +1,30 @@
 """What runs teach the worker about later ones, on a random model of real layout and a simulated device.
 
-Proves: memory that other programs took teaches nothing; a guess never divides a run, a measured peak may; the catalog's
-corrections and the worker's are not multiplied; what copies ahead may take is not counted as a run's own.
+Proves: memory that other programs took teaches nothing, and a run's own garbage is not taken for that; what is idle
+leaves before the second try; a guess never divides a run, a measured peak may; the catalog's corrections and the
+worker's are not multiplied; what copies ahead may take is not counted as a run's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pool.activation_book import ActivationKey
 from pool.catalog import Catalog
 from pool.devices import sim
 from pool.engine import Engine
+from pool.leases import with_extras
 from pool.out_of_memory import RanOutOfMemory
 from pool.residency import needed_bytes
-from pool.spec import RunCost, TaskSpec
+from pool.spec import Division, Role, RunCost, Rung, TaskSpec
+from pool.task_runner import Run
 from pool.work import DecodeWork, Latent, Picture, RunHooks
 from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
@@ -49,6 +54,11 @@ class Decoding:
         result, cost = engine.run(task or self.task, self.work, (self.latent,), hooks)
         assert isinstance(result, Picture)
         return result.pixels_HWC, cost
+
+    def run_of(self, engine: Engine, compute: Callable[[Division | None], Picture]) -> Run:
+        """Such a run as the engine makes it, with `compute` in place of decoding."""
+        patcher = engine.patcher(self.work.model, Role.VAE)
+        return Run(self.task, with_extras(patcher, self.use.passes), compute, lambda: False)
 
     @property
     def whole_bytes(self) -> int:
@@ -116,6 +126,67 @@ def test_running_out_for_reasons_of_its_own_is_learnt_and_divides_nothing_before
     assert cost.division is None
     assert cost.planned_bytes <= decoding.whole_bytes + decoding.weight_bytes // 2
     assert np.array_equal(pixels, decoding.pixels)
+    engine.close()
+
+
+class Cycle:
+    """Garbage that only the collector finds, with what it has on the device."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.itself = tensor, self
+
+
+@pytest.mark.parametrize("leaves_garbage", [False, True])
+def test_a_runs_own_garbage_is_not_taken_for_another_program(decoding: Decoding, leaves_garbage: bool) -> None:
+    """Found in a review: a run that left a reference cycle with device memory taught nothing by running out."""
+    engine = open_engine("sim", decoding.whole_bytes + decoding.weight_bytes)
+    tries = 0
+
+    def compute(division: Division | None) -> Picture:
+        nonlocal tries
+        tries += 1
+        tensor = torch.empty(decoding.task.activation_bytes // 2, dtype=torch.uint8, device="sim:0")
+        if leaves_garbage:
+            Cycle(tensor)
+        torch.empty(PLENTY_BYTES, dtype=torch.uint8, device="sim:0")
+        raise AssertionError("there is not so much memory")
+
+    gc.collect()
+    gc.disable()  # so that nobody else finds the cycle first
+    try:
+        with pytest.raises(RanOutOfMemory):
+            engine._runner.run(decoding.run_of(engine, compute))
+        assert sim.memory_stats(0).used_bytes == engine.residency().used_bytes
+    finally:
+        gc.enable()
+    assert sum(error.ran_out for error in engine.activation_errors()) == tries > 1
+    engine.close()
+
+
+def test_dropping_caches_lets_idle_components_go_and_gives_back_what_they_leave(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in a review: no test noticed when idle weights stayed, nor when the allocator kept their memory."""
+    engine = open_engine("sim", PLENTY_BYTES)
+    idle = engine.patcher(decoding.work.model, Role.TEXT_ENCODER)
+    engine.vram.load(idle)
+    is_idle_there: list[tuple[str, bool]] = []
+
+    def note(event: str) -> None:
+        is_idle_there.append((event, engine.residency().of(idle.key) is not None))
+
+    monkeypatch.setattr(engine.device.memory, "release_cached", lambda: note("release"))
+
+    def compute(division: Division | None) -> Picture:
+        note("try")
+        if len([event for event, _ in is_idle_there if event == "try"]) == 1:
+            torch.empty(2 * PLENTY_BYTES, dtype=torch.uint8, device="sim:0")
+        return Picture(decoding.pixels)
+
+    _, cost = engine._runner.run(decoding.run_of(engine, compute))
+    assert cost.rungs == (Rung.DROP_CACHES,)
+    assert is_idle_there[0] == ("try", True)
+    assert is_idle_there[-2:] == [("release", False), ("try", False)]
     engine.close()
 
 

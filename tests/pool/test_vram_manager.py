@@ -374,6 +374,8 @@ def test_a_lease_inside_another_leaves_it_its_room() -> None:
         assert manager.room_bytes == left_bytes == weight_bytes - scratch_bytes
         with manager.lease([(inner, inner.use()), (third, third.use())], 0) as nested:
             assert sim_free_bytes() >= 2 * weight_bytes + 2 * scratch_bytes
+            # found in a review: no test noticed when the room of the outer run was left out of what is planned
+            assert nested.planned_bytes == nested.plan.after.used_bytes + 2 * weight_bytes + 2 * scratch_bytes
             assert nested.planned_bytes <= 4 * weight_bytes
         manager.unload(inner.key)
         manager.unload(third.key)

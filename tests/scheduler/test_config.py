@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from pool.errors import UnusableField
@@ -17,6 +19,14 @@ from scheduler.placement import PLACEMENTS
         ("overtaking_limit", 0),
         ("kept_results", -1),
         ("start_backoff_seconds", -0.5),
+        # found in a review: with a timeout of nan every run was stopped, since nothing is at least nan
+        ("run_timeout_seconds", math.nan),
+        ("run_timeout_seconds", math.inf),
+        ("quarantine_seconds", math.inf),
+        ("stop_grace_seconds", math.nan),
+        ("max_attempts", True),
+        ("run_timeout_seconds", True),
+        ("kept_results", False),
     ],
 )
 def test_a_number_outside_its_range_is_refused_by_name(field, found) -> None:

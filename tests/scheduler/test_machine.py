@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from pool.residency import Residency, Resident
 from pool.spec import ComponentKey, ComponentUse, Division, JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec
 from scheduler.config import SchedulerConfig
-from scheduler.messages import ComponentsKnown, Outcome, StartFailed, WorkerDown
+from scheduler.messages import ComponentsKnown, Outcome, ResolveJob, StartFailed, StopTask, WorkerDown
 from tests.scheduler.world import (
     COMPONENTS,
     DRAW,
@@ -129,7 +129,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule()
     def cancel_unknown(self) -> None:
-        assert self.shell.cancel("nobody") == []
+        # time passes with every event: what waited for a busy worker may be started by any of them
+        assert not any(isinstance(c, ResolveJob | StopTask) for c in self.shell.cancel("nobody"))
 
     @rule()
     def know_again(self) -> None:

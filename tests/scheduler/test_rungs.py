@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pool.spec import JobId, RunErrorKind, Rung, WorkerId
+from pool.spec import JobId, RunErrorKind, Rung, TaskId, WorkerId
 from scheduler.config import SchedulerConfig
-from scheduler.messages import EndWorker, Outcome, RunTask, StartWorker
+from scheduler.messages import ComponentsKnown, EndWorker, LookAgain, Outcome, RunTask, StartWorker
 from scheduler.quarantine import MOST_KEYS, Quarantine
+from scheduler.recovery import PIN_SECONDS
 from scheduler.retry import RULES, Rule
 from scheduler.rungs import LADDER, Candidate, MemoryFailure, Step, joined, next_step
 from scheduler.workers import WorkerStatus
-from tests.scheduler.world import Shell, alone, encode, sample
+from tests.scheduler.world import COMPONENTS, Shell, alone, encode, sample
 
 A, B, C = (WorkerId(name) for name in "abc")
 VRAM, HOST = RunErrorKind.OUT_OF_VRAM, RunErrorKind.OUT_OF_HOST_MEMORY
@@ -82,7 +85,7 @@ def test_without_another_worker_the_process_is_started_anew(shell: Shell) -> Non
     shell.workers(a=64)
     shell.submit(alone("j", sample()))
     commands = shell.finish("a", VRAM)
-    assert commands == [EndWorker(A, 1), StartWorker(A, 2, 0.0)]
+    assert commands == [EndWorker(A, 1), StartWorker(A, 2, 0.0), LookAgain(PIN_SECONDS)]
     assert shell.state.fleet.workers[A].failures == 0
     shell.submit(alone("little", encode("dog")))
     shell.come_up("a")
@@ -231,7 +234,125 @@ def test_host_memory_is_met_by_a_new_process_at_once(shell: Shell) -> None:
     shell.submit(alone("j", sample()))
     first = next(iter(shell.running))
     commands = shell.finish(first, HOST)
-    assert [type(c) for c in commands] == [EndWorker, StartWorker]
+    assert [type(c) for c in commands] == [EndWorker, StartWorker, LookAgain]
+
+
+def test_nobody_waits_for_ever_for_one_worker(shell: Shell) -> None:
+    """Found in a review: 1. a ran out of memory; b is busy, and its run never ends. 2. It is waited for, in vain.
+    3. Any worker will do."""
+    shell.workers(a=64)
+    shell.submit(alone("j", sample()))
+    shell.want("a", "b")
+    shell.come_up("b", 70)
+    shell.submit(alone("hangs", encode("dog")))
+    shell.finish("a", VRAM)
+    assert shell.on("a") is None
+    shell.at += PIN_SECONDS - 1
+    shell.tick_comes()
+    assert shell.on("a") == sample().task_id
+    assert Rung.OTHER_WORKER not in shell.running[A].command.rungs, "it was not carried out"
+
+
+def test_a_worker_that_is_not_up_is_not_waited_for(shell: Shell) -> None:
+    """Found in a review: a start that the cluster has no room for never answers."""
+    shell.workers(a=64, b=70)
+    shell.submit(alone("j", sample()))
+    shell.submit(alone("k", encode("dog")))
+    shell.lose("b")
+    lost, other = ("j", "k") if shell.on("a") == encode("dog").task_id else ("k", "j")
+    shell.finish("a", VRAM if other == "j" else None)
+    assert shell.state.fleet.workers[WorkerId("b")].status is WorkerStatus.STARTING
+    assert all(task.pinned_to != "b" for task in shell.state.demand.tasks.values()), (lost, other)
+
+
+def test_a_sick_worker_is_given_up_and_fails_no_job() -> None:
+    """Found in a review: two losses on one worker quarantined good tasks, and were forgiven to it."""
+    shell = Shell(SchedulerConfig(start_retry_limit=4))
+    shell.workers(sick=64, well=64)
+    for number in range(8):
+        shell.submit(alone(f"j{number}", sample(seed=number)))
+        while shell.running:
+            if shell.on("sick"):
+                shell.lose("sick")
+                if any(key[0] == "sick" for key in shell.starting):
+                    shell.come_up("sick", 64)
+            else:
+                shell.finish("well")
+    assert all(shell.outcome(f"j{number}") is Outcome.SUCCEEDED for number in range(8))
+    assert shell.state.fleet.workers[WorkerId("sick")].status is not WorkerStatus.BUSY
+
+
+def test_losses_on_one_worker_count_once_while_another_is_up(shell: Shell) -> None:
+    """1. j is lost with a; b is busy for long. 2. It is lost with a again. 3. It is not quarantined: b has not told."""
+    shell.workers(b=64)
+    shell.submit(alone("holds", encode("dog")))
+    shell.want("a", "b")
+    shell.come_up("a", 64)
+    shell.submit(alone("j", sample()))
+    for _ in range(2):
+        assert shell.on("a") == sample().task_id
+        shell.lose("a")
+        shell.come_up("a", 64)
+        shell.at += PIN_SECONDS
+        shell.feed(ComponentsKnown(shell.tick(), COMPONENTS))
+    assert shell.outcome("j") is None
+
+
+@pytest.mark.parametrize("limits", [{"max_attempts": 1}, {"crash_limit": 1}, {}])
+def test_bad_jobs_do_not_end_a_pool_of_one_worker(limits: dict[str, int]) -> None:
+    """Found in a review: losses that ended a job by the limit on attempts were not forgiven."""
+    shell = Shell(SchedulerConfig(**limits))
+    shell.workers(a=64)
+    for number in range(8):
+        shell.submit(alone(f"poison {number}", sample(seed=number)))
+        while shell.running:
+            shell.lose("a")
+            shell.come_up("a", 64)
+        assert shell.outcome(f"poison {number}") is Outcome.FAILED
+    shell.submit(alone("fine", encode("dog")))
+    shell.finish("a")
+    assert shell.outcome("fine") is Outcome.SUCCEEDED
+
+
+def test_jobs_that_are_cancelled_and_crash_do_not_end_a_pool_of_one_worker() -> None:
+    """Found in a review."""
+    shell = Shell()
+    shell.workers(a=64)
+    for number in range(8):
+        shell.submit(alone(f"poison {number}", sample(seed=number)))
+        shell.cancel(f"poison {number}")
+        shell.lose("a")
+        shell.come_up("a", 64)
+    assert shell.state.fleet.workers[A].status is WorkerStatus.IDLE
+
+
+def test_a_crasher_stays_quarantined_while_a_worker_was_never_up() -> None:
+    """Found in a review: it was filed for a pool without memory, and any worker was larger."""
+    shell = Shell(SchedulerConfig(crash_limit=1))
+    shell.workers(a=64)
+    shell.want("a", "never")
+    shell.submit(alone("poison", sample()))
+    shell.lose("a")
+    shell.come_up("a", 128)
+    assert not any(isinstance(c, RunTask) for c in shell.submit(alone("again", sample())))
+    assert "is refused" in shell.error("again").message
+
+
+def test_a_corrected_figure_is_the_same_work() -> None:
+    """Found in a review: what ran well under one figure was refused under the next."""
+    shell = Shell(SchedulerConfig(max_attempts=2))
+    shell.workers(a=64)
+    counted = replace(sample(), counted_bytes=sample().activation_bytes)
+    shell.submit(alone("well", counted))
+    shell.finish("a")
+    corrected = replace(counted, task_id=TaskId("s:2"), activation_bytes=counted.activation_bytes + 1)
+    shell.submit(alone("hungry", corrected))
+    shell.finish("a", VRAM)
+    shell.come_up("a", 64)
+    shell.finish("a", VRAM)
+    assert shell.outcome("hungry") is Outcome.FAILED
+    other = replace(corrected, task_id=TaskId("s:3"), activation_bytes=counted.activation_bytes + 2)
+    assert any(isinstance(c, RunTask) for c in shell.submit(alone("next", other)))
 
 
 def test_two_poison_tasks_do_not_end_a_pool_with_one_worker() -> None:

@@ -62,11 +62,21 @@ def test_a_run_that_hangs_each_time_is_quarantined_and_the_pool_goes_on() -> Non
 
 def test_a_cancelled_run_that_hangs_is_ended_too_and_asked_to_stop_once() -> None:
     shell = hanging()
-    assert [type(c) for c in shell.cancel("j")] == [StopTask]
+    assert [type(c) for c in shell.cancel("j")] == [StopTask, LookAgain]
     commands = shell.tick_comes()
     assert not any(isinstance(c, StopTask) for c in commands)
-    assert EndWorker(A, 1) in shell.tick_comes()
+    assert EndWorker(A, 1) in commands
     assert shell.outcome("j") is Outcome.CANCELLED
+
+
+def test_a_cancelled_run_that_hangs_is_ended_without_a_time_out_too(shell: Shell) -> None:
+    """Found in a review: the job was never resolved, and the worker never replaced."""
+    shell.workers(a=64)
+    shell.submit(alone("j", encode("cat")))
+    shell.cancel("j")
+    shell.tick_comes()
+    assert shell.outcome("j") is Outcome.CANCELLED
+    assert (A, 2) in shell.starting
 
 
 def test_a_cancel_in_the_grace_does_not_ask_again() -> None:

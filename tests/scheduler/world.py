@@ -275,7 +275,6 @@ class Shell:
             case EndWorker():
                 if self.up.get(command.worker_id, (0,))[0] == command.incarnation:
                     run = self.running.get(command.worker_id)
-                    assert run is None or self.config.run_timeout_seconds is not None, f"{command}: it runs a task"
                     assert run is None or run.stop_asked, f"{command}: nobody asked it to stop"
                     self._gone(command.worker_id)
             case RunTask():
