@@ -41,7 +41,8 @@ from pool.patcher import ModelPatcher
 from pool.residency import Residency
 from pool.spec import ComponentKey, Division, Role, RunCost, TaskSpec
 from pool.stages import decode, encode, sample
-from pool.task_runner import Run, TaskRunner, stop_if_asked
+from pool.stopping import stop_if_asked
+from pool.task_runner import Run, TaskRunner
 from pool.text.tokenizer import ClipTokenizer
 from pool.vram_manager import Lease, VramManager, with_extras
 from pool.work import (

@@ -100,7 +100,7 @@ def decode(
             samples_BCHW,
             _tiling(division),
             (Downscale(latent.downscale),) * 2,
-            lambda: stop_if_asked(hooks),
+            lambda: stop_if_asked(hooks.should_stop),
             hooks.on_step,
         )
     scaled_HWC = image_BCHW[0].add(1).mul(127.5).permute(1, 2, 0)
@@ -133,7 +133,7 @@ def vae_encode(
             pixels_BCHW,
             _tiling(division),
             (Downscale(latent.downscale),) * 2,
-            lambda: stop_if_asked(hooks),
+            lambda: stop_if_asked(hooks.should_stop),
             hooks.on_step,
         )
     samples_BCHW = latent_of(moments_BCHW, None if noise is None else noise.draw)

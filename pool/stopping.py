@@ -14,9 +14,9 @@ from pool.work import RunHooks, Stopped
 ASK_EVERY_SECONDS = 0.005
 
 
-def stop_if_asked(hooks: RunHooks) -> None:
-    """Raise Stopped when the run was asked to stop."""
-    if hooks.should_stop():
+def stop_if_asked(should_stop: Callable[[], bool]) -> None:
+    """Raise Stopped when `should_stop` says that the run was asked to."""
+    if should_stop():
         raise Stopped
 
 
@@ -36,7 +36,6 @@ def stop_check(
         if now < ask_at:
             return
         ask_at = now + every_seconds
-        if should_stop():
-            raise Stopped
+        stop_if_asked(should_stop)
 
     return check

@@ -19,8 +19,9 @@ from pool.division import choose_division, ways
 from pool.oom_ladder import Try, next_try
 from pool.out_of_memory import Exhausted, OutOfHostMemory, RanOutOfMemory, exhausted, give_back_unused, let_go
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, RunCost, Rung, TaskSpec
+from pool.stopping import stop_if_asked
 from pool.vram_manager import VramManager, Wanted
-from pool.work import Result, Stopped
+from pool.work import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +221,6 @@ class TaskRunner:
             yield
         finally:
             self._road.ahead_bytes = before_bytes
-
-
-def stop_if_asked(should_stop: Callable[[], bool]) -> None:
-    """Raise Stopped if `should_stop` says so."""
-    if should_stop():
-        raise Stopped
 
 
 def _said(division: Division, task: TaskSpec) -> Division | None:

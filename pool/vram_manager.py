@@ -19,6 +19,7 @@ from pool.patcher import ModelPatcher, WeightsTarget
 from pool.residency import ModuleBytes, Move, Residency, ResidencyPlan, choose_modules, needed_bytes, plan
 from pool.ruled_plan import Ask, fixed_bytes, ruled_plan
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse
+from pool.wishes import Wishes
 
 __all__ = ["Lease", "VramManager", "Wanted", "with_extras"]
 
@@ -35,8 +36,8 @@ class VramManager:
     """Which components are on this GPU, and making room for the next run.
 
     Invariants: the resident bytes of all patchers stay within `capacity_bytes`, and while leases are held they leave
-    room for the activations and scratch of all of them. Leased bytes do not move. What is held (`hold`) leaves only on
-    demand of a person (`unload`, `unload_all`, `remove`, `close`).
+    room for the activations and scratch of all of them. Leased bytes do not move. What is held (`wishes`) leaves only
+    on demand of a person (`unload`, `unload_all`, `remove`, `close`).
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class VramManager:
         self._holders: dict[ComponentKey, ModelPatcher] = {}
         self._specs: dict[ComponentKey, ComponentSpec] = {}
         self._leases = HeldLeases()
-        self._held: dict[ComponentKey, int] = {}
-        self._priorities: dict[ComponentKey, int] = {}
+        #: what somebody wants kept, to be changed by whoever wants it
+        self.wishes = Wishes(self._specs)
 
     def add(self, patcher: ModelPatcher) -> None:
         """Take charge of a component; nothing of it may be on the device yet. Naming one again is an error."""
@@ -68,8 +69,7 @@ class VramManager:
         """Take a component off the device and forget it. Raises UserError when a run uses it, UnknownName when it is
         not managed."""
         self.unload(key)
-        for known in (self._patchers, self._specs, self._held, self._priorities):
-            known.pop(key, None)
+        self._forget(key)
 
     def __contains__(self, key: ComponentKey) -> bool:
         return key in self._patchers
@@ -78,23 +78,6 @@ class VramManager:
         """What is on the GPU now: the truth, read off the patchers."""
         entries = (p.resident() for p in self._patchers.values())
         return Residency(self.capacity_bytes, tuple(e for e in entries if e.resident_bytes))
-
-    def hold(self, key: ComponentKey, size_bytes: int | None = None) -> None:
-        """From now on plans leave at least `size_bytes` (None: all) of what is resident of a component where it is.
-
-        Nothing is brought in by it. Runs for which too little is left do not fit. Raises UnknownName.
-        """
-        spec = self._specs[self._known(key)]
-        self._held[key] = spec.weight_bytes if size_bytes is None else min(size_bytes, spec.weight_bytes)
-
-    def release(self, key: ComponentKey) -> None:
-        """End a `hold`. Does nothing where there is none."""
-        self._held.pop(key, None)
-
-    def prioritize(self, key: ComponentKey, priority: int) -> None:
-        """Let a component leave before others (below 0) or after them (above 0), whatever else is known; 0 is as usual.
-        Raises UnknownName."""
-        self._priorities[self._known(key)] = priority
 
     def activation_room(
         self, uses: Sequence[ComponentUse], staying_bytes: int | None = None, new: Iterable[ComponentSpec] = ()
@@ -214,7 +197,7 @@ class VramManager:
 
     def free_idle(self, but: Iterable[ComponentKey] = ()) -> int:
         """Let every component leave that is neither leased, held nor in `but`. Returns the bytes that left."""
-        kept = {*but, *self._held, *self._leases.keys}
+        kept = {*but, *self.wishes.held, *self._leases.keys}
         return sum(self._shrink(key, 0) for key in tuple(self._patchers) if key not in kept)
 
     def unload_all(self) -> int:
@@ -225,8 +208,13 @@ class VramManager:
         """Take every byte off the device and forget all components. No lease may be held. Idempotent."""
         assert not self._leases.keys, f"closed while {set(self._leases.keys)} are leased"
         self.unload_all()
-        for known in (self._patchers, self._specs, self._held, self._priorities):
-            known.clear()
+        for key in tuple(self._patchers):
+            self._forget(key)
+
+    def _forget(self, key: ComponentKey) -> None:
+        self.wishes.forget(key)
+        self._holders.pop(key, None)
+        del self._patchers[key], self._specs[key]
 
     def _known(self, key: ComponentKey) -> ComponentKey:
         if key not in self._patchers:
@@ -275,11 +263,11 @@ class VramManager:
             raise taken_by_others(refused, taken_bytes, in_run=bool(self._leases.keys)) from refused
 
     def _outlook(self, needed_next: Sequence[ComponentKey]) -> Outlook:
-        return Outlook(tuple(dict.fromkeys(needed_next)), self._floors(), dict(self._priorities))
+        return Outlook(tuple(dict.fromkeys(needed_next)), self._floors(), self.wishes.priorities)
 
     def _floors(self) -> dict[ComponentKey, int]:
         """What plans are to leave of each held component: whole modules, so up to one more than what is held."""
-        return {key: self._floor_of(key, held_bytes) for key, held_bytes in self._held.items()}
+        return {key: self._floor_of(key, held_bytes) for key, held_bytes in self.wishes.held.items()}
 
     def _floor_of(self, key: ComponentKey, held_bytes: int) -> int:
         if held_bytes <= 0:

@@ -60,7 +60,7 @@ def denoise_picture(
     def on_step(done: int, steps: int) -> None:
         hooks.on_step(done, steps)
         if done < steps:
-            stop_if_asked(hooks)
+            stop_if_asked(hooks.should_stop)
 
     def prepare() -> Denoise:
         cond = Condition(cond_LD[None].to(device), cond_hooks[0])
@@ -69,7 +69,7 @@ def denoise_picture(
 
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()
-        stop_if_asked(hooks)
+        stop_if_asked(hooks.should_stop)
         first_BCHW = noise()
         x_BCHW = first_BCHW * _initial_scale(float(sigmas[0]), table)
         if kept is not None:

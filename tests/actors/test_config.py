@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from actors.cli.options import DeviceKind as OfferedKind
 from actors.config import PoolConfig
+from pool.devices.kind_names import AUTO, DeviceKind
 from pool.devices.vram_policy import VramPolicy
 from pool.errors import MIB, UnknownName, UnusableField, UserError
 
@@ -138,3 +140,10 @@ def test_a_configuration_travels_as_json() -> None:
     """That is how `modelpool up` hands it to its daemon."""
     config = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(workers=3, name="x")
     assert PoolConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_devices_have_the_same_names_everywhere() -> None:
+    """The pool's kinds, what a configuration may say, and what the command line offers."""
+    names = {AUTO, *(kind.value for kind in DeviceKind)}
+    assert {kind.value for kind in OfferedKind} == names
+    assert {PoolConfig().override(device=name).pool.device for name in names} == names

@@ -34,27 +34,15 @@ def device() -> torch.device:
     return torch.device("sim", INDEX)
 
 
-@pytest.fixture(scope="module")
-def errors() -> list[float]:
-    return []
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_estimate_is_under_and_none_far_over(
-    family: str, dtype: torch.dtype, device: torch.device, errors: list[float]
-) -> None:
-    case = build(family)
-    peak = peaks_of(case, {"as built": case.inputs}, dtype, device)["as built"]
-    errors.append(peak.error)
-    assert 0.0 <= peak.error <= MOST_OVER, peak
-
-
-def test_the_median_error_is_small(errors: list[float]) -> None:
-    """Of those that ran in this process; alone it has nothing to say."""
-    if not errors:
-        pytest.skip("the estimates were not measured in this process")
-    assert statistics.median(abs(error) for error in errors) <= MOST_MEDIAN
+def test_no_estimate_is_under_none_far_over_and_the_median_is_near(device: torch.device) -> None:
+    """All architectures in one test: the median is theirs together."""
+    errors = {}
+    for family in FAMILIES:
+        for dtype in (torch.float32, torch.bfloat16):
+            case = build(family)
+            errors[family, dtype] = peaks_of(case, {"as built": case.inputs}, dtype, device)["as built"].error
+    assert {which: error for which, error in errors.items() if not 0.0 <= error <= MOST_OVER} == {}
+    assert statistics.median(errors.values()) <= MOST_MEDIAN
 
 
 @pytest.mark.parametrize("family", ["unet", "flux2", "wan", "vae_hunyuan", "llama"])
@@ -174,7 +162,7 @@ def test_numbers_that_cannot_be_known_are_refused_not_invented() -> None:
         x = torch.empty(4, device=META)
         return int((x > 0).sum())
 
-    with pytest.raises((NotImplementedError, RuntimeError)):
+    with pytest.raises(RuntimeError):
         dry_run(Attending(), torch.float32, call)
 
 

@@ -49,7 +49,7 @@ def test_a_request_is_heard_when_the_time_has_come_and_not_left_over() -> None:
         check()
     asked.answer = False
     stop_check(asked.hooks, every_seconds=0.5, clock=lambda: now)()
-    stop_if_asked(asked.hooks)
+    stop_if_asked(asked.hooks.should_stop)
 
 
 def test_a_request_from_before_the_run_ends_it_at_its_first_layer() -> None:
@@ -58,4 +58,4 @@ def test_a_request_from_before_the_run_ends_it_at_its_first_layer() -> None:
     with pytest.raises(Stopped):
         stop_check(asked.hooks)()
     with pytest.raises(Stopped):
-        stop_if_asked(asked.hooks)
+        stop_if_asked(asked.hooks.should_stop)

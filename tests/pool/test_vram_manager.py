@@ -221,20 +221,20 @@ def test_what_is_held_stays_until_it_is_released() -> None:
     manager.add(kept)
     manager.add(other)
     manager.load(kept)
-    manager.hold(kept.key, weight_bytes // 2)
+    manager.wishes.hold(kept.key, weight_bytes // 2)
     with manager.lease([(other, other.use())], ACTIVATION_BYTES):
         assert weight_bytes // 2 <= kept.resident().resident_bytes < weight_bytes
         assert other.resident().resident_bytes > 0
-    manager.hold(kept.key)
+    manager.wishes.hold(kept.key)
     held_bytes = kept.resident().resident_bytes
     assert manager.free(1 << 30) == weight_bytes - held_bytes or other.resident().resident_bytes == 0
     assert kept.resident().resident_bytes == held_bytes
-    manager.release(kept.key)
+    manager.wishes.release(kept.key)
     with manager.lease([(other, other.use())], ACTIVATION_BYTES):
         assert other.resident().resident_bytes == weight_bytes
         assert kept.resident().resident_bytes < held_bytes
     with pytest.raises(UnknownName, match="unknown component"):
-        manager.hold(ComponentKey("nobody"))
+        manager.wishes.hold(ComponentKey("nobody"))
 
 
 def test_the_clone_that_brought_weights_hears_when_they_leave() -> None:
@@ -261,7 +261,7 @@ def test_a_component_that_was_removed_is_gone() -> None:
     manager.add(patcher)
     with manager.lease([(patcher, patcher.use())], 0), pytest.raises(UserError, match="a run is using it"):
         manager.remove(patcher.key)
-    manager.hold(patcher.key)
+    manager.wishes.hold(patcher.key)
     manager.remove(patcher.key)
     assert patcher.key not in manager
     assert sim.memory_stats(0).used_bytes == 0
@@ -327,7 +327,7 @@ def test_no_hint_makes_a_run_not_fit_where_nothing_may_stream(hint: str) -> None
     manager = managing(weight_bytes * 3 // 2 + first.use().scratch_bytes, first, second, policy=VramPolicy.HIGH)
     manager.load(first)
     if hint == "priority":
-        manager.prioritize(first.key, 1)
+        manager.wishes.prioritize(first.key, 1)
     with manager.lease([(second, second.use())], 0, [first.key] if hint == "needed next" else []) as lease:
         assert second.resident().resident_bytes == weight_bytes
         assert lease.plan.streamed_bytes == 0
@@ -412,11 +412,11 @@ def test_what_is_held_survives_a_policy_that_keeps_nothing() -> None:
     weight_bytes = patcher.spec().weight_bytes
     manager = managing(4 * weight_bytes, patcher, policy=VramPolicy.LOW)
     manager.load(patcher)
-    manager.hold(patcher.key, weight_bytes // 2)
+    manager.wishes.hold(patcher.key, weight_bytes // 2)
     with manager.lease([(patcher, patcher.use())], 0):
         assert patcher.resident().resident_bytes == weight_bytes
     assert weight_bytes // 2 <= patcher.resident().resident_bytes < weight_bytes
-    manager.release(patcher.key)
+    manager.wishes.release(patcher.key)
     with manager.lease([(patcher, patcher.use())], 0):
         pass
     assert patcher.resident().resident_bytes == 0
@@ -430,7 +430,7 @@ def test_letting_idle_ones_go_keeps_what_is_held_leased_or_named() -> None:
     manager = managing(1 << 20, held, leased, named, idle)
     for patcher in (held, named, idle):
         manager.load(patcher)
-    manager.hold(held.key, 1)
+    manager.wishes.hold(held.key, 1)
     with manager.lease([(leased, leased.use())], 0):
         assert manager.free_idle(but=[named.key]) == idle.spec().weight_bytes
     assert [p.resident().resident_bytes > 0 for p in (held, leased, named, idle)] == [True, True, True, False]
