@@ -65,7 +65,7 @@ def stopped_from_a_thread(model: LoadedModel, prompt: str) -> None:
     except Stopped:
         print("stopped after 2 steps;", end=" ")
     pixels = model.generate(prompt, steps=STEPS, seed=7)
-    print("the next run is not:", pixels.shape)
+    print(f"the next run goes to its end: {pixels.shape} pixels")
 
 
 if __name__ == "__main__":

@@ -27,4 +27,4 @@ def test_the_example_prints_the_three_lines_and_ends_where_it_began(tmp_path: Pa
     assert figures["back on host"] == figures["on host"] > figures["on GPU"]
     assert re.findall(r"^(all|half|none) ", done.stdout, re.MULTILINE) == ["all", "half", "none"]
     assert "the same picture each time: True" in done.stdout
-    assert "stopped after 2 steps; the next run is not: (64, 64, 3)" in done.stdout
+    assert "stopped after 2 steps; the next run goes to its end: (64, 64, 3) pixels" in done.stdout
