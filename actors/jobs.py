@@ -6,6 +6,7 @@ the pictures that the program keeps.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -23,6 +24,9 @@ from actors.wire import ClientId, JobEnded, RunningTask, SubmissionId
 from pool.spec import RunErrorKind
 from pool.work import Picture
 from scheduler.messages import Outcome
+
+#: how late Ctrl-C may be heard, see `Jobs._settled`
+_SIGNAL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Jobs:
     def wait(self, timeout: float | None = None) -> Summary:
         """Wait until every job ended; pictures stay to be iterated. Raises TimeoutError, or PoolLost."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._over or self._lost is not None, timeout):
+            if not self._settled(lambda: self._over or self._lost is not None, timeout):
                 raise TimeoutError(f"{len(self._requests) - self._ended} of {len(self._requests)} jobs have not ended")
             if not self._over and self._lost is not None:
                 raise self._lost
@@ -176,13 +180,23 @@ class Jobs:
     def _take(self) -> _Finished | JobFailure | None:
         """The next end, waited for; None when there are no more. Raises when the news stopped before that."""
         with self._changed:
-            while not self._waiting:
-                if self._over:
-                    return None
-                if self._lost is not None:
-                    raise self._lost
-                self._changed.wait()
-            return self._waiting.popleft()
+            self._settled(lambda: self._waiting or self._over or self._lost is not None)
+            if self._waiting:
+                return self._waiting.popleft()
+            if not self._over and self._lost is not None:
+                raise self._lost
+            return None
+
+    def _settled(self, is_settled: Callable[[], object], timeout: float | None = None) -> bool:
+        """Wait until it is, `_changed` held; whether it is. In short pieces: a signal that comes just before a thread
+        falls asleep does not wake it, and Ctrl-C would be heard at the next change only, which may be hours away."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not is_settled():
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._changed.wait(min(left, _SIGNAL_SECONDS))
+        return True
 
     def _put_back(self, waiting: _Finished | JobFailure) -> None:
         with self._changed:

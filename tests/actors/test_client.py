@@ -241,6 +241,26 @@ def test_an_interrupt_while_waiting_leaves_jobs_that_can_be_cancelled_and_read()
         assert jobs.summary().cancelled == 1
 
 
+def test_waiting_sleeps_in_pieces_so_that_an_interrupt_that_came_just_before_is_heard(endless_pool) -> None:
+    # Python's handler runs when the main thread wakes: a signal between its last look and its sleep wakes nobody
+    jobs = endless_pool.submit(request(ENDLESS))
+    sleep, sleeps = jobs._changed.wait, []
+
+    def counted(timeout=None) -> bool:
+        sleeps.append(timeout)
+        if len(sleeps) == 3:
+            raise KeyboardInterrupt
+        return sleep(timeout)
+
+    jobs._changed.wait = counted
+    with pytest.raises(KeyboardInterrupt):
+        next(jobs.images())
+    with pytest.raises(TimeoutError):
+        jobs.wait(0.01)
+    assert all(seconds is not None and seconds <= 1 for seconds in sleeps), sleeps
+    jobs.cancel()
+
+
 def test_an_interrupt_while_a_picture_is_fetched_does_not_lose_it(pool) -> None:
     jobs = pool.submit(request())
     jobs.wait(60)
