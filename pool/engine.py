@@ -286,6 +286,8 @@ def _usual_work(opened: OpenModel, role: Role) -> Work:
             return SampleWork(model, (), width, height, 1, 5.0, "euler", "normal", 0)
         case Role.VAE:
             return DecodeWork(model, width, height)
+        case _:
+            raise AssertionError(f"no work is made of a {role.value} alone")
 
 
 def _encoded(inputs: tuple[Result, ...]) -> tuple[Encoded, ...]:

@@ -30,7 +30,7 @@ def component_dtype(role: Role, storage: torch.dtype, device: DeviceCapabilities
             return Choice(torch.float32, "a text is encoded once a prompt, which costs little and stays exact")
         case Role.VAE:
             return _vae_choice(device)
-        case Role.DIFFUSION_MODEL:
+        case _:
             return _diffusion_choice(storage, device)
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 ComponentKey = NewType("ComponentKey", str)  #: one loadable set of weights, "shapes/vae@3f2a91c04b"
 WorkerId = NewType("WorkerId", str)  #: the actor that owns one GPU, "gpu-0"; survives restarts
 JobId = NewType("JobId", str)  #: what a driver asked for
+UserId = NewType("UserId", str)  #: who pays for a job in the account of fair shares; "" is whoever has no name
+NodeId = NewType("NodeId", str)  #: one machine, whose memory and disks its workers share
 TaskId = NewType("TaskId", str)  #: one stage of work; a digest of all that its result depends on
 
 UNPATCHED = ""  #: the digest of the empty patch set
@@ -35,6 +37,8 @@ class Role(Enum):
     TEXT_ENCODER = "text_encoder"
     DIFFUSION_MODEL = "diffusion_model"
     VAE = "vae"
+    CONTROLNET = "controlnet"
+    LORA = "lora"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class ComponentUse:
     scratch_bytes  VRAM that must stay free beside weights and activations while modules load or stream: the working
                    set of the largest module, its storage copy and the float32 copy that patches need included
     passes         forward passes of one run (sampling steps); streamed bytes are paid once a pass
+    adapters       the LoRAs that the patch set is made of: they are read where the weights get these patches
     """
 
     component: ComponentKey
@@ -70,6 +75,7 @@ class ComponentUse:
     patch_digest: str = UNPATCHED
     patched_bytes: int = 0
     passes: int = 1
+    adapters: tuple[ComponentKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,9 @@ class JobSpec:
     wanted    the task whose result is the job's
     given     ids in `needs` whose results the driver supplied itself; no task makes them
     priority  higher first
+    user      who pays for it; priorities come first, then each user's share
+    deadline  when it should be done, on the core's clock; None for whenever
+    batch     jobs that were asked for together have one name and may overtake each other freely; "" is by itself
     """
 
     job_id: JobId
@@ -146,6 +155,9 @@ class JobSpec:
     wanted: TaskId
     given: tuple[TaskId, ...] = ()
     priority: int = 0
+    user: UserId = UserId("")
+    deadline: float | None = None
+    batch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,12 @@ class WorkerSpec:
     #: host to device, measured at start
     link_bytes_per_second: float
     device_name: str = ""
+    #: the machine that it is on; "" is a machine of its own
+    node: NodeId = NodeId("")
+    #: what that machine's memory can keep of files beside all processes; 0 is not known, and taken for enough
+    host_bytes: int = 0
+    #: from that machine's disks; 0 is not known, and taken for as fast as the link
+    storage_bytes_per_second: float = 0.0
 
 
 class RunErrorKind(Enum):
@@ -212,6 +230,9 @@ class RunCost:
                                 weights streamed, beside all that copies ahead of use may take
     division                    how the run was divided; None when it was not
     rungs                       what was done about running out of memory, in order, before it ended as it did
+    storage_bytes               bytes that this process read from disks during the run
+    batched                     tasks that were run together with this one, itself included; all other figures are its
+                                share of theirs
     """
 
     load_seconds: float = 0.0
@@ -225,6 +246,8 @@ class RunCost:
     working_bytes: int = 0
     division: Division | None = None
     rungs: tuple[Rung, ...] = ()
+    storage_bytes: int = 0
+    batched: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class Costs:
             return seconds
         assert worker.capacity_bytes is not None, f"{worker.worker_id} never was up"
         slowdown = signature.way(worker.capacity_bytes).slowdown
-        return seconds + (slowdown - 1.0) * self.resident_seconds(task, signature)
+        return seconds + (slowdown - 1.0) * self.resident_seconds(task, signature, worker)
 
     def _moving_seconds(self, signature: Signature, worker: Worker, known: Known | None) -> float | None:
         """Time to move weights before and during the run; `known` is what held for the worker before. None when it does
@@ -230,8 +230,8 @@ class Costs:
         others = [entry for entry in now.entries if entry.component not in used]
         return Residency(now.capacity_bytes, (*others, *setup.arrived))
 
-    def resident_seconds(self, task: TaskSpec, signature: Signature) -> float:
-        """Time of the run with all weights resident."""
+    def resident_seconds(self, task: TaskSpec, signature: Signature, worker: Worker) -> float:
+        """Time of the run on `worker` with all weights resident."""
         ratio = signature.kind.ratio
         return task.run_seconds if ratio is None else task.run_seconds * ratio
 

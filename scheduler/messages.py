@@ -22,6 +22,7 @@ from pool.spec import (
     WorkerId,
     WorkerSpec,
 )
+from scheduler.why import Why
 
 
 class Outcome(Enum):
@@ -147,23 +148,34 @@ class EndWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class Mate:
+    """A task that runs in one batch with another, on the same worker and weights."""
+
+    task_id: TaskId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunTask:
-    """Run this task there. `why` says in a sentence what the choice was made of.
+    """Run this task there. `why` says what the choice was made of.
 
     needed_next  components that are expected to be needed on that GPU afterwards, soonest first; empty where nothing
                  has to make room
     fresh        take all weights off the GPU first: the task ran out of memory before
     rungs        what was done about that so far, in order
+    mates        tasks that run in the same batch; each ends as a RunEnded of its own, and the worker is free after the
+                 last of them
     """
 
     worker_id: WorkerId
     incarnation: int
     task_id: TaskId
     attempt: int
-    why: str = ""
+    why: Why | None = None
     needed_next: tuple[ComponentKey, ...] = ()
     fresh: bool = False
     rungs: tuple[Rung, ...] = ()
+    mates: tuple[Mate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +186,16 @@ class StopTask:
     incarnation: int
     task_id: TaskId
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Bring the files of these components into the memory of that worker's machine while its run goes on: a task that
+    needs them is expected there next. Never waited for; no event answers."""
+
+    worker_id: WorkerId
+    incarnation: int
+    components: tuple[ComponentKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,4 +223,4 @@ class LookAgain:
     after_seconds: float
 
 
-Command: TypeAlias = StartWorker | EndWorker | RunTask | StopTask | ReleaseResult | ResolveJob | LookAgain
+Command: TypeAlias = StartWorker | EndWorker | RunTask | StopTask | Prefetch | ReleaseResult | ResolveJob | LookAgain

@@ -20,12 +20,12 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TypeAlias
 
-from pool.errors import format_bytes
 from pool.spec import WorkerId
 from scheduler.backlog import Backlog
 from scheduler.config import SchedulerConfig
 from scheduler.costs import Costs, Signature
 from scheduler.jobs import Task
+from scheduler.why import Candidate, Rule, Why
 from scheduler.workers import Worker
 
 
@@ -55,13 +55,13 @@ class Choice:
     """Start `task` on `worker`.
 
     seconds  until its result should be there
-    why      what the choice was made of, in a sentence
+    why      what the choice was made of
     """
 
     task: Task
     worker: Worker
     seconds: float
-    why: str
+    why: Why
 
 
 Placement: TypeAlias = Callable[[Question], Choice | None]
@@ -123,7 +123,7 @@ def _costs_nothing(question: Question) -> Choice | None:
     if best is None:
         return None
     _, task, workers = best
-    return choice_of(question, task, _least_evicting(question.costs, task.signature, workers), "")
+    return choice_of(question, task, _least_evicting(question.costs, task.signature, workers), Rule.RESIDENT)
 
 
 def _soonest_of_equals(question: Question, tasks: Sequence[Task], promised: dict[WorkerId, float]) -> Choice | None:
@@ -133,7 +133,7 @@ def _soonest_of_equals(question: Question, tasks: Sequence[Task], promised: dict
             task.passed >= question.config.limit_of(task.spec.stage)
             and (best := _best_idle(question, task)) is not None
         ):
-            return choice_of(question, task, best[0], f"passed over {task.passed} times, so it goes first; ")
+            return choice_of(question, task, best[0], Rule.WAITED, f"passed over {task.passed} times, so it goes first")
     ranked: list[tuple[float, int, tuple[int, int], Task, Worker]] = []
     for task in {task.signature: task for task in reversed(tasks)}.values():  # the first of each signature
         best = _best_idle(question, task)
@@ -143,14 +143,14 @@ def _soonest_of_equals(question: Question, tasks: Sequence[Task], promised: dict
     while ranked:
         extra_seconds, _, _, first, worker = heappop(ranked)
         if extra_seconds == 0.0 or not question.busy:
-            return choice_of(question, first, worker, "")
+            return choice_of(question, first, worker, Rule.CHEAPEST)
         for task in tasks:
             if task.signature is not first.signature:
                 continue
-            finish_seconds = extra_seconds + question.costs.resident_seconds(task.spec, task.signature)
+            finish_seconds = extra_seconds + question.costs.resident_seconds(task.spec, task.signature, worker)
             better = _sooner_elsewhere(question, task, worker, finish_seconds, promised)
             if better is None:
-                return choice_of(question, task, worker, "")
+                return choice_of(question, task, worker, Rule.CHEAPEST)
             promised[better[0].worker_id] = better[1]
     return None
 
@@ -204,7 +204,7 @@ def _sooner_elsewhere(
         extra_seconds = costs.extra_seconds(task.spec, task.signature, worker)
         if extra_seconds is None:
             continue
-        seconds = free_seconds + extra_seconds + costs.resident_seconds(task.spec, task.signature)
+        seconds = free_seconds + extra_seconds + costs.resident_seconds(task.spec, task.signature, worker)
         whole_instead = divided and not _divided(task.signature, worker)
         if seconds < finish_seconds or (whole_instead and seconds == finish_seconds):
             best, finish_seconds, divided = (worker, seconds), seconds, divided and not whole_instead
@@ -215,25 +215,28 @@ def _first_fit(question: Question, workers: Sequence[Worker], reason: str) -> Ch
     for task in question.ready():
         for worker in workers:
             if question.costs.extra_seconds(task.spec, task.signature, worker) is not None:
-                return choice_of(question, task, worker, reason + "; ")
+                return choice_of(question, task, worker, Rule.IN_ORDER, reason)
     return None
 
 
-def choice_of(question: Question, task: Task, worker: Worker, reason: str) -> Choice:
-    """The start of `task` on `worker`, on which it fits, with its reason in words."""
+def choice_of(question: Question, task: Task, worker: Worker, rule: Rule, note: str = "") -> Choice:
+    """The start of `task` on `worker`, on which it fits, with what it was made of."""
     costs = question.costs
     extra_seconds = costs.extra_seconds(task.spec, task.signature, worker)
     setup = costs.setup(task.signature, worker)
     assert extra_seconds is not None, f"{task.name} does not fit on {worker.worker_id}"
     assert setup is not None, f"{task.name} does not fit on {worker.worker_id}"
-    resident_seconds = costs.resident_seconds(task.spec, task.signature)
-    among = f"{worker.worker_id}, of {len(question.idle)} idle and {len(question.busy)} busy: {reason}"
-    if extra_seconds == 0.0:
-        why = f"{among}all weights are there, run {resident_seconds:.2f} s"
-    else:
-        parts = f", in parts ({setup.way.slowdown:.2f} times as long)" if _divided(task.signature, worker) else ""
-        why = (
-            f"{among}upload {format_bytes(setup.upload_bytes)} with {setup.switches} patch switches and stream "
-            f"{format_bytes(setup.streamed_bytes)} in {extra_seconds:.2f} s, run {resident_seconds:.2f} s{parts}"
-        )
-    return Choice(task, worker, extra_seconds + resident_seconds, why)
+    run_seconds = costs.resident_seconds(task.spec, task.signature, worker)
+    why = Why(
+        rule=rule,
+        chosen=Candidate(worker.worker_id, 0.0, extra_seconds, run_seconds),
+        idle=len(question.idle),
+        busy=len(question.busy),
+        upload_bytes=setup.upload_bytes,
+        streamed_bytes=setup.streamed_bytes,
+        switches=setup.switches,
+        slowdown=setup.way.slowdown if _divided(task.signature, worker) else 1.0,
+        passed=task.passed,
+        note=note,
+    )
+    return Choice(task, worker, extra_seconds + run_seconds, why)

@@ -69,6 +69,7 @@ from scheduler.placement import PLACEMENTS, Choice, Question, choice_of
 from scheduler.recovery import Recovery
 from scheduler.snapshot import Snapshot, take_snapshot
 from scheduler.story import Story, StoryLine
+from scheduler.why import Rule
 from scheduler.workers import Fleet, Worker, WorkerStatus
 
 #: between two looks at a run that is overdue
@@ -187,7 +188,9 @@ class SchedulerState:
             busy = self.fleet.usable(WorkerStatus.BUSY)
             question = Question(self.at, self.demand.backlog, [worker], busy, self.costs, self.config)
             before = "ran out of memory" if task.memory_failures else "took a worker down"
-            self._start(choice_of(question, task, worker, f"it {before} before, and waited for this worker; "))
+            self._start(
+                choice_of(question, task, worker, Rule.PINNED, f"it {before} before, and waited for this worker")
+            )
 
     def _look_again(self, busy: Sequence[Worker]) -> None:
         """Ready tasks wait for `busy` workers while others are idle: have that judged again when one should be free."""

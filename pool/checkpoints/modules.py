@@ -30,6 +30,8 @@ def config_of(role: Role, bare_shapes: Mapping[str, Shape]) -> Config:
             return unet_config(bare_shapes)
         case Role.VAE:
             return vae_config(bare_shapes)
+        case _:
+            raise AssertionError(f"an SD1 checkpoint has no {role.value}")
 
 
 def empty_module(role: Role, config: Config) -> nn.Module:
@@ -42,6 +44,8 @@ def empty_module(role: Role, config: Config) -> nn.Module:
                 module = UNet2DConditionModel(**config)
             case Role.VAE:
                 module = AutoencoderKL(**config)
+            case _:
+                raise AssertionError(f"an SD1 checkpoint has no {role.value}")
     return module.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 

@@ -75,6 +75,8 @@ def converter(role: Role, config: Config) -> Converter:
             return lambda tensors: _dropping_none(convert_ldm_vae_checkpoint(tensors, config))
         case Role.TEXT_ENCODER:
             return _convert_clip
+        case _:
+            raise AssertionError(f"an SD1 checkpoint has no {role.value}")
 
 
 def diffusion_converter(family: str, bare_shapes: Mapping[str, Shape]) -> Converter | None:

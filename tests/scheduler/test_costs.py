@@ -81,23 +81,22 @@ def test_run_seconds_are_learnt_for_all_sizes_and_patches_of_a_kind() -> None:
     )
     worker = worker_with(Residency(64))
     signature = costs.acquire(small)
-    assert costs.resident_seconds(small, signature) == 10.0
+    assert costs.resident_seconds(small, signature, worker) == 10.0
     costs.learn(small, signature, worker, report_of(RunCost(run_seconds=20.0)))
-    assert costs.resident_seconds(small, signature) == 20.0
-    assert costs.resident_seconds(patched, costs.acquire(patched)) == 10.0
+    assert costs.resident_seconds(small, signature, worker) == 20.0
+    assert costs.resident_seconds(patched, costs.acquire(patched), worker) == 10.0
     costs.learn(small, signature, worker, report_of(RunCost(run_seconds=10.0)))
-    assert 10.0 < costs.resident_seconds(small, signature) < 20.0
-    assert costs.resident_seconds(encode("cat"), costs.acquire(encode("cat"))) == 1.0
+    assert 10.0 < costs.resident_seconds(small, signature, worker) < 20.0
+    assert costs.resident_seconds(encode("cat"), costs.acquire(encode("cat")), worker) == 1.0
 
 
 def test_time_spent_streaming_is_not_taken_for_time_spent_computing() -> None:
     costs = costs_with()
     spec = sample(run_seconds=10.0)
     signature = costs.acquire(spec)
-    costs.learn(
-        spec, signature, worker_with(Residency(64), link=4.0), report_of(RunCost(run_seconds=15.0, streamed_bytes=20))
-    )
-    assert costs.resident_seconds(spec, signature) == pytest.approx(10.0)
+    worker = worker_with(Residency(64), link=4.0)
+    costs.learn(spec, signature, worker, report_of(RunCost(run_seconds=15.0, streamed_bytes=20)))
+    assert costs.resident_seconds(spec, signature, worker) == pytest.approx(10.0)
 
 
 def test_the_link_is_learnt_from_loads_that_are_large_enough() -> None:

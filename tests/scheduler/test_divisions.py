@@ -49,8 +49,9 @@ def test_running_in_parts_is_charged() -> None:
 def test_time_spent_because_of_parts_is_not_taken_for_a_slow_model() -> None:
     costs = costs_with()
     signature = costs.acquire(LARGE)
-    costs.learn(LARGE, signature, worker_with(Residency(41)), report_of(RunCost(run_seconds=15.0, division=HALF)))
-    assert costs.resident_seconds(LARGE, signature) == pytest.approx(10.0)
+    worker = worker_with(Residency(41))
+    costs.learn(LARGE, signature, worker, report_of(RunCost(run_seconds=15.0, division=HALF)))
+    assert costs.resident_seconds(LARGE, signature, worker) == pytest.approx(10.0)
 
 
 def test_of_idle_workers_one_that_runs_it_whole_is_preferred(shell: Shell) -> None:
@@ -70,7 +71,7 @@ def test_of_idle_workers_that_take_as_long_one_that_runs_it_whole_is_preferred(s
 def test_a_small_worker_runs_it_in_parts_when_there_is_no_other(shell: Shell) -> None:
     shell.workers(a=41)
     shell.submit(alone("j", LARGE))
-    assert "in parts" in shell.running[WorkerId("a")].command.why
+    assert "in parts" in shell.running[WorkerId("a")].command.why.words
     shell.finish("a")
     assert shell.outcome("j") is Outcome.SUCCEEDED
 

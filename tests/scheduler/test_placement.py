@@ -164,7 +164,7 @@ def test_a_task_that_was_passed_over_too_often_goes_first_and_does_not_wait() ->
     assert (task, worker) == (overdue, "idle")
     choice = scene.ask()
     assert choice is not None
-    assert "passed over 3 times" in choice.why
+    assert "passed over 3 times" in choice.why.words
 
 
 def test_when_all_are_idle_something_starts_however_dear() -> None:
@@ -207,7 +207,7 @@ def test_the_reason_names_what_it_was_made_of() -> None:
     scene.task(sample())
     choice = scene.ask()
     assert choice is not None
-    assert choice.why == (
+    assert choice.why.words == (
         "a, of 1 idle and 0 busy: upload 6 B with 0 patch switches and stream 0 B in 6.00 s, run 10.00 s"
     )
 

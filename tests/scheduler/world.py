@@ -281,7 +281,7 @@ class Shell:
                 self._run(command)
             case StopTask():
                 run = self.running[command.worker_id]
-                expected = replace(run.command, why="", needed_next=(), fresh=False, rungs=())
+                expected = replace(run.command, why=None, needed_next=(), fresh=False, rungs=())
                 asked = RunTask(command.worker_id, command.incarnation, command.task_id, command.attempt)
                 assert expected == asked, f"{command}: it runs {expected}"
                 assert not run.stop_asked, f"{command}: for the second time"
@@ -305,7 +305,7 @@ class Shell:
         spec = self.tasks[command.task_id]
         assert self.held.issuperset(spec.needs), f"{command}: its inputs are not held"
         assert command.task_id not in self.held, f"{command}: its result is there"
-        assert command.why, f"{command}: no reason"
+        assert command.why is not None, f"{command}: no reason"
         before = Residency(residency.capacity_bytes) if command.fresh else residency
         way = choose_division(spec, residency.capacity_bytes - needed_bytes(spec.uses, 0))
         assert len(set(command.needed_next)) == len(command.needed_next), f"{command}: told twice"

@@ -43,5 +43,5 @@ def lora_targets(role: Role, key_map: KeyMap, prefix: str, family: str = "sd1") 
             return through(names_of(family, key_map, prefix), key_map)
         case Role.TEXT_ENCODER:
             return names_of_module(_ONLY_ENCODER[family], key_map)
-        case Role.VAE:
+        case _:
             return {}
