@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actors.client import ModelPool, PartialLora, WorkersFailed
+    from actors.client import DeadlineTooSoon, ModelPool, PartialLora, WorkersFailed
     from actors.config import PoolConfig
     from actors.jobs import Jobs
     from actors.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pool.errors import UserError
 
 __all__ = [
+    "DeadlineTooSoon",
     "GenerateRequest",
     "ImageResult",
     "JobFailed",
@@ -48,6 +49,7 @@ _HOMES = {
     "ModelPool": "actors.client",
     "PoolConfig": "actors.config",
     "PartialLora": "actors.client",
+    "DeadlineTooSoon": "actors.client",
     "PoolLost": "actors.outcomes",
     "UserError": "pool.errors",
     "WorkersFailed": "actors.client",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -32,6 +33,9 @@ K = TypeVar("K")
 
 #: answers about combinations of models and LoRAs that are kept; each LoRA strength makes new ones
 REMEMBERED = 4096
+#: runs that ended well and that the catalog was not told of yet, at most. To tell of each by itself would cost the
+#: event loop more than most of what it does for a task
+UNTOLD = 256
 #: distributions whose version can change a picture
 PICTURE_VERSIONS = ("modelpool", "torch", "diffusers", "transformers")
 
@@ -75,6 +79,8 @@ class CatalogDesk:
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="catalog")
         self._catalog: _RememberingCatalog | None = None
         self._versions: dict[str, str] = {}
+        #: filled on the event loop, emptied by the catalog's thread
+        self._learnt: deque[tuple[TaskSpec, RunCost]] = deque()
 
     async def cut_pictures(
         self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
@@ -133,13 +139,10 @@ class CatalogDesk:
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
         """A run of `task` ended well. Waits for nothing; later cuts take it in."""
-
-        def tell() -> None:
-            if self._catalog is not None:
-                self._catalog.learn(task, cost)
-
-        with contextlib.suppress(RuntimeError):  # closed: nobody cuts any more
-            self._executor.submit(tell)
+        self._learnt.append((task, cost))
+        if len(self._learnt) % UNTOLD == 0:
+            with contextlib.suppress(RuntimeError):  # closed: nobody cuts any more
+                self._executor.submit(self._tell_catalog)
 
     async def open(self) -> None:
         """Open the catalog now instead of at the first question."""
@@ -163,9 +166,17 @@ class CatalogDesk:
                 self._catalog = _RememberingCatalog(self._open_catalog())
                 self._versions = _installed_versions()
             self._catalog.forget_names()
+            self._tell_catalog()
             return question(self._catalog)
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, answer)
+
+    def _tell_catalog(self) -> None:
+        """In the catalog's thread: what was learnt since, in order."""
+        while self._learnt:
+            task, cost = self._learnt.popleft()
+            if self._catalog is not None:
+                self._catalog.learn(task, cost)
 
 
 class _RememberingCatalog:
@@ -176,6 +187,7 @@ class _RememberingCatalog:
         self._models: dict[str, ModelRef] = {}
         self._loras: dict[tuple[str, float], LoraRef] = {}
         self._components: dict[ModelRef, Mapping[Role, ComponentSpec]] = {}
+        self._lora_specs: Recent[LoraRef, ComponentSpec] = Recent(REMEMBERED)
         self._sizes: dict[ModelRef, tuple[int, int]] = {}
         self._uses: Recent[tuple[ModelRef, Role, tuple[LoraRef, ...], int], ComponentUse] = Recent(REMEMBERED)
         self._touches: Recent[tuple[ModelRef, Role, LoraRef], bool] = Recent(REMEMBERED)
@@ -206,6 +218,9 @@ class _RememberingCatalog:
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         key = (model, role, loras, passes)
         return self._uses.get(key, lambda: self._catalog.use(model, role, loras, passes))
+
+    def lora_spec(self, lora: LoraRef) -> ComponentSpec:
+        return self._lora_specs.get(lora, lambda: self._catalog.lora_spec(lora))
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         return self._touches.get((model, role, lora), lambda: self._catalog.touches(model, role, lora))

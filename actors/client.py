@@ -27,10 +27,12 @@ from actors.recipe import Recipe
 from actors.requests import SIZE_STEP, GenerateRequest, LoraChoice
 from actors.stage_result import StageResult
 from actors.status import PoolStatus, WorkerStatus
+from actors.terms import TOO_LATE, user_of_this_process
 from actors.wire import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from pool.errors import UserError, unusable_field
 from pool.spec import TaskId, WorkerId
 from pool.work import Latent
+from scheduler.history import JobHistory
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -43,6 +45,10 @@ LoraLike: TypeAlias = LoraChoice | str | tuple[str, float]
 CHUNK = 256
 #: longest wait of one question about readiness
 _READY_SECONDS = 5.0
+
+
+class DeadlineTooSoon(UserWarning):
+    """Pictures that cannot be made by their deadline. The message says how many, and what they take."""
 
 
 class PartialLora(UserWarning):
@@ -62,6 +68,8 @@ class ModelPool:
         self._close = close
         self._output = output
         self._closed = False
+        #: whose share jobs count for that do not say
+        self._user = user_of_this_process()
         self._client_id = ClientId(uuid.uuid4().hex)
         self._writers: dict[Path, PictureWriter] = {}
         self._reader = NewsReader(line, self._client_id)
@@ -102,6 +110,9 @@ class ModelPool:
         requests: GenerateRequest | Iterable[GenerateRequest],
         *,
         output: str | Path | Literal[False] | None = None,
+        priority: int | None = None,
+        user: str | None = None,
+        deadline: float | str | None = None,
     ) -> Jobs:
         """Queue pictures. Seeds that are left out are drawn now. `output` is where they are written as they arrive:
         left out, the folder of the configuration; False, nowhere.
@@ -109,10 +120,13 @@ class ModelPool:
         A list or tuple is checked whole before anything is queued. From another iterable, chunks of some hundred are
         queued while the next is drawn; when one is refused, what was queued is cancelled. Either way, whoever gets an
         exception has submitted nothing. A LoRA that the model has only a part of is told as a `PartialLora` warning.
+        `priority`, `user` and `deadline` ("10m", or seconds, from now) are for requests that do not say their own; a
+        deadline that cannot be met is told as a `DeadlineTooSoon` warning.
         Raises UserError naming what is wrong, or whatever `requests` raises.
         """
         if isinstance(requests, GenerateRequest):
             requests = (requests,)
+        terms = _Terms(priority, user, deadline)
         submission_id = _new_submission()
         writer = self._writer(output)
         jobs = Jobs(
@@ -122,11 +136,12 @@ class ModelPool:
         count = len(requests) if isinstance(requests, Sequence) else 0
         ended_at = 0
         try:
-            for chunk in _chunks(requests):
+            for chunk in _chunks(map(terms.fill_in, requests)):
                 jobs.add(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
-                part = Submission(self._client_id, submission_id, first_index, chunk, hold)
+                name = self._user if terms.user is None else terms.user
+                part = Submission(self._client_id, submission_id, first_index, chunk, hold, name)
                 recipes = self._line.ask(Controller.submit, part)
                 _tell(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
@@ -226,6 +241,11 @@ class ModelPool:
         """The pool at this moment."""
         return self._line.ask(Controller.status)
 
+    def history(self, job: str) -> JobHistory:
+        """What the pool remembers of a job, by its id or a part of it that no other has: each start of its tasks with
+        why, what was expected and what it took. Raises UnknownName."""
+        return self._line.ask(Controller.history, job)
+
     def memory(self) -> dict[WorkerId, HostMemory]:
         """What each worker's process takes of its machine's memory."""
         return self._line.ask(Controller.memory_reports)
@@ -292,7 +312,7 @@ class ModelPool:
         listener: Listener = result
         self._reader.listen(submission_id, listener)
         try:
-            part = StageSubmission(self._client_id, submission_id, order, given or {})
+            part = StageSubmission(self._client_id, submission_id, order, given or {}, self._user)
             _tell(self._line.ask(Controller.submit_stage, part), stacklevel=4)
         except BaseException:
             self._reader.forget(submission_id)
@@ -300,10 +320,29 @@ class ModelPool:
         return result
 
 
+class _Terms:
+    """What one `submit` says of all its requests. Raises UserError."""
+
+    def __init__(self, priority: int | None, user: str | None, deadline: float | str | None) -> None:
+        said = {"priority": priority, "user": user, "deadline": deadline}
+        given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+        checked = GenerateRequest(model="any", prompt="", **given)
+        self.user = checked.user
+        self._given = {name: getattr(checked, name) for name in given}
+
+    def fill_in(self, request: GenerateRequest) -> GenerateRequest:
+        """`request`, with what it does not say itself."""
+        if not self._given or not isinstance(request, GenerateRequest):
+            return request
+        missing = {name: value for name, value in self._given.items() if name not in request.model_fields_set}
+        return request.model_copy(update=missing) if missing else request
+
+
 def _tell(texts: Iterable[str], stacklevel: int = 3) -> None:
     """Warn of each thing once, at the line that called the pool."""
     for text in dict.fromkeys(texts):
-        warnings.warn(text, PartialLora, stacklevel=stacklevel)
+        category = DeadlineTooSoon if text.startswith(TOO_LATE) else PartialLora
+        warnings.warn(text, category, stacklevel=stacklevel)
 
 
 def _new_submission() -> SubmissionId:

@@ -9,26 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
+import pickle
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayTaskError
 
 from actors.catalog_desk import CatalogDesk
 from actors.controller import Controller
 from actors.gpu_worker import GpuWorker
 from actors.pool_plan import PoolPlan
-from actors.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
+from actors.ray_fleet import COMPUTE, CONTROL, PROTOCOL, WATCH, RayFleet
+from actors.recorder import Recorder
 from actors.wire import StepDone
 from pool.errors import UserError
-from pool.spec import WorkerId
+from pool.spec import NodeId, WorkerId
+from pool.work import Result
 from scheduler.state import SchedulerState
 
+#: rule 1; and no account of each call for Ray's own list of tasks, which costs a fifth of the call: the story has one
+PLAIN: Mapping[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
+
 _PR_SET_PDEATHSIG = 1
+#: new objects between two looks for garbage in cycles. A controller makes many and few cycles, and holds so much that
+#: looking through it is a twentieth of its time with the interpreter's own number
+_CONTROLLER_GC_OBJECTS = 50_000
 
 
 class SystemClock:
@@ -47,6 +59,7 @@ class ControllerActor(Controller):
     """A controller whose fleet is Ray's. All methods are coroutines: a plain one would hold up the whole actor."""
 
     def __init__(self, plan: PoolPlan) -> None:
+        gc.set_threshold(_CONTROLLER_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
         super().__init__(
             state=SchedulerState(plan.scheduler),
@@ -55,6 +68,7 @@ class ControllerActor(Controller):
             desk=CatalogDesk(plan.open_catalog),
             worker_ids=plan.worker_ids,
             budget_bytes=plan.budget_bytes,
+            recorder=Recorder(plan.record, plan.scheduler),
         )
 
 
@@ -67,17 +81,32 @@ class GpuWorkerActor(GpuWorker):
         def on_step(step: StepDone) -> None:
             controller.step_done.remote(step)
 
-        super().__init__(worker_id, incarnation, plan.open_engine, on_step)
+        node = NodeId(ray.get_runtime_context().get_node_id())
+        super().__init__(worker_id, incarnation, plan.open_engine, on_step, node=node)
+
+    def run_packed(self, request: bytes, *inputs: Result) -> tuple[bytes, Result | None]:
+        """`run` with request and report packed, see `RayFleet.run`."""
+        report, result = self.run(pickle.loads(request), *inputs)
+        return pickle.dumps(report, PROTOCOL), result
+
+    def run_together_packed(self, requests: bytes, *inputs: Result) -> tuple[bytes | Result | None, ...]:
+        """`run_together` with requests and reports packed, see `RayFleet.run_together`."""
+        reports, results = self.run_together(pickle.loads(requests), *inputs)
+        return pickle.dumps(reports, PROTOCOL), *results
 
 
 def start_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:
-    """A new controller, answering, with its workers on the way. Raises UserError when the name is taken."""
-    options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "namespace": namespace, "name": name}
+    """A new controller, answering, with its workers on the way. Raises UserError when the name is taken, and when it
+    cannot record what it is asked to."""
+    options = {"num_cpus": 0, "namespace": namespace, "name": name, **PLAIN}
     try:
         controller: ActorHandle[Any] = ray.remote(ControllerActor).options(**options).remote(plan)
     except ValueError as taken:
         raise UserError(f"this Ray cluster has a pool called {name!r} already; give this one another name") from taken
-    ray.get(controller.open.remote())
+    try:
+        ray.get(controller.open.remote())
+    except RayTaskError as raised:
+        raise raised.cause from None
     return controller
 
 
@@ -95,8 +124,7 @@ def _create_worker(
     actor_class = ray.remote(
         num_gpus=plan.gpus_per_worker,
         num_cpus=_cpu_slots(plan),
-        max_restarts=0,
-        max_task_retries=0,
+        **PLAIN,
         concurrency_groups={COMPUTE: 1, CONTROL: 2, WATCH: 1},
     )(GpuWorkerActor)
     worker: ActorHandle[Any] = actor_class.remote(worker_id, incarnation, plan, controller)

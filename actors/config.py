@@ -17,9 +17,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from actors.strict import Strict
+from actors.terms import check_user
 from pool.devices.vram_policy import VramPolicy
 from pool.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
+from pool.spec import UserId
 from scheduler.config import SchedulerConfig
+from scheduler.shares import EVERYBODY, UserShare
 
 #: the one environment variable of modelpool: a configuration file to use when none is named
 CONFIG_VARIABLE = "MODELPOOL_CONFIG"
@@ -27,6 +30,8 @@ CONFIG_VARIABLE = "MODELPOOL_CONFIG"
 CONFIG_NAME = "modelpool.toml"
 
 
+#: tables of the file that say what each user may have; they become a part of `PoolConfig.scheduler`
+_USERS = "users"
 #: no bytes, in any unit
 _ZERO_BYTES = re.compile(r"0+(\.0*)?\s*([kmgt]i?)?b?", re.IGNORECASE)
 
@@ -125,9 +130,33 @@ class ClusterSection(Strict):
 
 
 class OutputSection(Strict):
-    """Where finished pictures are written; left out, they are not."""
+    """What is written down.
+
+    folder  where finished pictures go; left out, nowhere
+    record  the file that the scheduler's events and commands go to, on the controller's machine; left out, nowhere
+    """
 
     folder: Path | None = None
+    record: Path | None = None
+
+
+class UserSection(Strict):
+    """[users.NAME]: what one user may have; see `scheduler.shares.UserShare`. The name "*" is everybody else."""
+
+    weight: float = 1.0
+    running_limit: int | None = None
+
+    @field_validator("weight", "running_limit", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
+        if isinstance(value, bool):
+            raise unusable_field(str(about.field_name), value, "a number")
+        return value
+
+    def share_of(self, name: str) -> UserShare:
+        """As the scheduler knows it. Raises UnusableField."""
+        user = name if name == EVERYBODY else check_user(name)
+        return UserShare(user=UserId(user), weight=self.weight, running_limit=self.running_limit)
 
 
 class PoolConfig(Strict):
@@ -176,8 +205,8 @@ class PoolConfig(Strict):
         """This configuration with single settings changed, by flat names; None leaves a setting as it is.
 
         device, workers, vram, vram_policy, reserve_vram, threads, models, loras (folders), address, namespace, name,
-        output. Relative paths are relative to the working folder. Raises UserError for other names and for unusable
-        values.
+        output, record. Relative paths are relative to the working folder. Raises UserError for other names and for
+        unusable values.
         """
         changed: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
@@ -198,7 +227,11 @@ class PoolConfig(Strict):
         for section in type(self).model_fields:
             value = getattr(self, section)
             keys = dataclasses.asdict(value) if section == "scheduler" else value.model_dump()
+            keys.pop("shares", None)
             lines += [f"[{section}]", *(f"{key} = {_shown(item)}" for key, item in keys.items()), ""]
+        for share in self.scheduler.shares:
+            limit = _shown(share.running_limit)
+            lines += [f'[users."{share.user}"]', f"weight = {share.weight}", f"running_limit = {limit}", ""]
         return "\n".join(lines)
 
 
@@ -215,6 +248,7 @@ _FLAT: Mapping[str, tuple[str, str]] = {
     "namespace": ("cluster", "namespace"),
     "name": ("cluster", "name"),
     "output": ("output", "folder"),
+    "record": ("output", "record"),
 }
 
 
@@ -228,15 +262,35 @@ def _bytes_or_zero(size: str | int | None) -> int | None:
 def _from_tables(tables: Mapping[str, Any], folder: Path) -> PoolConfig:
     sections: dict[str, Any] = {}
     for section, table in tables.items():
+        if section == _USERS:
+            continue
         if section not in PoolConfig.model_fields:
-            raise unknown_name("section", section, PoolConfig.model_fields)
+            raise unknown_name("section", section, (*PoolConfig.model_fields, _USERS))
         if not isinstance(table, dict):
             raise unusable_field(section, table, f"a table, [{section}]")
         try:
             sections[section] = _section(section, _absolute(table, folder))
         except UserError as problem:
             raise type(problem)(f"[{section}] {problem}") from None
+    if _USERS in tables:
+        known = sections.get("scheduler", SchedulerConfig())
+        sections["scheduler"] = dataclasses.replace(known, shares=_shares(tables[_USERS]))
     return PoolConfig(**sections)
+
+
+def _shares(table: Any) -> tuple[UserShare, ...]:
+    """What the tables [users.NAME] say."""
+    if not isinstance(table, dict):
+        raise unusable_field(_USERS, table, "tables such as [users.ann]")
+    shares = []
+    for name, keys in table.items():
+        if not isinstance(keys, dict):
+            raise unusable_field(f"[users] {name}", keys, f"a table, [users.{name}]")
+        try:
+            shares.append(UserSection(**keys).share_of(name))
+        except UserError as problem:
+            raise type(problem)(f"[users.{name}] {problem}") from None
+    return tuple(shares)
 
 
 def _section(name: str, keys: Mapping[str, Any]) -> Strict | SchedulerConfig:
@@ -251,6 +305,8 @@ def _section(name: str, keys: Mapping[str, Any]) -> Strict | SchedulerConfig:
 
 
 def _scheduler_config(keys: Mapping[str, Any]) -> SchedulerConfig:
+    if "shares" in keys:
+        raise unusable_field("shares", keys["shares"], "no such key here; write tables such as [users.ann]")
     for key, found in keys.items():
         if isinstance(found, bool) and key != "placement":  # pydantic would make a number of it, unseen by the class
             raise unusable_field(key, found, "a finite number")
@@ -277,8 +333,9 @@ def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             found[key] = (found[key],)
         if isinstance(found.get(key), (list, tuple)):
             found[key] = tuple(absolute(item) for item in found[key])
-    if "folder" in found:
-        found["folder"] = absolute(found["folder"])
+    for key in ("folder", "record"):
+        if key in found:
+            found[key] = absolute(found[key])
     return found
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from actors.catalog_desk import CatalogDesk
@@ -24,9 +24,11 @@ from actors.fleet import Clock, Fleet
 from actors.host_memory import HostMemory
 from actors.outcomes import TaskSummary
 from actors.recipe import Recipe
+from actors.recorder import Recorder
 from actors.requests import GenerateRequest
 from actors.status import PoolStatus, pool_status
 from actors.task_book import TaskBook
+from actors.terms import on_terms, on_terms_of, too_late
 from actors.wire import (
     ClientId,
     JobEnded,
@@ -41,9 +43,9 @@ from actors.wire import (
 )
 from pool.errors import UserError
 from pool.spec import ComponentSpec, JobId, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec, WorkerId
+from scheduler.history import JobHistory, find_job, history_of
 from scheduler.messages import CancelAsked, ComponentsKnown, Outcome, ResolveJob, Submitted, WorkersWanted
 from scheduler.state import SchedulerState
-from scheduler.story import StoryLine
 
 if TYPE_CHECKING:
     from pool.catalog import LoraListing, ModelListing
@@ -84,6 +86,10 @@ class _Submission:
     #: queued and not resolved, in order
     live: dict[JobId, None] = field(default_factory=dict)
     cancelled: bool = False
+    #: when its first part came, on the core's clock: deadlines count from here
+    began_at: float = 0.0
+    #: of its jobs that are queued: seconds that they take at least, where their deadline is sooner
+    hopeless_seconds: list[float] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -107,6 +113,7 @@ class Controller:
         desk: CatalogDesk,
         worker_ids: Sequence[WorkerId],
         budget_bytes: int | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """`budget_bytes` is the workers' memory budget where it is known before they are up."""
         self._state = state
@@ -122,13 +129,22 @@ class Controller:
         self._components: set[ComponentSpec] = set()
         self._broken = ""
         self._changed = asyncio.Event()
-        self._dispatcher = Dispatcher(state, fleet, clock, self._book, self._resolved, self._note_change, self._break)
-        self._sweeper: asyncio.Task[None] | None = None
+        self._recorder = recorder or Recorder()
+        self._dispatcher = Dispatcher(
+            state, fleet, clock, self._book, self._resolved, self._note_change, self._break, self._recorder.heard
+        )
+        #: what goes on until the controller is closed
+        self._upkeep: list[asyncio.Task[None]] = []
+        self._opened_at = 0.0
 
     async def open(self) -> None:
-        """Ask for the workers; they come up while drivers already submit. Once."""
+        """Ask for the workers; they come up while drivers already submit. Once. Raises OutputFailed for the record."""
+        self._opened_at = self._clock.now()
+        self._recorder.open()
         self._dispatcher.tell(WorkersWanted(self._dispatcher.now, self._worker_ids))
-        self._sweeper = asyncio.ensure_future(self._sweep())
+        self._upkeep = [
+            asyncio.ensure_future(goes_on) for goes_on in (self._sweep(), self._recorder.keep_writing(self._clock))
+        ]
 
     async def enter(self, client_id: ClientId) -> None:
         """A driver introduces itself. From now on it asks for news, or counts as gone."""
@@ -150,11 +166,16 @@ class Controller:
         with self._checking(submission.client_id, submission.submission_id) as mine:
             pictures = await self._desk.cut_pictures(wanted, first, self._capacity_bytes())
             for i, picture in enumerate(pictures, start=first):
-                job = _Job(submission.client_id, submission.submission_id, i, picture.cut, picture.recipe)
-                mine.held.append(job)
+                cut = on_terms_of(submission.requests[i - first], picture.cut, submission, mine.began_at)
+                mine.held.append(_Job(submission.client_id, submission.submission_id, i, cut, picture.recipe))
             if not submission.hold:
                 await self._queue_held(mine, {})
-        return tuple(picture.recipe for picture in pictures)
+        recipes = tuple(picture.recipe for picture in pictures)
+        if mine.hopeless_seconds:
+            warnings = (*recipes[0].warnings, too_late(mine.hopeless_seconds))
+            recipes = (replace(recipes[0], warnings=warnings), *recipes[1:])
+            mine.hopeless_seconds = []
+        return recipes
 
     async def submit_stage(self, wanted: StageSubmission) -> tuple[str, ...]:
         """Check and queue one stage; what to warn of. Raises UserError."""
@@ -162,6 +183,7 @@ class Controller:
         with self._checking(wanted.client_id, wanted.submission_id) as mine:
             given = frozenset(wanted.given)
             cut = await self._desk.cut_stage(wanted.order, job_id, given, self._capacity_bytes())
+            cut = on_terms(cut, wanted.submission_id, wanted.user)
             mine.held.append(_Job(wanted.client_id, wanted.submission_id, 0, cut, None))
             await self._queue_held(mine, wanted.given)
         return cut.warnings
@@ -178,8 +200,9 @@ class Controller:
 
     async def news(self, client_id: ClientId, cursor: int, timeout_seconds: float) -> News:
         """What the driver has not heard yet; waits for that up to `timeout_seconds`. Raises UnknownDriver."""
-        feed = self._client(client_id).feed
-        return await feed.news(cursor, timeout_seconds, lambda: self._running_for(client_id), self._clock.now)
+        client = self._client(client_id)
+        running, more = (lambda: self._running_for(client_id)), (lambda: bool(client.submissions))
+        return await client.feed.news(cursor, timeout_seconds, running, self._clock.now, more)
 
     async def step_done(self, step: StepDone) -> None:
         """A worker says how far it is."""
@@ -191,7 +214,8 @@ class Controller:
 
     async def status(self) -> PoolStatus:
         """The pool, now."""
-        return pool_status(self._state.snapshot(), self._dispatcher.troubles)
+        seconds, running = self._clock.now() - self._opened_at, self._dispatcher.running()
+        return pool_status(self._state.snapshot(), self._dispatcher.troubles, running, seconds, self._recorder.words)
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
         """The status once every worker is up or given up, or when `timeout_seconds` are over."""
@@ -208,9 +232,9 @@ class Controller:
         """The checkpoints and the LoRAs in the folders."""
         return await self._desk.models(), await self._desk.loras()
 
-    async def story(self, job_id: JobId) -> tuple[StoryLine, ...]:
-        """What is remembered of a job."""
-        return self._state.story(job_id)
+    async def history(self, job: str) -> JobHistory:
+        """What is remembered of the job with this id, or with this in its id. Raises UnknownName."""
+        return history_of(self._state, find_job(self._state, job))
 
     async def memory_reports(self) -> dict[WorkerId, HostMemory]:
         """The host memory of every worker that answers."""
@@ -218,12 +242,13 @@ class Controller:
 
     async def close(self) -> None:
         """End the workers. Jobs that are left are not resolved. Idempotent."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in self._upkeep:
+            task.cancel()
         for client in self._clients.values():
             client.feed.close()
         self._dispatcher.close()
         self._desk.close()
+        self._recorder.close()
 
     def _client(self, client_id: ClientId) -> _Client:
         if client_id not in self._clients:
@@ -238,7 +263,7 @@ class Controller:
         if self._broken:
             raise PoolBroken(self._broken)
         client = self._client(client_id)
-        submission = client.submissions.setdefault(submission_id, _Submission())
+        submission = client.submissions.setdefault(submission_id, _Submission(began_at=self._dispatcher.now))
         submission.checking += 1
         try:
             yield submission
@@ -270,6 +295,10 @@ class Controller:
             self._components.update(new)
             self._dispatcher.tell(ComponentsKnown(self._dispatcher.now, new))
         self._dispatcher.tell(Submitted(self._dispatcher.now, spec))
+        if spec.deadline is not None:
+            known = self._state.demand.jobs.get(spec.job_id)
+            if known is not None and known.hopeless_seconds is not None:
+                submission.hopeless_seconds.append(known.hopeless_seconds)
 
     def _end_unqueued(self, jobs: Iterable[_Job]) -> None:
         """Jobs that the core never saw: the submission was cancelled in between, or the core is broken."""
@@ -327,6 +356,8 @@ class Controller:
     def _drop_over(self, client: _Client, submission_id: SubmissionId) -> None:
         if submission_id in client.submissions and client.submissions[submission_id].over:
             del client.submissions[submission_id]
+            if not client.submissions:
+                client.feed.all_ended()
 
     def _running_for(self, client_id: ClientId) -> tuple[RunningTask, ...]:
         running = []
@@ -349,6 +380,7 @@ class Controller:
 
     def _break(self, traceback_text: str) -> None:
         """The core failed: everything that waits is told so."""
+        self._recorder.flush()
         self._broken = f"the scheduler failed, and the pool must be started again:\n{traceback_text}"
         jobs, self._jobs = tuple(self._jobs.values()), {}
         self._end_unqueued(jobs)

@@ -17,7 +17,7 @@ from actors.requests import GenerateRequest, LoraChoice, resolve_sampling
 from pool.errors import DoesNotFit, does_not_fit, format_bytes
 from pool.residency import needed_bytes
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, JobId, JobSpec, Role, TaskId, TaskSpec
-from pool.work import DecodeWork, EncodeWork, LoraRef, ModelRef, SampleWork, Work, stage_of, task_id
+from pool.work import DecodeWork, EncodeWork, LoraRef, ModelRef, SampleWork, Work, stage_of, task_id, together_key
 
 #: all weights may stream
 NOTHING_KEPT: Mapping[ComponentKey, int] = MappingProxyType({})
@@ -40,6 +40,9 @@ class Catalog(Protocol):
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """What a run of one component needs."""
+
+    def lora_spec(self, lora: LoraRef) -> ComponentSpec:
+        """The size of a LoRA, as a component of its own."""
 
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         """What to tell of a LoRA that is used in part only, with counts; None when all of it is used."""
@@ -158,7 +161,8 @@ class _Cutter:
                 else:
                     reached.append(need)
         tasks = tuple(task for task in self._tasks.values() if task.task_id in needed)
-        components = {use.component: self._components[use.component] for task in tasks for use in task.uses}
+        keys = (key for task in tasks for use in task.uses for key in (use.component, *use.adapters))
+        components = {key: self._components[key] for key in keys}
         works = {task.task_id: self.works[task.task_id] for task in tasks}
         job = JobSpec(job_id, tasks, wanted, tuple(read))
         return CutJob(job, MappingProxyType(works), tuple(components.values()), tuple(self.warnings))
@@ -231,7 +235,8 @@ class _Cutter:
         if new not in self._tasks:
             use = self._catalog.use(work.model, role, loras, passes)
             spec = self._catalog.components(work.model)[role]
-            self._components[spec.key] = spec
+            for sized in (spec, *(self._catalog.lora_spec(lora) for lora in loras)):
+                self._components[sized.key] = sized
             self.works[new] = work
             whole, *divided = self._catalog.ways(work.model, work, context_tokens)
             self._tasks[new] = TaskSpec(
@@ -243,5 +248,6 @@ class _Cutter:
                 needs=needs,
                 divisions=tuple(divided),
                 counted_bytes=whole.counted_bytes,
+                together=together_key(work, context_tokens),
             )
         return new

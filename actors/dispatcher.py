@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from actors.fleet import Clock, Fleet, InputsLost, Run, WorkerLost
+from actors.fleet import Clock, Fleet, InputsLost, JointRun, Run, WorkerLost
 from actors.task_book import TaskBook
-from actors.wire import StepDone
+from actors.wire import ResultRef, RunRequest, StepDone
 from pool.residency import Residency
 from pool.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from scheduler.messages import (
@@ -26,6 +27,7 @@ from scheduler.messages import (
     EndWorker,
     Event,
     LookAgain,
+    Prefetch,
     ReleaseResult,
     ResolveJob,
     RunEnded,
@@ -52,6 +54,7 @@ class _LiveWorker:
 class Dispatcher:
     """Runs the core. `on_resolved` is told of every job's end, while its result is still held.
 
+    `on_handled` hears every event with what the core said to it, before any of that is done.
     `on_broken` is told once, with a text, when core or shell made a mistake of ours, after which nothing is dispatched
     any more.
     """
@@ -65,6 +68,7 @@ class Dispatcher:
         on_resolved: Callable[[ResolveJob], None],
         on_changed: Callable[[], None],
         on_broken: Callable[[str], None],
+        on_handled: Callable[[Event, Sequence[Command]], None] = lambda event, commands: None,
     ) -> None:
         self._state = state
         self._fleet = fleet
@@ -73,6 +77,7 @@ class Dispatcher:
         self._on_resolved = on_resolved
         self._on_changed = on_changed
         self._on_broken = on_broken
+        self._on_handled = on_handled
         self._inbox: deque[Event] = deque()
         self._handling = False
         self._broken = False
@@ -111,13 +116,22 @@ class Dispatcher:
         self._handling = True
         try:
             while self._inbox:
-                for command in self._state.handle(self._inbox.popleft()):
+                for command in self._handle(self._inbox.popleft()):
                     self._carry_out(command)
         except Exception as mistake:
             self._break(mistake)
         finally:
             self._handling = False
         self._on_changed()
+
+    def _handle(self, event: Event) -> list[Command]:
+        """What the core says to `event`; nothing where it fails, so that a record ends with what it failed at."""
+        commands: list[Command] = []
+        try:
+            commands = self._state.handle(event)
+        finally:
+            self._on_handled(event, commands)
+        return commands
 
     def step_done(self, step: StepDone) -> bool:
         """A worker says how far it is. False when that is stale news."""
@@ -150,6 +164,8 @@ class Dispatcher:
                 self._run(command)
             case StopTask():
                 self._stop(command)
+            case Prefetch():
+                self._prefetch(command)
             case ReleaseResult():
                 self._book.release(command.task_id)
             case ResolveJob():
@@ -217,18 +233,38 @@ class Dispatcher:
 
     def _run(self, command: RunTask) -> None:
         worker = self._live[command.worker_id]
+        if command.mates:
+            self._run_together(_one_by_one(command), worker)
+            return
+        request, inputs = self._begin(command, worker)
+        run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
+        self._spawn(self._wait_for(command, worker, run))
+
+    def _run_together(self, commands: Sequence[RunTask], worker: _LiveWorker) -> None:
+        sent = [self._begin(command, worker) for command in commands]
+        requests, inputs = [request for request, _ in sent], [refs for _, refs in sent]
+        run = self._fleet.run_together(worker.spec.worker_id, worker.spec.incarnation, requests, inputs)
+        self._spawn(self._wait_for_all(commands, worker, run))
+
+    def _begin(self, command: RunTask, worker: _LiveWorker) -> tuple[RunRequest, Sequence[ResultRef]]:
+        """What to send for one task, which counts as running from now on."""
         self._runs_sent += 1
         request, inputs = self._book.begin(command, self._runs_sent)
         worker.runs[command.task_id] = StepDone(
             command.worker_id, command.incarnation, command.task_id, request.run, 0, 0
         )
-        run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
-        self._spawn(self._wait_for(command, worker, run))
+        return request, inputs
 
     def _stop(self, command: StopTask) -> None:
         worker = self._live.get(command.worker_id)
         if worker is not None and worker.spec.incarnation == command.incarnation and command.task_id in worker.runs:
             self._fleet.stop(command.worker_id, command.incarnation, worker.runs[command.task_id].run)
+
+    def _prefetch(self, command: Prefetch) -> None:
+        worker = self._live.get(command.worker_id)
+        parts = self._book.file_parts(command.components)
+        if worker is not None and worker.spec.incarnation == command.incarnation and parts:
+            self._fleet.read_ahead(command.worker_id, command.incarnation, parts)
 
     async def _wait_for(self, command: RunTask, worker: _LiveWorker, run: Run) -> None:
         try:
@@ -241,13 +277,32 @@ class Dispatcher:
         except Exception as raised:
             message = f"{type(raised).__name__}: {raised}"
             report = _failed(command, worker, RunErrorKind.INTERNAL, message, traceback.format_exc())
-        if self._live.get(command.worker_id) is not worker:
+        self._end_run(report, run.result, worker)
+
+    async def _wait_for_all(self, commands: Sequence[RunTask], worker: _LiveWorker, run: JointRun) -> None:
+        """As `_wait_for`, for tasks that are run together: what goes wrong with the call goes wrong with each."""
+        reports: Sequence[TaskReport]
+        try:
+            reports = await run.reports
+        except WorkerLost as raised:
+            self._lose(worker.spec.worker_id, worker.spec.incarnation, str(raised))
+            return
+        except InputsLost as raised:
+            reports = [_failed(command, worker, RunErrorKind.INPUT_LOST, str(raised)) for command in commands]
+        except Exception as raised:
+            message, text = f"{type(raised).__name__}: {raised}", traceback.format_exc()
+            reports = [_failed(command, worker, RunErrorKind.INTERNAL, message, text) for command in commands]
+        for report, result in zip(reports, run.results, strict=True):
+            self._end_run(report, result, worker)
+
+    def _end_run(self, report: TaskReport, result: ResultRef, worker: _LiveWorker) -> None:
+        if self._live.get(worker.spec.worker_id) is not worker:
             return  # answered by the worker's loss
         worker.residency = report.residency
-        del worker.runs[command.task_id]
-        self._book.end(report, run.result)
+        del worker.runs[report.task_id]
+        self._book.end(report, result)
         self.tell(RunEnded(self.now, report))
-        self._book.settle(command.task_id)
+        self._book.settle(report.task_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let `work` go on by itself; a mistake in it is as bad as one in the core."""
@@ -266,6 +321,12 @@ class Dispatcher:
         if not self._broken:
             self._broken = True
             self._on_broken("".join(traceback.format_exception(mistake)))
+
+
+def _one_by_one(command: RunTask) -> list[RunTask]:
+    """What `command` says of its task and of each of the mates, as if they were run alone."""
+    alone = replace(command, mates=())
+    return [alone, *(replace(alone, task_id=mate.task_id, attempt=mate.attempt) for mate in command.mates)]
 
 
 def _failed(

@@ -1,13 +1,15 @@
 """`ClientFeed`: what one driver has not heard yet. Knows neither jobs' content nor the core.
 
 Ends of jobs are kept until the driver says that they arrived, so that a lost answer loses nothing; there are never more
-than the driver has jobs. Progress is a level that the driver is told of at most every `PROGRESS_SECONDS`. Under load
-answers keep `GATHER_SECONDS` apart, so that one tells of many ends: an answer costs about as much as a task.
+than the driver has jobs. Progress is a level that the driver is told of at most every `PROGRESS_SECONDS`. While
+more ends are to come, answers keep `GATHER_SECONDS` apart, so that one tells of many: an answer costs about as much as
+a task.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -29,6 +31,7 @@ class ClientFeed:
         self._dropped = 0
         self._wake = asyncio.Event()
         self._wake_later: asyncio.TimerHandle | None = None
+        self._all_ended = asyncio.Event()
         self._listening = 0
         self._heard_at = now
         #: on the loop's clock, when the last answer with ends went out
@@ -38,6 +41,10 @@ class ClientFeed:
         """A job of this driver ended."""
         self._ended.append(job)
         self._wake.set()
+
+    def all_ended(self) -> None:
+        """No more ends are to come for now: those that there are need not wait for others."""
+        self._all_ended.set()
 
     def progressed(self) -> None:
         """What runs for this driver may have changed."""
@@ -54,8 +61,10 @@ class ClientFeed:
         timeout_seconds: float,
         running: Callable[[], tuple[RunningTask, ...]],
         now: Callable[[], float],
+        more_to_come: Callable[[], bool] = lambda: True,
     ) -> News:
-        """Wait until there is anything new, or for `timeout_seconds`. Ends before `cursor` have arrived."""
+        """Wait until there is anything new, or for `timeout_seconds`. Ends before `cursor` have arrived. Nothing is
+        gathered when no `more_to_come` than has ended."""
         self._acknowledge(cursor)
         self._listening += 1
         try:
@@ -63,8 +72,9 @@ class ClientFeed:
                 async with asyncio.timeout(timeout_seconds):
                     await self._wake.wait()
             loop = asyncio.get_running_loop()
-            if self._ended and (early := self._told_ends_at + GATHER_SECONDS - loop.time()) > 0:
-                await asyncio.sleep(early)
+            early = self._told_ends_at + GATHER_SECONDS - loop.time()
+            if early > 0 and self._ended and more_to_come():
+                await self._gather(early)
             if self._ended:
                 self._told_ends_at = loop.time()
         except TimeoutError:
@@ -81,6 +91,13 @@ class ClientFeed:
         if self._wake_later is not None:
             self._wake_later.cancel()
         self._wake.set()
+
+    async def _gather(self, seconds: float) -> None:
+        """Let more jobs end, for so long at most."""
+        self._all_ended.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._all_ended.wait()
 
     def _acknowledge(self, cursor: int) -> None:
         while self._dropped < cursor and self._ended:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from actors.host_memory import HostMemory
 from actors.wire import ResultRef, RunRequest
+from pool.checkpoints.file_parts import FilePart
 from pool.spec import TaskReport, WorkerId, WorkerSpec
 
 
@@ -36,6 +37,14 @@ class Run:
     result: ResultRef
 
 
+@dataclass(frozen=True, slots=True)
+class JointRun:
+    """Attempts that were sent to be run together: as `Run`, one report and one result for each, in order."""
+
+    reports: Awaitable[Sequence[TaskReport]]
+    results: Sequence[ResultRef]
+
+
 class Fleet(Protocol):
     """Starts, uses and ends workers."""
 
@@ -51,8 +60,21 @@ class Fleet(Protocol):
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> Run:
         """Send an attempt to a started worker."""
 
+    def run_together(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        requests: Sequence[RunRequest],
+        inputs: Sequence[Sequence[ResultRef]],
+    ) -> JointRun:
+        """Send attempts that are to be run together to a started worker."""
+
     def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
         """Ask a run to end at its next step. It may be over already."""
+
+    def read_ahead(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
+        """Have a started worker read these files ahead of their use, in place of what it was to read before. Nobody
+        waits for it."""
 
     async def memory_reports(self) -> dict[WorkerId, HostMemory]:
         """The host memory of every worker that answers."""

@@ -16,7 +16,7 @@ from pool.errors import does_not_fit
 from pool.plan_seconds import PlanSeconds, expected_seconds
 from pool.residency import Residency, ResidencyPlan, needed_bytes, plan
 from pool.residency_reasons import explain
-from pool.spec import ComponentKey, ComponentSpec, Division, Stage, TaskSpec
+from pool.spec import ComponentKey, ComponentSpec, Division, Role, Stage, TaskSpec
 from pool.streaming_order import ModuleBytes, choose_modules, pass_seconds
 
 #: pictures whose plans are made one by one; every later one does what the last of these does
@@ -157,7 +157,8 @@ def _resident_bytes(cut: CutJob) -> int:
 
 
 def _weights(cut: CutJob) -> dict[ComponentKey, int]:
-    return {component.key: component.weight_bytes for component in cut.components}
+    """Of what rests on the GPU; LoRAs are read, and go into the weights that they change."""
+    return {component.key: component.weight_bytes for component in cut.components if component.role is not Role.LORA}
 
 
 def _stage(

@@ -16,17 +16,33 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from actors.host_memory import HostMemory, host_memory
+from actors.read_ahead import ReadAhead
+from actors.storage_meter import StorageMeter
 from actors.wire import RunRequest, StepDone
+from pool.checkpoints.file_parts import FilePart
+from pool.devices.memory_limits import host_memory as available_memory
 from pool.devices.vram_policy import VramPolicy
 from pool.errors import UserError
 from pool.residency import Residency
-from pool.spec import ComponentKey, RunCost, RunError, RunErrorKind, Rung, TaskReport, TaskSpec, WorkerId, WorkerSpec
-from pool.work import Encoded, Latent, Picture, Result, RunHooks, Stopped, Work
+from pool.spec import (
+    ComponentKey,
+    NodeId,
+    RunCost,
+    RunError,
+    RunErrorKind,
+    Rung,
+    TaskReport,
+    TaskSpec,
+    WorkerId,
+    WorkerSpec,
+)
+from pool.work import Encoded, Latent, Member, Outcome, Picture, Result, RunHooks, Stopped, Work
 
 if TYPE_CHECKING:
     from pool.engine import EngineFacts
@@ -34,8 +50,10 @@ if TYPE_CHECKING:
 #: steps are told this often, counted from the start of a run; the last one is told by the report. A message costs the
 #: controller about as much as a task, so runs that are over sooner send none
 PROGRESS_SECONDS = 0.05
-#: stops that are remembered; a stop may come before its run begins, and the scheduler sends at most one run ahead
-STOPS_REMEMBERED = 16
+#: a machine of its own
+ALONE = NodeId("")
+#: stops that are remembered; a stop may come before its run begins. More than tasks that are ever run together
+STOPS_REMEMBERED = 256
 
 
 class Engine(Protocol):
@@ -54,6 +72,11 @@ class Engine(Protocol):
         needed_next: tuple[ComponentKey, ...] = (),
     ) -> tuple[Result, RunCost]:
         """Do `work`; may raise anything."""
+
+    def run_together(
+        self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...] = ()
+    ) -> tuple[Outcome, ...]:
+        """Do the works of all members at once; never raises."""
 
     def residency(self) -> Residency:
         """Which weights are on the device."""
@@ -81,7 +104,7 @@ def open_engine(
 
 
 class GpuWorker:
-    """One GPU's worth of work, one task at a time."""
+    """One GPU's worth of work, one run at a time."""
 
     def __init__(
         self,
@@ -90,13 +113,18 @@ class GpuWorker:
         open_engine: Callable[[], Engine],
         on_step: Callable[[StepDone], None],
         progress_seconds: float = PROGRESS_SECONDS,
+        node: NodeId = ALONE,
     ) -> None:
+        """`node` names the machine, whose memory and disks its workers share."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
         self._on_step = on_step
         self._progress_seconds = progress_seconds
+        self._node = node
         self._engine: Engine | None = None
+        self._read_ahead = ReadAhead()
+        self._storage = StorageMeter()
         #: runs that should stop, oldest first; touched by several threads, one atomic operation at a time
         self._stops: dict[int, None] = {}
         self._ended = threading.Event()
@@ -111,41 +139,53 @@ class GpuWorker:
             capacity_bytes=facts.capacity_bytes,
             link_bytes_per_second=facts.link_bytes_per_second,
             device_name=facts.device_name,
+            node=self._node,
+            host_bytes=available_memory().available_bytes,
         )
 
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
         """Make one attempt. The result is None exactly when the report has an error."""
         assert self._engine is not None, "start comes before run"
-        hooks = RunHooks(self._step_teller(request), lambda: self._should_stop(request))
-        result: Result | None = None
-        cost, error = RunCost(), None
+        outcome: Outcome
+        read_before = self._storage_bytes()
         try:
-            result, cost = self._engine.run(
-                request.task, request.work, inputs, hooks, request.fresh, request.needed_next
+            outcome = self._engine.run(
+                request.task, request.work, inputs, self._hooks(request), request.fresh, request.needed_next
             )
-            cost = replace(cost, rungs=request.rungs + cost.rungs)
         except Exception as raised:
-            error = run_error(raised)
-            error = replace(error, rungs=request.rungs + error.rungs)
-            if error.kind is RunErrorKind.WORKER_LOST:
-                self._ended.set()
-        report = TaskReport(
-            task_id=request.task.task_id,
-            attempt=request.attempt,
-            worker_id=self._worker_id,
-            incarnation=self._incarnation,
-            residency=self._engine.residency(),
-            cost=cost,
-            error=error,
-            result_bytes=0 if result is None else result_bytes(result),
-        )
-        return report, result
+            outcome = raised
+        return self._told(request, outcome, self._storage_bytes() - read_before)
+
+    def run_together(
+        self, requests: Sequence[RunRequest], *inputs: Result
+    ) -> tuple[tuple[TaskReport, ...], tuple[Result | None, ...]]:
+        """Make one attempt each, in one run where that goes. `inputs` are those of the first request, then those of the
+        second, and so on. A report and a result each, as of `run`."""
+        assert self._engine is not None, "start comes before run"
+        members, rest = [], iter(inputs)
+        for request in requests:
+            own = tuple(islice(rest, len(request.task.needs)))
+            members.append(Member(request.task, request.work, own, self._hooks(request)))
+        outcomes: Sequence[Outcome]
+        read_before = self._storage_bytes()
+        try:
+            outcomes = self._engine.run_together(members, requests[0].needed_next)
+        except Exception as raised:
+            outcomes = [raised] * len(members)
+        share_bytes = (self._storage_bytes() - read_before) // len(requests)
+        told = [self._told(request, outcome, share_bytes) for request, outcome in zip(requests, outcomes, strict=True)]
+        return tuple(report for report, _ in told), tuple(result for _, result in told)
 
     def stop(self, run: int) -> None:
         """Let that run end at its next step, also when it has not begun yet. Does nothing when it is over."""
         self._stops[run] = None
         for old in tuple(self._stops)[:-STOPS_REMEMBERED]:
             self._stops.pop(old, None)
+
+    def read_ahead(self, parts: Sequence[FilePart]) -> None:
+        """Bring these files into the machine's memory while runs go on, in place of what was asked for before. Returns
+        at once; does what it can, and never fails a run."""
+        self._read_ahead.begin(parts)
 
     def ping(self) -> tuple[WorkerId, int]:
         """Worker and incarnation: it is alive."""
@@ -163,7 +203,41 @@ class GpuWorker:
         """Take every byte off the GPU. Idempotent."""
         if self._engine is not None:
             self._engine.close()
+        self._read_ahead.close()
         self._ended.set()
+
+    def _hooks(self, request: RunRequest) -> RunHooks:
+        return RunHooks(self._step_teller(request), lambda: self._should_stop(request))
+
+    def _storage_bytes(self) -> int:
+        """What this process read from disks so far, but for what it read ahead."""
+        return self._storage.read_bytes() - self._read_ahead.storage_bytes
+
+    def _told(self, request: RunRequest, outcome: Outcome, storage_bytes: int) -> tuple[TaskReport, Result | None]:
+        """What became of an attempt that read so much from disks, as its report and its result."""
+        assert self._engine is not None, "start comes before run"
+        result: Result | None = None
+        cost, error = RunCost(), None
+        if isinstance(outcome, Exception):
+            error = run_error(outcome)
+            error = replace(error, rungs=request.rungs + error.rungs)
+            if error.kind is RunErrorKind.WORKER_LOST:
+                self._ended.set()
+        else:
+            result, cost = outcome
+            # what is read ahead is counted by blocks, one of which may be under way
+            cost = replace(cost, rungs=request.rungs + cost.rungs, storage_bytes=max(0, storage_bytes))
+        report = TaskReport(
+            task_id=request.task.task_id,
+            attempt=request.attempt,
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            residency=self._engine.residency(),
+            cost=cost,
+            error=error,
+            result_bytes=0 if result is None else result_bytes(result),
+        )
+        return report, result
 
     def _should_stop(self, request: RunRequest) -> bool:
         return request.run in self._stops

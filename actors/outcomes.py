@@ -15,6 +15,7 @@ from actors.recipe import Recipe
 from actors.requests import GenerateRequest
 from pool.spec import JobId, RunErrorKind, Stage, WorkerId
 from pool.work import PixelArray
+from scheduler.why import Why
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,6 +34,7 @@ class TaskSummary:
     shared           another job made it; these figures are counted there
     divided          how the run was divided for want of memory, in words; empty when it was not
     rungs            what was done about running out of memory before it ended, in order
+    why              what the choice of the worker was made of; None when nobody said
     """
 
     stage: Stage
@@ -46,6 +48,7 @@ class TaskSummary:
     shared: bool
     divided: str = ""
     rungs: tuple[str, ...] = ()
+    why: Why | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +168,17 @@ def _totals(worker: WorkerId, tasks: Iterable[TaskSummary]) -> WorkerTotals:
 def sampled_by(tasks: Sequence[TaskSummary]) -> WorkerId:
     """The worker of the sample task, or of the last one there is."""
     return next((task.worker for task in tasks if task.stage is Stage.SAMPLE), tasks[-1].worker)
+
+
+def where_and_why(tasks: Sequence[TaskSummary]) -> str:
+    """Where the tasks of one job ran and why there, in a line."""
+    parts = []
+    for task in tasks:
+        if task.shared:
+            parts.append(f"{task.stage.value} shared with an earlier job")
+        else:
+            parts.append(f"{task.stage.value} {task.worker}" + (f" ({task.why.brief})" if task.why else ""))
+    return ", ".join(dict.fromkeys(parts))
 
 
 def own_seconds(tasks: Sequence[TaskSummary]) -> float:

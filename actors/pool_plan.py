@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from actors.catalog_desk import ListingCatalog, open_catalog
 from actors.config import PoolConfig
@@ -26,6 +27,7 @@ class PoolPlan:
     gpus_per_worker  of Ray's GPU resource; 0 for workers that take a CPU instead
     open_engine      called in each worker's process
     open_catalog     called in the controller's process
+    record           the file that the controller records the scheduler's events in; None records nothing
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -34,6 +36,7 @@ class PoolPlan:
     open_engine: Callable[[], Engine]
     open_catalog: Callable[[], ListingCatalog]
     scheduler: SchedulerConfig
+    record: Path | None = None
 
 
 def most_workers(config: PoolConfig) -> int:
@@ -65,6 +68,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         ),
         open_catalog=partial(open_catalog, config.models.folders, config.models.loras, device),
         scheduler=config.scheduler,
+        record=config.output.record,
     )
 
 

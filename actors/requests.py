@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from actors.strict import Strict
+from actors.terms import MOST_PRIORITY, check_user, parse_seconds
 from pool.errors import unknown_name, unusable_field
 from pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG, SCHEDULES, resolve_sampler
 
@@ -38,6 +39,8 @@ class LoraChoice(Strict):
 class GenerateRequest(Strict):
     """One picture. `width`, `height` left out are the model's own; `seed` left out is drawn when submitted.
 
+    The last three do not change the picture. Of those that wait, a higher `priority` goes first. `user` is whose share
+    it counts for; left out, it is the driver's. `deadline` is a time from submission, such as 90 (seconds) or "10m".
     Raises UserError (a ValueError) naming the field, what was found and what was expected.
     """
 
@@ -53,6 +56,9 @@ class GenerateRequest(Strict):
     width: int | None = None
     height: int | None = None
     seed: int | None = None
+    priority: int = 0
+    user: str | None = None
+    deadline: float | None = None
 
     @field_validator("steps")
     @classmethod
@@ -81,6 +87,23 @@ class GenerateRequest(Strict):
         if value is not None and not 0 <= value <= MAX_SEED:
             raise unusable_field("seed", value, "a whole number from 0 to 2**64 - 1")
         return value
+
+    @field_validator("priority")
+    @classmethod
+    def _priority(cls, value: int) -> int:
+        if abs(value) > MOST_PRIORITY:
+            raise unusable_field("priority", value, f"a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}")
+        return value
+
+    @field_validator("user")
+    @classmethod
+    def _user(cls, value: str | None) -> str | None:
+        return None if value is None else check_user(value)
+
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _deadline(cls, value: Any) -> float | None:
+        return None if value is None else parse_seconds(value)
 
     @model_validator(mode="after")
     def _names(self) -> GenerateRequest:

@@ -6,14 +6,16 @@ result is held. Decides nothing; the core says when a result goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from actors.outcomes import TaskSummary
 from actors.wire import ResultRef, RunRequest
-from pool.spec import JobId, JobSpec, TaskId, TaskReport, TaskSpec
-from pool.work import Work
+from pool.checkpoints.file_parts import FilePart
+from pool.spec import ComponentKey, JobId, JobSpec, TaskId, TaskReport, TaskSpec
+from pool.work import DecodeWork, Work, role_of
 from scheduler.messages import RunTask
+from scheduler.why import Why
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class _Entry:
     #: of the run that made the result, and who the run is counted for
     report: TaskReport | None = None
     counted_for: JobId | None = None
+    #: of the latest run
+    why: Why | None = None
 
 
 class TaskBook:
@@ -39,6 +43,8 @@ class TaskBook:
         self._entries: dict[TaskId, _Entry] = {}
         self._given: dict[TaskId, ResultRef] = {}
         self._tasks_of: dict[JobId, tuple[TaskId, ...]] = {}
+        #: where each component is that a task ever named, where it was last; a few hundred bytes each
+        self._files: dict[ComponentKey, FilePart] = {}
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._given)
@@ -50,6 +56,7 @@ class TaskBook:
         for task in job.tasks:
             entry = self._entries.setdefault(task.task_id, _Entry(task, works[task.task_id]))
             entry.jobs[job.job_id] = None
+            self._note_files(task, works[task.task_id])
 
     def resolve(self, job_id: JobId) -> tuple[TaskSummary, ...]:
         """A job is resolved: what its tasks that have a result cost. Nothing needs them on its account any more."""
@@ -68,6 +75,7 @@ class TaskBook:
         """A task is sent to a worker: what to send. All its inputs are held; the core waits for that."""
         entry = self._entries[command.task_id]
         entry.running = True
+        entry.why = command.why
         request = RunRequest(
             task=entry.spec,
             work=entry.work,
@@ -111,10 +119,23 @@ class TaskBook:
         """The task."""
         return self._entries[task_id].spec
 
+    def file_parts(self, components: Iterable[ComponentKey]) -> tuple[FilePart, ...]:
+        """Where these components are; those that no task ever named are left out."""
+        return tuple(self._files[key] for key in components if key in self._files)
+
     def first_job(self, task_id: TaskId) -> JobId | None:
         """The first of the unresolved jobs that name the task; None when only cancelled ones did."""
         entry = self._entries.get(task_id)
         return next(iter(entry.jobs), None) if entry else None
+
+    def _note_files(self, task: TaskSpec, work: Work) -> None:
+        for use in task.uses:
+            known = self._files.get(use.component)
+            if known is None or known.path != work.model.path:
+                self._files[use.component] = FilePart(work.model.path, role_of(work))
+            if use.adapters and not isinstance(work, DecodeWork):
+                for key, lora in zip(use.adapters, work.loras, strict=True):
+                    self._files[key] = FilePart(lora.path)
 
     def _held(self, task_id: TaskId) -> ResultRef:
         if task_id in self._given:
@@ -143,4 +164,5 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         shared=shared,
         divided="" if cost.division is None else cost.division.words,
         rungs=tuple(rung.value for rung in cost.rungs),
+        why=entry.why,
     )

@@ -61,6 +61,7 @@ class Submission:
 
     first_index  place of the first request in the whole submission
     hold         check and keep, but queue nothing before a part of the same submission comes without it
+    user         who asks, for requests that do not say
     """
 
     client_id: ClientId
@@ -68,6 +69,7 @@ class Submission:
     first_index: int
     requests: tuple[GenerateRequest, ...]
     hold: bool = False
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class StageSubmission:
     submission_id: SubmissionId
     order: Order
     given: Mapping[TaskId, ResultRef]
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

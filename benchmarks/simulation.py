@@ -15,9 +15,12 @@ from random import Random
 from pool.errors import GIB
 from pool.spec import WorkerId
 from scheduler.config import SchedulerConfig
-from scheduler.simulation import SimulatedGpu, VirtualCluster
+from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.machines import SimulatedGpu
 from scheduler.state import SchedulerState
-from scheduler.workload import InventedModel, Mix, all_at_once, poisson
+from scheduler.workloads.arrivals import all_at_once, poisson
+from scheduler.workloads.mix import Mix
+from scheduler.workloads.models import InventedModel
 
 WORKERS = 8
 MIX = Mix(
@@ -28,7 +31,7 @@ JOBS_PER_SECOND = 2.4
 SEED = 1
 
 
-def simulate(jobs: int, per_second: float | None) -> tuple[VirtualCluster, float, float]:
+def simulate(jobs: int, per_second: float | None) -> tuple[VirtualCluster[SchedulerState], float, float]:
     """One simulation from nothing, and the wall and processor seconds that it took: jobs, core and workers."""
     began, began_cpu = time.perf_counter(), time.process_time()
     rng = Random(SEED)

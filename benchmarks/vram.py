@@ -20,7 +20,7 @@ from pool.errors import GIB, MIB
 from pool.outlook import NO_OUTLOOK, Outlook
 from pool.residency import Residency, needed_bytes, plan
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
-from scheduler.workload import zipf_weights
+from scheduler.workloads.mix import zipf_weights
 
 STEPS = 20
 SCRATCH_BYTES = 128 * MIB

@@ -37,7 +37,7 @@ def anonymous_bytes() -> int:
 def with_modelpool(path: Path) -> object:
     """All components built over views of the mapped file."""
     checkpoint = open_checkpoint(path)
-    return [checkpoint.build(role).module for role in Role]
+    return [checkpoint.build(role).module for role in checkpoint.roles]
 
 
 def with_diffusers(path: Path) -> object:

@@ -47,13 +47,15 @@ KEYS_REMEMBERED = 1024
 @dataclass(frozen=True, slots=True)
 class ActivationKey:
     """What a correction is about: runs of one component, whole or divided in one way (`batch`, `tile`: as
-    `pool.spec.Division`), since whole runs and tiles hold other things. `device_kind` is "cuda", "sim", ..."""
+    `pool.spec.Division`), since whole runs and tiles hold other things; so do runs of several tasks `together`.
+    `device_kind` is "cuda", "sim", ..."""
 
     component: ComponentKey
     stage: Stage
     device_kind: str
     batch: int = 0
     tile: int = 0
+    together: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class ActivationBook:
         by_key: dict[ActivationKey, list[Correction]] = {}
         for (key, _), correction in self._corrections.items():
             by_key.setdefault(key, []).append(correction)
-        order = sorted(by_key, key=lambda k: (k.component, k.stage.value, k.device_kind))
+        order = sorted(by_key, key=lambda k: (k.component, k.stage.value, k.device_kind, k.together))
         return tuple(_error(key, by_key[key]) for key in order)
 
     def _change(self, key: ActivationKey, estimated_bytes: int, change: Callable[[Correction], Correction]) -> None:

@@ -28,10 +28,10 @@ from pool.open_model import OpenModel
 from pool.recent import Recent
 from pool.residency import ModuleBytes
 from pool.sizing import module_bytes
-from pool.spec import Division, Role, RunCost, TaskSpec
+from pool.spec import Division, RunCost, TaskSpec
 from pool.stages import latent_cells
 from pool.text.tokenizer import ClipTokenizer
-from pool.work import DecodeWork, EncodeWork, ModelRef, SampleWork, Work, stage_of
+from pool.work import DecodeWork, EncodeWork, ModelRef, SampleWork, Work, role_of, stage_of
 
 #: texts and sizes of work whose needs are kept
 SIZES_REMEMBERED = 4096
@@ -98,8 +98,11 @@ class ActivationFigures:
         """A run of `task` ended well and cost `cost`: later figures take it in.
 
         Runs that ran out of memory teach nothing here: on which device, with what else on it, and how far divided they
-        were is known to the worker, whose own book learns from them.
+        were is known to the worker, whose own book learns from them. Nor do runs of several tasks at once: what of
+        their memory was one task's is not known.
         """
+        if cost.batched > 1:
+            return
         way = ways_of(task)[0] if cost.division is None else cost.division
         key = ActivationKey(task.uses[0].component, task.stage, self._device_kind, way.batch, way.tile)
         measured = measured_activations(cost, max(use.scratch_bytes for use in task.uses))
@@ -188,17 +191,6 @@ class ActivationFigures:
         sizes = {m.name: m for m in module_bytes(component.weights, component.form)}
         order = (*(name for name in flops if name in sizes), *(name for name in sizes if name not in flops))
         return tuple(replace(sizes[name], flops=flops.get(name, 0)) for name in order)
-
-
-def role_of(work: Work) -> Role:
-    """The component that `work` runs."""
-    match work:
-        case EncodeWork():
-            return Role.TEXT_ENCODER
-        case SampleWork():
-            return Role.DIFFUSION_MODEL
-        case DecodeWork():
-            return Role.VAE
 
 
 def _size_of(work: Work) -> tuple[object, ...]:

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pool.activation_figures import ActivationFigures, role_of
+from pool.activation_figures import ActivationFigures
 from pool.checkpoints.describe import describe, describe_lora, native_size
 from pool.checkpoints.file_hash import file_sha256
 from pool.devices.capabilities import DeviceCapabilities
-from pool.errors import UserError, unknown_name
+from pool.errors import CorruptFile, UserError, unknown_name
 from pool.open_model import OpenModel
 from pool.recent import Recent
-from pool.spec import ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
 from pool.stages import latent_cells
-from pool.work import EncodeWork, LoraRef, ModelRef, SampleWork, Work
+from pool.work import EncodeWork, LoraRef, ModelRef, SampleWork, Work, role_of
 
 WEIGHTS_SUFFIX = ".safetensors"
 
@@ -102,7 +102,7 @@ class Catalog:
         """The sizes of the model's components. Raises CorruptFile or UnknownArchitecture."""
         if model.sha256 not in self._specs:
             opened = self._open(model)
-            self._specs[model.sha256] = {role: opened.component(role).spec() for role in Role}
+            self._specs[model.sha256] = {role: opened.component(role).spec() for role in opened.checkpoint.roles}
         return self._specs[model.sha256]
 
     def native_size(self, model: ModelRef) -> tuple[int, int]:
@@ -115,9 +115,18 @@ class Catalog:
 
         def find() -> ComponentUse:
             opened = self._open(model)
-            return opened.component(role).use(opened.patch_set(role, loras), passes)
+            use = opened.component(role).use(opened.patch_set(role, loras), passes)
+            return replace(use, adapters=tuple(lora_key(lora) for lora in loras))
 
         return self._uses.get((model.sha256, role, loras, passes), find)
+
+    def lora_spec(self, lora: LoraRef) -> ComponentSpec:
+        """The size of a LoRA as a component: its file, which is read whole. Raises CorruptFile when it is gone."""
+        try:
+            file_bytes = Path(lora.path).stat().st_size
+        except OSError as error:
+            raise CorruptFile(f"{lora.path}: cannot be read: {error}") from error
+        return ComponentSpec(lora_key(lora), Role.LORA, file_bytes, file_bytes)
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         """Whether a LoRA changes this component. Raises AdapterMismatch."""
@@ -139,12 +148,9 @@ class Catalog:
         return self.figures.activation_bytes(model, work, context_tokens)
 
     def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
-        """`work` undivided, then `divisions`, each with what was counted for it beside what runs took."""
+        """`work` undivided, then the ways to do it in parts, the least divided first; each with what was counted for it
+        beside what runs took."""
         return self.figures.ways(model, work, context_tokens)
-
-    def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
-        """The ways to do `work` in parts, the least divided first; each needs less than the one before."""
-        return self.figures.divisions(model, work, context_tokens)
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
         """A run of `task` ended well and cost `cost`: later figures take it in."""
@@ -170,6 +176,11 @@ class Catalog:
         if model.sha256 not in self._opened:
             self._opened[model.sha256] = OpenModel(model, self._device)
         return self._opened[model.sha256]
+
+
+def lora_key(lora: LoraRef) -> ComponentKey:
+    """A LoRA's name as a component, whatever its strength."""
+    return ComponentKey(f"{lora.name}/lora@{lora.sha256[:10]}")
 
 
 def _weights_files(folders: Sequence[Path]) -> Iterator[Path]:

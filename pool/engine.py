@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
@@ -40,10 +41,11 @@ from pool.out_of_memory import give_back_unused
 from pool.patcher import ModelPatcher
 from pool.residency import Residency
 from pool.spec import ComponentKey, Division, Role, RunCost, TaskSpec
-from pool.stages import decode, encode, sample
+from pool.stages import decode_together, encode_together, sample_together
 from pool.stopping import stop_if_asked
 from pool.task_runner import Run, TaskRunner
 from pool.text.tokenizer import ClipTokenizer
+from pool.together import joint_hooks, joint_task, run_together
 from pool.vram_manager import Lease, VramManager, with_extras
 from pool.work import (
     DecodeWork,
@@ -51,12 +53,16 @@ from pool.work import (
     EncodeWork,
     Latent,
     LoraRef,
+    Member,
     ModelRef,
+    Outcome,
     Result,
     RunHooks,
     SampleWork,
     Work,
 )
+
+Kind = TypeVar("Kind")
 
 #: what is copied once at start to learn the speed of the link, at most
 LINK_PROBE_BYTES = 32 << 20
@@ -170,8 +176,17 @@ class Engine:
             self.vram.unload_all()
             give_back_unused(self._device.memory)
         stop_if_asked(hooks.should_stop)
-        patcher = self._patcher(work)
-        return self._runner.run(self._run_of(task, work, inputs, hooks, patcher, tuple(needed_next)))
+        results, cost = self._run_at_once((Member(task, work, inputs, hooks),), tuple(needed_next))
+        return results[0], cost
+
+    def run_together(self, members: Sequence[Member], needed_next: Sequence[ComponentKey] = ()) -> tuple[Outcome, ...]:
+        """Do the works of all members, in one run where that goes: the outcome of each, in order.
+
+        A result is that of the member run by itself, but in the last bits: kernels may round otherwise for several
+        pictures. The cost of each is its share. See `pool.together.run_together` for what happens when it goes wrong;
+        never raises an Exception, and residency is exact afterwards.
+        """
+        return run_together(members, lambda some: self._run_at_once(some, tuple(needed_next)))
 
     def run_as_is(
         self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], patcher: ModelPatcher, hooks: RunHooks
@@ -181,7 +196,7 @@ class Engine:
         For people who move weights themselves. Divided where the room asks for it. Raises DoesNotFit when what is
         resident leaves too little, with what would have to leave; RanOutOfMemory, OutOfHostMemory and Stopped.
         """
-        return self._runner.run_as_is(self._run_of(task, work, inputs, hooks, patcher))
+        return self._runner.run_as_is(self._run_of((Member(task, work, inputs, hooks),), patcher))[0]
 
     def activation_errors(self) -> tuple[ActivationError, ...]:
         """How far estimates of activations were from what runs took, by component and stage."""
@@ -230,19 +245,23 @@ class Engine:
         self.vram.close()
         self._road.close()
 
-    def _run_of(
-        self,
-        task: TaskSpec,
-        work: Work,
-        inputs: tuple[Result, ...],
-        hooks: RunHooks,
-        patcher: ModelPatcher,
-        needed_next: tuple[ComponentKey, ...] = (),
-    ) -> Run:
-        def compute(division: Division | None) -> Result:
-            return self._compute(work, inputs, patcher, hooks, division)
+    def _run_at_once(
+        self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...]
+    ) -> tuple[tuple[Result, ...], RunCost]:
+        patcher = self._patcher(members[0].work)
+        return self._runner.run(self._run_of(members, patcher, needed_next))
 
-        return Run(task, with_extras(patcher, task.uses[0].passes), compute, hooks.should_stop, needed_next)
+    def _run_of(
+        self, members: Sequence[Member], patcher: ModelPatcher, needed_next: tuple[ComponentKey, ...] = ()
+    ) -> Run[tuple[Result, ...]]:
+        """Members of one kind as one run."""
+        task, hooks = joint_task([member.task for member in members]), joint_hooks(members)
+
+        def compute(division: Division | None) -> tuple[Result, ...]:
+            return self._compute(members, patcher, hooks, division)
+
+        wanted = with_extras(patcher, task.uses[0].passes)
+        return Run(task, wanted, compute, hooks.should_stop, needed_next, len(members))
 
     def _opened(self, model: ModelRef) -> OpenModel:
         if model.sha256 not in self._models:
@@ -259,20 +278,19 @@ class Engine:
                 return self.patcher(work.model, Role.VAE)
 
     def _compute(
-        self,
-        work: Work,
-        inputs: tuple[Result, ...],
-        patcher: ModelPatcher,
-        hooks: RunHooks,
-        division: Division | None,
-    ) -> Result:
-        match work:
+        self, members: Sequence[Member], patcher: ModelPatcher, hooks: RunHooks, division: Division | None
+    ) -> tuple[Result, ...]:
+        works, inputs = [member.work for member in members], [member.inputs for member in members]
+        latent = self.latent_facts(works[0].model)
+        match works[0]:
             case EncodeWork():
-                return encode(work, patcher, self._tokenizer, hooks)
+                return encode_together(_all_of(works, EncodeWork), patcher, self._tokenizer, hooks)
             case SampleWork():
-                return sample(work, _encoded(inputs), patcher, self.latent_facts(work.model), hooks, division=division)
+                texts = [_all_of(read, Encoded) for read in inputs]
+                return sample_together(_all_of(works, SampleWork), texts, patcher, latent, hooks, division)
             case DecodeWork():
-                return decode(_latent(inputs), patcher, self.latent_facts(work.model), hooks, division=division)
+                latents = [one for read in inputs for one in _all_of(read, Latent)]
+                return decode_together(latents, patcher, latent, hooks, division)
 
 
 def _usual_work(opened: OpenModel, role: Role) -> Work:
@@ -290,15 +308,10 @@ def _usual_work(opened: OpenModel, role: Role) -> Work:
             raise AssertionError(f"no work is made of a {role.value} alone")
 
 
-def _encoded(inputs: tuple[Result, ...]) -> tuple[Encoded, ...]:
-    assert all(isinstance(i, Encoded) for i in inputs), f"sampling reads encoded texts, not {inputs}"
-    return tuple(i for i in inputs if isinstance(i, Encoded))
-
-
-def _latent(inputs: tuple[Result, ...]) -> Latent:
-    (latent,) = inputs
-    assert isinstance(latent, Latent), f"decoding reads a latent, not {latent}"
-    return latent
+def _all_of(found: Sequence[object], kind: type[Kind]) -> tuple[Kind, ...]:
+    """`found`, all of which are of one kind; anything else is our mistake."""
+    assert all(isinstance(one, kind) for one in found), f"expected {kind.__name__} only, found {found}"
+    return tuple(one for one in found if isinstance(one, kind))
 
 
 def _open_device(settings: EngineSettings) -> OpenDevice:

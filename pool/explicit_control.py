@@ -280,7 +280,7 @@ class LoadedModel:
             (component.patcher.use(passes),),
             self._catalog.activation_bytes(self._model, work, lengths),
             run_seconds=0.0,
-            divisions=self._catalog.divisions(self._model, work, lengths),
+            divisions=self._catalog.figures.divisions(self._model, work, lengths),
         )
         with self._one_run() as should_stop:
             hooks = RunHooks(on_step or (lambda done, steps: None), should_stop)

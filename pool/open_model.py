@@ -80,7 +80,7 @@ class OpenModel:
     def match(self, lora: LoraRef) -> LoraMatch:
         """How a LoRA meets this model. Raises CorruptFile, or AdapterMismatch when it belongs to another."""
         if lora.sha256 not in self._matches:
-            components = [self.component(role) for role in Role if role is not Role.VAE]
+            components = [self.component(role) for role in self.checkpoint.roles if role is not Role.VAE]
             match = match_lora(
                 Path(lora.path),
                 lora.sha256,

@@ -125,6 +125,8 @@ class TaskSpec:
     divisions: tuple[Division, ...] = ()
     #: `activation_bytes` before what runs took corrected it; 0 where nothing did
     counted_bytes: int = 0
+    #: tasks of equal uses and sizes whose names here are equal may go through the module in one batch; "" never does
+    together: str = ""
 
     @property
     def least_activation_bytes(self) -> int:

@@ -1,9 +1,12 @@
-"""The three stages of a picture on components that are ready to run. Plain functions; no memory is managed here.
+"""The three stages of a picture on components that are ready to run, for one picture or for several at once. Plain
+functions; no memory is managed here.
 
 Shape legend: B batch, L tokens, D text width, C latent channels, H W height and width.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,10 +15,10 @@ from pool.checkpoints.families import LatentFacts
 from pool.errors import CorruptFile
 from pool.patcher import ModelPatcher
 from pool.sampling.noise import PictureNoise
-from pool.sampling.run import denoise_picture
+from pool.sampling.run import denoise_pictures
 from pool.spec import Division
 from pool.stopping import stop_check, stop_if_asked
-from pool.text.encode import encode_prompt, match_lengths
+from pool.text.encode import encode_prompts, match_lengths
 from pool.text.tokenizer import ClipTokenizer
 from pool.tiling.spans import Downscale
 from pool.tiling.vae import Tiling, decode_latent, encode_moments, latent_of, tiled_decode, tiled_encode
@@ -29,10 +32,17 @@ def latent_cells(width: int, height: int, latent: LatentFacts) -> tuple[int, int
 
 def encode(work: EncodeWork, text_encoder: ModelPatcher, tokenizer: ClipTokenizer, hooks: RunHooks) -> Encoded:
     """The text of `work` as the diffusion model reads it. One step. Raises Stopped at a layer."""
+    return encode_together((work,), text_encoder, tokenizer, hooks)[0]
+
+
+def encode_together(
+    works: Sequence[EncodeWork], text_encoder: ModelPatcher, tokenizer: ClipTokenizer, hooks: RunHooks
+) -> tuple[Encoded, ...]:
+    """`encode` for each of `works`, which differ in their texts, in one run."""
     with text_encoder.running(stop_check(hooks)) as module:
-        context_LD = encode_prompt(module, tokenizer, work.text, text_encoder.device)
+        contexts = encode_prompts(module, tokenizer, [work.text for work in works], text_encoder.device)
     hooks.on_step(1, 1)
-    return Encoded(context_LD.to("cpu").float().numpy())
+    return tuple(Encoded(context_LD.to("cpu").float().numpy()) for context_LD in contexts)
 
 
 def sample(
@@ -47,11 +57,27 @@ def sample(
 
     With `division.batch` 1 the two texts run apart, each at its own length.
     """
+    return sample_together((work,), (inputs,), diffusion_model, latent, hooks, division)[0]
+
+
+def sample_together(
+    works: Sequence[SampleWork],
+    inputs: Sequence[tuple[Encoded, ...]],
+    diffusion_model: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: Division | None = None,
+) -> tuple[Latent, ...]:
+    """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_pictures`.
+
+    All prompts have one length, and so have all negative prompts. Raises CorruptFile when one of the latents is not
+    finite, whichever that is.
+    """
+    work = works[0]
     most_at_once = 0 if division is None else division.batch
-    contexts = [torch.from_numpy(i.context_LD.copy()) for i in inputs]
-    cond_LD, uncond_LD = contexts[0], contexts[1] if len(contexts) > 1 else None
-    if uncond_LD is not None and most_at_once != 1:
-        cond_LD, uncond_LD = match_lengths(cond_LD, uncond_LD)
+    texts = [_texts(each, most_at_once != 1) for each in inputs]
+    cond_BLD, uncond_BLD = _stacked([cond for cond, _ in texts]), _stacked([uncond for _, uncond in texts])
+    assert cond_BLD is not None, "sampling reads a prompt"
     shape_CHW = (latent.channels, *latent_cells(work.width, work.height, latent))
     dtype = diffusion_model.compute_dtype
     with diffusion_model.running(stop_check(hooks)) as module:
@@ -62,21 +88,22 @@ def sample(
 
         device = diffusion_model.device
         options = diffusion_model.model_options
-        samples_CHW = denoise_picture(
+        samples_BCHW = denoise_pictures(
             predict_noise,
             work,
+            [each.seed for each in works],
             shape_CHW,
-            cond_LD,
-            uncond_LD,
+            cond_BLD,
+            uncond_BLD,
             device,
             hooks,
             options=options,
             most_at_once=most_at_once,
         )
-    if not torch.isfinite(samples_CHW).all():
+    if not torch.isfinite(samples_BCHW).all():
         loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
         raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
-    return Latent(samples_CHW.numpy())
+    return tuple(Latent(samples_CHW.numpy()) for samples_CHW in samples_BCHW.unbind())
 
 
 def decode(
@@ -87,7 +114,18 @@ def decode(
     With `division.tile` by tiles of that edge, which share a quarter of it; a tile as large as the latent changes
     nothing.
     """
-    samples_BCHW = torch.from_numpy(sampled.samples_CHW.copy())[None] / latent.scaling_factor
+    return decode_together((sampled,), vae, latent, hooks, division)[0]
+
+
+def decode_together(
+    sampled: Sequence[Latent],
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: Division | None = None,
+) -> tuple[Picture, ...]:
+    """`decode` for each of `sampled`, latents of one size, in one run."""
+    samples_BCHW = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled]) / latent.scaling_factor
     if latent.shift:
         samples_BCHW = samples_BCHW + latent.shift
     with vae.running(stop_check(hooks)) as module:
@@ -103,8 +141,7 @@ def decode(
             lambda: stop_if_asked(hooks.should_stop),
             hooks.on_step,
         )
-    scaled_HWC = image_BCHW[0].add(1).mul(127.5).permute(1, 2, 0)
-    return Picture(scaled_HWC.clamp(0, 255).round().to(torch.uint8).contiguous().numpy())
+    return tuple(_picture(image_CHW) for image_CHW in image_BCHW.unbind())
 
 
 def vae_encode(
@@ -140,6 +177,27 @@ def vae_encode(
     if not torch.isfinite(samples_BCHW).all():
         raise CorruptFile(f"VAE {vae.key}: found a latent with NaN or infinity, expected numbers")
     return Latent(((samples_BCHW[0] - latent.shift) * latent.scaling_factor).contiguous().numpy())
+
+
+def _texts(inputs: tuple[Encoded, ...], matched: bool) -> tuple[Tensor, Tensor | None]:
+    """The prompt and the negative prompt of one picture; `matched` brings them to one length where that can be."""
+    contexts = [torch.from_numpy(i.context_LD.copy()) for i in inputs]
+    cond_LD, uncond_LD = contexts[0], contexts[1] if len(contexts) > 1 else None
+    if uncond_LD is None or not matched:
+        return cond_LD, uncond_LD
+    return match_lengths(cond_LD, uncond_LD)
+
+
+def _stacked(texts: Sequence[Tensor | None]) -> Tensor | None:
+    """Texts of one length as a batch; None when there are none."""
+    found = [text_LD for text_LD in texts if text_LD is not None]
+    return torch.stack(found) if found else None
+
+
+def _picture(image_CHW: Tensor) -> Picture:
+    """Pixels of what a VAE made, which goes from -1 to 1."""
+    scaled_HWC = image_CHW.add(1).mul(127.5).permute(1, 2, 0)
+    return Picture(scaled_HWC.clamp(0, 255).round().to(torch.uint8).contiguous().numpy())
 
 
 def _tiling(division: Division | None) -> Tiling:

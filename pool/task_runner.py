@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from pool.activation_book import ActivationBook, ActivationKey, measured_activations
 from pool.devices.kinds import OpenDevice
@@ -21,25 +22,29 @@ from pool.out_of_memory import Exhausted, OutOfHostMemory, RanOutOfMemory, exhau
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, RunCost, Rung, TaskSpec
 from pool.stopping import stop_if_asked
 from pool.vram_manager import VramManager, Wanted
-from pool.work import Result
+
+#: what a run makes
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One call for a task's result.
+class Run(Generic[Made]):
+    """One call for a task's result, or for the results of several tasks at once.
 
     task         what it is, with the sizes that were estimated
     wanted       the components it uses
     compute      makes the result, divided as told (None: whole), with the components as they are then
     should_stop  asked between tries
     needed_next  components that are expected to be needed here afterwards, soonest first
+    together     tasks that are made at once. A run of several is tried once: with fewer it may fit, which costs no load
     """
 
     task: TaskSpec
     wanted: tuple[Wanted, ...]
-    compute: Callable[[Division | None], Result]
+    compute: Callable[[Division | None], Made]
     should_stop: Callable[[], bool]
     needed_next: tuple[ComponentKey, ...] = ()
+    together: int = 1
 
     @property
     def uses(self) -> tuple[ComponentUse, ...]:
@@ -74,7 +79,7 @@ class TaskRunner:
         #: what runs really took, beside what was estimated
         self.book = ActivationBook()
 
-    def run(self, run: Run) -> tuple[Result, RunCost]:
+    def run(self, run: Run[Made]) -> tuple[Made, RunCost]:
         """The result, its weights brought in as planned, and what it cost.
 
         Raises DoesNotFit when it does not fit the budget, however it is divided; RanOutOfMemory when it should and does
@@ -96,7 +101,7 @@ class TaskRunner:
                 give_back_unused(self._device.memory)  # what left for it
             trying = following
 
-    def run_as_is(self, run: Run) -> Result:
+    def run_as_is(self, run: Run[Made]) -> Made:
         """The result, with what is resident of its components; no weights are moved before and none are let go.
 
         Divided where the room asks for it, and tried once. Raises as `run`; DoesNotFit says what would have to leave.
@@ -118,7 +123,7 @@ class TaskRunner:
             advice = "unload some weights (partially_unload, to_cpu) or make a smaller picture"
             raise RanOutOfMemory(f"{run.task.task_id} ran out of device memory; {advice}. {error}") from error
 
-    def _try(self, run: Run, trying: Try, progress: _Progress) -> tuple[Result, RunCost]:
+    def _try(self, run: Run[Made], trying: Try, progress: _Progress) -> tuple[Made, RunCost]:
         memory, division = self._device.memory, trying.division
         memory.reset_peak()
         progress.counted_on_bytes = self._available_bytes()
@@ -156,7 +161,7 @@ class TaskRunner:
         return result, cost
 
     def _after(
-        self, whose: Exhausted, error: Exception, run: Run, trying: Try, weight_bytes: int, progress: _Progress
+        self, whose: Exhausted, error: Exception, run: Run[Any], trying: Try, weight_bytes: int, progress: _Progress
     ) -> Try:
         """What to try after `error`; raises what it comes to when nothing is left to try."""
         let_go(error)
@@ -166,14 +171,16 @@ class TaskRunner:
         if progress.is_loaded and self._available_bytes() >= progress.counted_on_bytes:
             # otherwise another program took what the plan counted on, which says nothing of the run
             self.book.ran_out(self._key(run, trying.division), trying.division.estimated_bytes)
-        following = next_try(trying, weight_bytes, ways(run.task), self._may_stream)
+        following = None
+        if run.together == 1:
+            following = next_try(trying, weight_bytes, ways(run.task), self._may_stream)
         if following is None:
-            done = ", ".join(rung.value for rung in trying.rungs)
-            message = f"{run.task.task_id} ran out of device memory, and again after: {done}. {error}"
+            done = ", and again after: " + ", ".join(rung.value for rung in trying.rungs) if trying.rungs else ""
+            message = f"{run.task.task_id} ran out of device memory{done}. {error}"
             raise RanOutOfMemory(message, trying.rungs) from error
         return following
 
-    def _first_division(self, run: Run) -> Division:
+    def _first_division(self, run: Run[Any]) -> Division:
         """The least divided way that fits when everything that may leave does.
 
         By the figures of the task, and by what such runs were measured to take: a division may change the picture, so
@@ -186,13 +193,13 @@ class TaskRunner:
                 return way
         return choose_division(run.task, room_bytes)
 
-    def _activation_bytes(self, run: Run, division: Division) -> int:
+    def _activation_bytes(self, run: Run[Any], division: Division) -> int:
         """What to plan with: the figure of the task, or more where such runs took more here. Both correct what was
         counted, so none is corrected twice. No correction makes a run not fit."""
         corrected_bytes = self.book.corrected(self._key(run, division), division.estimated_bytes)
         return max(division.activation_bytes, min(corrected_bytes, self._vram.activation_room(run.uses, new=run.specs)))
 
-    def _weight_bytes(self, run: Run, trying: Try) -> int:
+    def _weight_bytes(self, run: Run[Any], trying: Try) -> int:
         """About how much of the run's weights is resident in this try, at most."""
         room_bytes = self._vram.activation_room(run.uses, new=run.specs) - self._activation_bytes(run, trying.division)
         whole_bytes = sum({patcher.key: patcher.spec().weight_bytes for patcher, _ in run.wanted}.values())
@@ -204,13 +211,15 @@ class TaskRunner:
         some of the device."""
         return self._vram.room_bytes + self._vram.residency().used_bytes
 
-    def _learn(self, run: Run, division: Division, cost: RunCost) -> None:
+    def _learn(self, run: Run[Any], division: Division, cost: RunCost) -> None:
         measured = measured_activations(cost, max(use.scratch_bytes for use in run.uses))
         if measured is not None:
             self.book.learn(self._key(run, division), division.estimated_bytes, *measured)
 
-    def _key(self, run: Run, way: Division) -> ActivationKey:
-        return ActivationKey(run.uses[0].component, run.task.stage, self._device.kind.value, way.batch, way.tile)
+    def _key(self, run: Run[Any], way: Division) -> ActivationKey:
+        return ActivationKey(
+            run.uses[0].component, run.task.stage, self._device.kind.value, way.batch, way.tile, run.together
+        )
 
     @contextmanager
     def _copying_ahead(self, allowed: bool) -> Iterator[None]:

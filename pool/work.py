@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pool.spec import Stage, TaskId
+from pool.spec import Role, RunCost, Stage, TaskId, TaskSpec
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 PixelArray: TypeAlias = npt.NDArray[np.uint8]
@@ -123,6 +123,31 @@ class Stopped(Exception):
     """A run ended at a step, tile or layer because it was asked to."""
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of several tasks that are run together: what a run of it alone would be given."""
+
+    task: TaskSpec
+    work: Work
+    inputs: tuple[Result, ...]
+    hooks: RunHooks
+
+
+#: what a member comes to: a result with its share of the cost, or why there is none
+Outcome: TypeAlias = tuple[Result, RunCost] | Exception
+
+
+def role_of(work: Work) -> Role:
+    """The component that `work` runs."""
+    match work:
+        case EncodeWork():
+            return Role.TEXT_ENCODER
+        case SampleWork():
+            return Role.DIFFUSION_MODEL
+        case DecodeWork():
+            return Role.VAE
+
+
 def stage_of(work: Work) -> Stage:
     """The stage that `work` belongs to."""
     match work:
@@ -132,6 +157,22 @@ def stage_of(work: Work) -> Stage:
             return Stage.SAMPLE
         case DecodeWork():
             return Stage.DECODE
+
+
+def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
+    """What works on the same weights must have in common to go through a module at once: all but texts and seeds.
+
+    `context_tokens` are the lengths of the texts that sampling reads. The same as a `pool.spec.TaskSpec.together`.
+    """
+    match work:
+        case EncodeWork():
+            return "encode"
+        case SampleWork():
+            lengths = ",".join(str(length) for length in context_tokens)
+            size = f"{work.width}x{work.height}"
+            return f"sample {size} {work.steps} {work.cfg!r} {work.sampler} {work.schedule} {lengths}"
+        case DecodeWork():
+            return f"decode {work.width}x{work.height}"
 
 
 def task_id(work: Work, needs: tuple[TaskId, ...]) -> TaskId:

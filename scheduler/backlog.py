@@ -1,45 +1,65 @@
-"""The ready tasks in order: higher priority first, then as submitted. Knows sizes, but no placement.
+"""The ready tasks in order: higher priority first, then by share and as submitted. Knows sizes, but no placement.
 
-Tasks are kept in classes by the smallest known capacity that they fit in, so that a queue of tasks that only a busy
-large worker can take does not hide what a small idle one could run; and by signature, so that what suits the weights
-on a worker is found without looking at every task.
+Tasks of one signature stand in one line: they cost the same to set up, so only the first of a line is ever of interest.
+Lines are found in order (by their first tasks), by what is on a worker, and by the adapters that they read; those that
+only a busy large worker can take do not hide what a small idle one could run.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import merge
+from math import inf
 from operator import attrgetter
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from pool.residency import Resident
-from pool.spec import ComponentKey, Stage, WorkerId
+from pool.spec import ComponentKey, WorkerId
 from scheduler.costs import Signature
 from scheduler.jobs import Order, Task
+from scheduler.ordered import Ordered
 
 _ORDER = attrgetter("order")
 
 #: a component with its patch set; None for a task that uses no component
 _Use: TypeAlias = tuple[ComponentKey, str] | None
+_Key = TypeVar("_Key")
+
+
+class Line:
+    """The ready tasks of one signature, in order; never empty while it is filed."""
+
+    __slots__ = ("head", "order", "signature", "tasks")
+
+    def __init__(self, task: Task) -> None:
+        self.signature = task.signature
+        self.tasks: Ordered[Task] = Ordered()
+        self.tasks.add(task)
+        #: the first task, and its order: what the line is filed under
+        self.head = task
+        self.order = task.order
 
 
 class Backlog:
-    """All ready tasks and nothing else."""
+    """All ready tasks and nothing else, but for those that wait for one worker each (`Pinned`)."""
 
-    def __init__(self, limit_of: Callable[[Stage], int]) -> None:
-        """`limit_of` a stage: how many starts of later tasks a task of it lets pass."""
-        self._limit_of = limit_of
-        self._limits = frozenset(limit_of(stage) for stage in Stage)
+    def __init__(self) -> None:
         #: distinct capacities of the live workers, ascending
         self.capacities: tuple[int, ...] = ()
-        #: tasks that were passed over as often as the limit allows, in order
-        self.overdue: list[Task] = []
-        #: one list for each capacity, and a last one for tasks that fit in none of them; each in order
-        self._classes: list[list[Task]] = [[]]
-        #: the same tasks by signature, each in order, none empty
-        self._alike: dict[Signature, list[Task]] = {}
-        #: signatures of `_alike` by the first thing that they use
-        self._by_use: dict[_Use, dict[Signature, None]] = {}
+        #: tasks that go first, by when they should be done
+        self.hurried: list[tuple[float, Order, Task]] = []
+        #: the time now; a task that is filed is ready since then
+        self.at = 0.0
+        #: lines by the smallest known capacity that they fit in, and a last class for those that fit in none
+        self._classes: list[Ordered[Line]] = [Ordered()]
+        self._lines: dict[Signature, Line] = {}
+        #: lines by the first thing that they use, by its component alone, and by the adapters that they read
+        self._by_use: dict[_Use, dict[Line, None]] = {}
+        self._by_component: dict[ComponentKey, Ordered[Line]] = {}
+        self._by_adapter: dict[ComponentKey, dict[Line, None]] = {}
+        #: tasks that wait, by everything that they use
+        self._waiting: dict[ComponentKey, int] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -47,86 +67,158 @@ class Backlog:
 
     def __iter__(self) -> Iterator[Task]:
         """Every task, in order."""
-        return iter(sorted((t for tasks in self._classes for t in tasks), key=_ORDER))
+        return iter(sorted((t for line in self._lines.values() for t in line.tasks), key=_ORDER))
+
+    def __contains__(self, task: Task) -> bool:
+        line = self._lines.get(task.signature)
+        return line is not None and any(t is task for t in line.tasks)
+
+    @property
+    def line_count(self) -> int:
+        """Lines of tasks."""
+        return len(self._lines)
 
     def add(self, task: Task) -> None:
         """File a task that has become ready, at its place in the order."""
-        _file(self._classes[self._class_of(task)], task)
-        alike = self._alike.get(task.signature)
-        if alike is None:
-            alike = self._alike[task.signature] = []
-            self._by_use.setdefault(_first_use(task.signature), {})[task.signature] = None
-        _file(alike, task)
-        if task.passed >= self._limit_of(task.spec.stage):
-            _file(self.overdue, task)
+        task.ready_at = self.at
+        line = self._lines.get(task.signature)
+        if line is None:
+            line = self._lines[task.signature] = Line(task)
+            self._file(line)
+        elif task.order < line.order:
+            self._reorder(line, task)
+            line.tasks.add(task)
+        else:
+            line.tasks.add(task)
+        if task.goes_first:
+            self.hurry(task, -inf)
         self._count += 1
+        for use in task.signature.uses:
+            self._waiting[use.component] = self._waiting.get(use.component, 0) + 1
 
     def remove(self, task: Task) -> None:
         """Take out a task; its order must be the one that it was filed with."""
-        _unfile(self._classes[self._class_of(task)], task)
-        alike = self._alike[task.signature]
-        _unfile(alike, task)
-        if not alike:
-            del self._alike[task.signature]
-            signatures = self._by_use[_first_use(task.signature)]
-            del signatures[task.signature]
-            if not signatures:
-                del self._by_use[_first_use(task.signature)]
-        if task.passed >= self._limit_of(task.spec.stage):
-            _unfile(self.overdue, task)
+        line = self._lines[task.signature]
+        line.tasks.remove(task)
+        if not line.tasks:
+            self._unfile(line)
+            del self._lines[task.signature]
+        elif line.head is task:
+            self._reorder(line, line.tasks[0])
+        for use in task.signature.uses:
+            left = self._waiting[use.component] - 1
+            if left:
+                self._waiting[use.component] = left
+            else:
+                del self._waiting[use.component]
+        if self.hurried:
+            self.hurried = [entry for entry in self.hurried if entry[2] is not task]
         self._count -= 1
 
-    def start(self, task: Task, capacity_bytes: int) -> None:
-        """Take out a task that a worker of this capacity starts, and note whom it passes over."""
-        for tasks in self._classes[: self._classes_within(capacity_bytes)]:
-            for passed in tasks[: bisect_left(tasks, task.order, key=_ORDER)]:
-                passed.passed += 1
-                if passed.passed in self._limits and passed.passed == self._limit_of(passed.spec.stage):
-                    _file(self.overdue, passed)
+    def start(self, task: Task, capacity_bytes: int, workers: int) -> None:
+        """Take out a task that a worker of this capacity starts, one of so many that are up. Whom it passes over is
+        counted, if that waits longest of all that fit there; jobs that were asked for together do not count."""
+        oldest = self.oldest(capacity_bytes)
+        if oldest is not None and oldest is not task and not (task.batch and task.batch == oldest.batch):
+            is_hurried = self.hurried and any(entry[2] is task for entry in self.hurried)
+            oldest.passed += 0.0 if is_hurried else 1.0 / workers
         self.remove(task)
+
+    def hurry(self, task: Task, deadline: float) -> None:
+        """Let a task that waits here go before all others of its priority; among such, by deadline. Until it is taken
+        out."""
+        insort(self.hurried, (deadline, task.order, task))
 
     def set_capacities(self, capacities: tuple[int, ...]) -> None:
         """Live workers have these distinct capacities now."""
         if capacities == self.capacities:
             return
-        tasks = list(self)
         self.capacities = capacities
-        self._classes = [[] for _ in range(len(capacities) + 1)]
-        for task in tasks:
-            self._classes[self._class_of(task)].append(task)
+        self._classes = [Ordered() for _ in range(len(capacities) + 1)]
+        for line in sorted(self._lines.values(), key=_ORDER):
+            self._classes[self._class_of(line)].add(line)
 
-    def window(self, length: int, capacity_bytes: int) -> list[Task]:
-        """The first `length` tasks, in order, that fit in `capacity_bytes`, which is one of the known capacities."""
+    def oldest(self, capacity_bytes: int) -> Task | None:
+        """The first task in order that fits in `capacity_bytes`, which is one of the known capacities."""
         filled = self._filled(capacity_bytes)
-        if len(filled) == 1:
-            return filled[0][:length]
-        return sorted((t for tasks in filled for t in tasks[:length]), key=_ORDER)[:length]
+        if not filled:
+            return None
+        line = filled[0][0] if len(filled) == 1 else min((lines[0] for lines in filled), key=_ORDER)
+        return line.head
 
-    def ends(self, length: int, capacity_bytes: int) -> tuple[Task, Task] | None:
-        """The first and the last task of that window; None when it is empty."""
+    def lines(self, capacity_bytes: int, after: Order | tuple[int, ...] | None = None) -> Iterator[Line]:
+        """Every line that fits in it, in order of the first tasks; from those that do not come before `after`."""
         filled = self._filled(capacity_bytes)
-        if len(filled) == 1:
-            return filled[0][0], filled[0][min(length, len(filled[0])) - 1]
-        tasks = self.window(length, capacity_bytes)
-        return (tasks[0], tasks[-1]) if tasks else None
+        parts = [iter(lines) if after is None else lines.from_order(after) for lines in filled]
+        return parts[0] if len(parts) == 1 else merge(*parts, key=_ORDER)
 
-    def first_using(self, entries: Iterable[Resident]) -> list[Task]:
-        """Of each signature that starts with one of these components and patches, or with none, the first task."""
-        found = [self._alike[signature][0] for signature in self._by_use.get(None, ())]
+    def line(self, signature: Signature) -> Line | None:
+        """The line of these tasks, if any waits."""
+        return self._lines.get(signature)
+
+    def using(self, entries: Iterable[Resident]) -> list[Line]:
+        """The lines that start with one of these components and patches, or with none."""
+        found = list(self._by_use.get(None, ()))
         for entry in entries:
-            signatures = self._by_use.get((entry.component, entry.patch_digest))
-            if signatures is not None:
-                found += [self._alike[signature][0] for signature in signatures]
+            lines = self._by_use.get((entry.component, entry.patch_digest))
+            if lines is not None:
+                found += lines
         return found
 
-    def _filled(self, capacity_bytes: int) -> list[list[Task]]:
-        return [tasks for tasks in self._classes[: self._classes_within(capacity_bytes)] if tasks]
+    def of_component(self, component: ComponentKey, most: int) -> list[Line]:
+        """The first lines, in order, that start with this component, whatever its patches."""
+        lines = self._by_component.get(component)
+        return [] if lines is None else lines.first(most)
 
-    def _classes_within(self, capacity_bytes: int) -> int:
-        return bisect_left(self.capacities, capacity_bytes) + 1
+    def of_adapter(self, adapter: ComponentKey) -> Mapping[Line, None]:
+        """The lines that read this adapter."""
+        return self._by_adapter.get(adapter, {})
 
-    def _class_of(self, task: Task) -> int:
-        return bisect_left(self.capacities, task.signature.needed_bytes)
+    def waiting_for(self, component: ComponentKey) -> int:
+        """Tasks here that use this component."""
+        return self._waiting.get(component, 0)
+
+    def _file(self, line: Line) -> None:
+        self._classes[self._class_of(line)].add(line)
+        self._by_use.setdefault(_first_use(line.signature), {})[line] = None
+        uses = line.signature.uses
+        if uses:
+            self._by_component.setdefault(uses[0].component, Ordered()).add(line)
+        for use in uses:
+            for adapter in use.adapters:
+                self._by_adapter.setdefault(adapter, {})[line] = None
+
+    def _unfile(self, line: Line) -> None:
+        self._classes[self._class_of(line)].remove(line)
+        first = _first_use(line.signature)
+        _drop(self._by_use, first, line)
+        uses = line.signature.uses
+        if uses:
+            lines = self._by_component[uses[0].component]
+            lines.remove(line)
+            if not lines:
+                del self._by_component[uses[0].component]
+        for use in uses:
+            for adapter in use.adapters:
+                _drop(self._by_adapter, adapter, line)
+
+    def _reorder(self, line: Line, head: Task) -> None:
+        """File the line anew: its first task is another one."""
+        filed = [self._classes[self._class_of(line)]]
+        if line.signature.uses:
+            filed.append(self._by_component[line.signature.uses[0].component])
+        for lines in filed:
+            lines.remove(line)
+        line.head, line.order = head, head.order
+        for lines in filed:
+            lines.add(line)
+
+    def _filled(self, capacity_bytes: int) -> list[Ordered[Line]]:
+        within = bisect_left(self.capacities, capacity_bytes) + 1
+        return [lines for lines in self._classes[:within] if lines]
+
+    def _class_of(self, line: Line) -> int:
+        return bisect_left(self.capacities, line.signature.needed_bytes)
 
 
 class Pinned:
@@ -136,7 +228,7 @@ class Pinned:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[WorkerId, list[Task]] = {}
+        self._waiting: dict[WorkerId, Ordered[Task]] = {}
 
     def __len__(self) -> int:
         return sum(len(tasks) for tasks in self._waiting.values())
@@ -148,13 +240,13 @@ class Pinned:
     def add(self, task: Task) -> None:
         """File a ready task under the worker that it is pinned to."""
         assert task.pinned_to is not None, f"{task.name} waits for no worker"
-        _file(self._waiting.setdefault(task.pinned_to, []), task)
+        self._waiting.setdefault(task.pinned_to, Ordered()).add(task)
 
     def remove(self, task: Task) -> None:
         """Take out a task; its worker and order must be the ones that it was filed with."""
         assert task.pinned_to is not None, f"{task.name} waits for no worker"
         tasks = self._waiting[task.pinned_to]
-        _unfile(tasks, task)
+        tasks.remove(task)
         if not tasks:
             del self._waiting[task.pinned_to]
 
@@ -168,18 +260,8 @@ def _first_use(signature: Signature) -> _Use:
     return (signature.uses[0].component, signature.uses[0].patch_digest) if signature.uses else None
 
 
-def _file(tasks: list[Task], task: Task) -> None:
-    if not tasks or tasks[-1].order < task.order:
-        tasks.append(task)
-    else:
-        insort(tasks, task, key=_ORDER)
-
-
-def _unfile(tasks: list[Task], task: Task) -> None:
-    at = _place(tasks, task.order)
-    assert tasks[at : at + 1] == [task], f"{task.name} is not in the backlog where its order says"
-    del tasks[at]
-
-
-def _place(tasks: list[Task], order: Order) -> int:
-    return 0 if tasks and tasks[0].order == order else bisect_left(tasks, order, key=_ORDER)
+def _drop(index: dict[_Key, dict[Line, None]], key: _Key, line: Line) -> None:
+    lines = index[key]
+    del lines[line]
+    if not lines:
+        del index[key]

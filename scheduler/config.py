@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from pool.errors import GIB, unknown_name, unusable_field
-from pool.spec import Stage
+from pool.errors import GIB, UnusableField, unknown_name, unusable_field
+from scheduler.shares import UserShare
 
-#: names in `scheduler.placement.PLACEMENTS`
+#: names in `scheduler.placements.PLACEMENTS`
 PLACEMENT_NAMES = ("soonest", "arrival_order", "least_loaded")
 
 
@@ -32,13 +32,29 @@ class SchedulerConfig:
     run_timeout_seconds: float | None = None
     #: how long such a run, or one that nobody needs any more, may take to stop before its worker is started anew
     stop_grace_seconds: float = 120.0
-    #: starts of later tasks that one waiting task lets pass; after that it goes first
+    #: starts of later tasks on each worker that the oldest waiting task lets pass; after that it goes first. Jobs that
+    #: were asked for together pass each other freely
     overtaking_limit: int = 64
-    #: the same for a task that finishes a picture (a decode), where this is less: pictures come as they are made, not
-    #: all at the end, for the price of one more upload now and then where memory is short
-    finishing_limit: int = 4
-    #: waiting tasks, in order, that one placement looks at
-    window: int = 96
+    #: part of the GPUs' time that loads may take which serve who waited long while there is work for what is loaded;
+    #: a task waits for its load's length over this before that. 0 never does, but for `overtaking_limit`
+    switch_share: float = 0.05
+    #: lines of waiting tasks, in order, that one placement looks at
+    window: int = 32
+    #: what users may have; UserId("*") stands for all that are not named, else they have weight 1 and no limit
+    shares: tuple[UserShare, ...] = ()
+    #: how far one user may get ahead of another whose jobs wait too, on each worker, because the weights that its jobs
+    #: need are there: GPU-seconds of a user with weight 1. About what some loads take: less, and more time goes into
+    #: loads; more, and others wait longer (docs/fairness.md has figures)
+    share_window_seconds: float = 15.0
+    #: a job with a deadline goes first so long before the work for it must begin. About a run's length: a worker that
+    #: runs something else is not interrupted
+    deadline_margin_seconds: float = 30.0
+    #: a waiting job's priority grows by one each so many seconds, up to the highest that a live job was submitted with;
+    #: None never: a priority means what it says, and lower ones may starve
+    ageing_seconds: float | None = None
+    #: tasks that go through a module at once, at most, where that takes less time for each. With 1 a picture does not
+    #: depend, not even in its last bits, on what else is asked for
+    batch_limit: int = 1
     #: results kept for later jobs when no live job reads them: at most so many ...
     kept_results: int = 512
     #: ... with at most so many bytes together
@@ -57,6 +73,10 @@ class SchedulerConfig:
     ended_jobs_remembered: int = 100_000
 
     def __post_init__(self) -> None:
+        users = [share.user for share in self.shares]
+        for user in users:
+            if users.count(user) > 1:
+                raise UnusableField(f"shares: found {user!r} {users.count(user)} times, expected each user once")
         if self.placement not in PLACEMENT_NAMES:
             raise unknown_name("placement", self.placement, PLACEMENT_NAMES)
         for field in fields(self):
@@ -68,17 +88,14 @@ class SchedulerConfig:
             if found < _LEAST.get(field.name, 0):
                 raise unusable_field(field.name, found, f"at least {_LEAST.get(field.name, 0)}")
 
-    def limit_of(self, stage: Stage) -> int:
-        """Starts of later tasks that a waiting task of this stage lets pass."""
-        return min(self.overtaking_limit, self.finishing_limit) if stage is Stage.DECODE else self.overtaking_limit
-
 
 _LEAST = {
     "max_attempts": 1,
     "crash_limit": 1,
     "run_timeout_seconds": 1,
+    "ageing_seconds": 1,
     "overtaking_limit": 1,
-    "finishing_limit": 1,
     "window": 1,
+    "batch_limit": 1,
     "start_retry_limit": 1,
 }

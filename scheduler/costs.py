@@ -1,141 +1,89 @@
 """Seconds and bytes: what a task would cost on a worker. Predicts with `pool.residency.plan`, learns from reports.
 
 Completion time = wait + extra seconds + resident seconds; extra are upload, patch switches, streaming and what running
-in parts adds, resident is the prior estimate of the run times a learnt ratio. What tasks of one signature would move on
-a worker is remembered until the worker changes (`Worker.version`). A worker with little room runs a task in parts; the
-way is the one that the worker itself will choose (`pool.division`).
+in parts adds, resident is the prior estimate of the run times a learnt ratio (`scheduler.run_kinds`). Weights come from
+the machine's memory over the link, or from its disks (`scheduler.nodes`); both go on at once, so the slower one counts.
+LoRAs are read where a patch set is applied anew. What tasks of one signature would move on a worker is remembered until
+the worker changes (`Worker.version`) or, where files have to be read for it, its machine (`Node.version`). A worker
+with little room runs a task in parts; the way is the one that the worker itself will choose (`pool.division`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from pool.division import choose_division
 from pool.outlook import NO_OUTLOOK, Outlook
-from pool.residency import Residency, Resident, needed_bytes, plan
-from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Stage, TaskReport, TaskSpec
+from pool.residency import Residency, plan
+from pool.spec import ComponentKey, ComponentSpec, RunCost, TaskReport, TaskSpec, WorkerId
+from scheduler.estimates import Estimate
+from scheduler.nodes import Expected, Node, Nodes, Reads
+from scheduler.run_kinds import RunKinds, gpu_name
+from scheduler.signatures import (
+    MOST_PREDICTIONS,
+    Known,
+    Setup,
+    Signature,
+    SignatureKey,
+    new_signature,
+    predict,
+    signature_key,
+)
 from scheduler.workers import Worker
+
+__all__ = ["Costs", "Setup", "Signature", "predict"]
 
 #: weight of the newest measurement in an exponential average. An assumption: about the last five count
 NEWEST = 0.3
+#: one load moves that average no further than one that was so many times as fast or as slow as usual would
+MOST_STEP = 2.0
 #: loads below this say more about latency than about the link
 LEAST_LOAD_BYTES = 1 << 20
 #: a smaller difference from what is known is noise, and not worth computing every prediction again
 LEAST_DIFFERENCE = 0.02
 #: a run that streams is taken to compute for at least this part of its time: copies and kernels overlap
 LEAST_COMPUTING = 0.1
-#: stage, uses, activation bytes and divisions: what a signature stands for
-SignatureKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[Division, ...]]
-#: later stages bring a picture nearer to its end
-STAGE_RANK: Mapping[Stage, int] = {Stage.ENCODE: 0, Stage.SAMPLE: 1, Stage.DECODE: 2}
-#: predictions that one signature remembers; partly evicted components make many
-MOST_PREDICTIONS = 64
+#: a load that brings more than this part of its bytes from disks says little of the link
+MOST_FROM_STORAGE = 0.1
+#: a load that takes so much longer than its link needs was held up by the disk
+HELD_UP = 1.2
+#: measured patch switches of one kind of GPU before they count instead of what the configuration says
+LEAST_SWITCHES = 3
+#: patching is never free, so that equal bytes prefer equal patches
+LEAST_PATCH_SECONDS = 0.001
+#: patch seconds that differ by less are not worth computing every prediction again
+LEAST_PATCH_DIFFERENCE = 0.1
 #: signatures that are remembered when no task has them
 SPARE_SIGNATURES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What a run would move on a worker.
-
-    own_bytes       what of the used components is resident now
-    room_bytes      what the weights of other components may keep while the task runs
-    shrunk_bytes    what the used components themselves give up
-    arrived         the used components as they are when it runs
-    way             whole, or in which parts
-    """
-
-    upload_bytes: int
-    streamed_bytes: int
-    switches: int
-    own_bytes: int
-    room_bytes: int
-    shrunk_bytes: int
-    arrived: tuple[Resident, ...]
-    way: Division
-
-    def evicted_bytes(self, worker: Worker) -> int:
-        """Bytes of weights that would leave `worker`."""
-        return max(0, worker.used_bytes - self.own_bytes - self.room_bytes) + self.shrunk_bytes
-
-
-@dataclass(slots=True, eq=False)
-class RunKind:
-    """What the length of a run depends on, besides its prior estimate: stage and components, not patches or size."""
-
-    stage: Stage
-    components: tuple[ComponentKey, ...]
-    #: measured seconds / prior estimate, averaged; None until one was measured
-    ratio: float | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Known:
-    """Extra seconds of a signature on a worker, and what they hold for."""
-
-    version: int
-    conditions: tuple[float, ...]
-    seen: list[Resident | None]
-    seconds: float
-
-
-@dataclass(slots=True, eq=False)
-class Signature:
-    """What tasks have in common that cost the same to set up. One object for all tasks that wait or run with it."""
-
-    stage: Stage
-    uses: tuple[ComponentUse, ...]
-    #: a task that has it: what it says of sizes and ways holds for all of them
-    pattern: TaskSpec
-    #: beside weights and activations
-    scratch_bytes: int
-    #: the smallest budget that it runs in, divided as far as it can be
-    needed_bytes: int
-    kind: RunKind
-    rank: int
-    #: tasks that have it
-    tasks: int = 0
-    #: capacity -> the way that a worker of that capacity runs it
-    ways: dict[int, Division] = field(default_factory=dict)
-    #: (capacity, entries of the used components) -> what a run would move
-    predictions: dict[tuple[int, tuple[Resident | None, ...]], Setup] = field(default_factory=dict)
-    known: dict[Worker, Known] = field(default_factory=dict)
-
-    def way(self, capacity_bytes: int) -> Division:
-        """Whole, or in which parts, a worker of this capacity runs it."""
-        way = self.ways.get(capacity_bytes)
-        if way is None:
-            way = self.ways[capacity_bytes] = choose_division(self.pattern, capacity_bytes - self.scratch_bytes)
-        return way
-
-    def working_bytes(self, capacity_bytes: int) -> int:
-        """What a run on a worker of this capacity needs beside weights."""
-        return self.way(capacity_bytes).activation_bytes + self.scratch_bytes
-
-
-def signature_key(spec: TaskSpec) -> SignatureKey:
-    """What tasks have in common that cost the same to set up."""
-    return (spec.stage, spec.uses, spec.activation_bytes, spec.divisions)
 
 
 class Costs:
     """The sizes that are known and the seconds that were learnt."""
 
     def __init__(self, patch_switch_seconds: float) -> None:
-        self._patch_switch_seconds = patch_switch_seconds
         self._signatures: dict[SignatureKey, Signature] = {}
         #: signatures that no task has, the first to be forgotten first
         self._spare: OrderedDict[Signature, None] = OrderedDict()
-        self._kinds: dict[tuple[Stage, tuple[ComponentKey, ...]], RunKind] = {}
         self.components: dict[ComponentKey, ComponentSpec] = {}
+        #: the time now
+        self.at = 0.0
+        #: LoRAs that were asked for before their sizes were known
+        self._unsized: set[ComponentKey] = set()
+        self.nodes = Nodes()
+        self.run_kinds = RunKinds()
+        #: by worker, what the run that it is at was expected to read
+        self._expected: dict[WorkerId, tuple[Node, Expected]] = {}
+        #: workers whose link was seen without patches
+        self._seen_links: set[WorkerId] = set()
+        self._prior_patch_seconds = patch_switch_seconds
+        #: by kind of GPU: what switches took, and what is taken for true
+        self._patch_estimates: dict[str, Estimate] = {}
+        self._patch_seconds: dict[str, float] = {}
 
     def know(self, components: tuple[ComponentSpec, ...]) -> None:
         """Take in sizes. New sizes for a known component hold from now on."""
         for spec in components:
-            if self.components.get(spec.key, spec) != spec:
+            if self.components.get(spec.key, spec) != spec or spec.key in self._unsized:
+                self._unsized.discard(spec.key)
                 for signature in self._signatures.values():
                     signature.predictions.clear()
                     signature.known.clear()
@@ -146,13 +94,10 @@ class Costs:
         key = signature_key(spec)
         signature = self._signatures.get(key)
         if signature is None:
-            components = tuple(use.component for use in spec.uses)
-            kind = self._kinds.setdefault((spec.stage, components), RunKind(spec.stage, components))
-            least_bytes = needed_bytes(spec.uses, spec.least_activation_bytes)
-            scratch_bytes = needed_bytes(spec.uses, 0)
-            signature = self._signatures[key] = Signature(
-                spec.stage, spec.uses, spec, scratch_bytes, least_bytes, kind, STAGE_RANK[spec.stage]
-            )
+            kind = self.run_kinds.kind(spec.stage, tuple(use.component for use in spec.uses))
+            signature = self._signatures[key] = new_signature(spec, kind)
+            adapters = (adapter for use in spec.uses for adapter in use.adapters)
+            self._unsized.update(adapter for adapter in adapters if adapter not in self.components)
         elif signature.tasks == 0:
             del self._spare[signature]
         signature.tasks += 1
@@ -171,7 +116,12 @@ class Costs:
     def extra_seconds(self, task: TaskSpec, signature: Signature, worker: Worker) -> float | None:
         """Time beside waiting and the undivided run with all weights resident; None when it does not fit there."""
         known = signature.known.get(worker)
-        if known is not None and known.version == worker.version:
+        # `Known.holds`, written out: this is asked more often than anything else
+        if (
+            known is not None
+            and known.version == worker.version
+            and (known.files is None or known.files.version == known.files_version)
+        ):
             seconds: float | None = known.seconds
         else:
             seconds = self._moving_seconds(signature, worker, known)
@@ -185,20 +135,44 @@ class Costs:
         """Time to move weights before and during the run; `known` is what held for the worker before. None when it does
         not fit there."""
         seen = [worker.entries.get(use.component) for use in signature.uses]
-        if known is not None and known.conditions == worker.conditions and known.seen == seen:
+        node = self.nodes.of(worker.spec)
+        if (
+            known is not None
+            and known.seen == seen
+            and known.conditions == worker.conditions
+            and known.node is node
+            and (known.files is None or known.files.version == known.files_version)
+        ):
             known.version = worker.version  # what changed there does not concern this signature
             return known.seconds
         setup = self.setup(signature, worker)
         if setup is None:
             return None
-        seconds = self.seconds_of(setup, worker)
-        signature.known[worker] = Known(worker.version, worker.conditions, seen, seconds)
+        seconds = self._setup_seconds(setup, worker, node)
+        signature.known[worker] = Known(
+            version=worker.version,
+            conditions=worker.conditions,
+            seen=seen,
+            seconds=seconds,
+            node=node,
+            files=node if setup.reads else None,
+            files_version=node.version if node is not None else 0,
+        )
         return seconds
 
     def seconds_of(self, setup: Setup, worker: Worker) -> float:
-        """Time to upload, to patch anew and to stream."""
-        link_bytes = setup.upload_bytes + setup.streamed_bytes
-        return link_bytes / worker.link_bytes_per_second + setup.switches * self._patch_switch_seconds
+        """Time to bring what is missing, to patch anew and to stream."""
+        return self._setup_seconds(setup, worker, self.nodes.of(worker.spec))
+
+    def _setup_seconds(self, setup: Setup, worker: Worker, node: Node | None) -> float:
+        moving_seconds = (setup.upload_bytes + setup.streamed_bytes) / worker.link_bytes_per_second
+        if node is not None and setup.reads:
+            moving_seconds = max(moving_seconds, node.missing_bytes(setup.reads) / node.storage_bytes_per_second)
+        return moving_seconds + setup.switches * self.patch_seconds(worker) if setup.switches else moving_seconds
+
+    def patch_seconds(self, worker: Worker) -> float:
+        """Time beside moving bytes that it takes `worker` to give a resident component other patches."""
+        return self._patch_seconds.get(gpu_name(worker.spec), self._prior_patch_seconds)
 
     def setup(self, signature: Signature, worker: Worker) -> Setup | None:
         """What to move on a live worker once its present run is over; None when it does not fit there."""
@@ -232,47 +206,93 @@ class Costs:
 
     def resident_seconds(self, task: TaskSpec, signature: Signature, worker: Worker) -> float:
         """Time of the run on `worker` with all weights resident."""
-        ratio = signature.kind.ratio
-        return task.run_seconds if ratio is None else task.run_seconds * ratio
+        spec = worker.spec
+        ratio = signature.ratios.get("" if spec is None else spec.device_name)
+        if ratio is None:
+            ratio = self.run_kinds.ratio(signature.kind, gpu_name(spec), signature.size)
+        return task.run_seconds * ratio
+
+    def batch_seconds(self, task: TaskSpec, signature: Signature, worker: Worker, members: int) -> float:
+        """Time of one run on `worker` of so many tasks like this one, with all weights resident."""
+        share = self.run_kinds.batch_share(signature.kind, gpu_name(worker.spec), members, signature.size)
+        return members * share * self.resident_seconds(task, signature, worker)
+
+    def batch_runs(self, signature: Signature, worker: Worker, members: int) -> int:
+        """How many runs of so many such tasks were measured on GPUs like that of `worker`."""
+        return self.run_kinds.batch_runs(signature.kind, gpu_name(worker.spec), members, signature.size)
+
+    def run_started(self, signature: Signature, worker: Worker) -> None:
+        """A run is placed on `worker`, whose residency is still that of before: its files will be in the memory of the
+        machine. Once a run, before what it leaves is assumed."""
+        self._expected.pop(worker.worker_id, None)
+        node, setup = self.nodes.of(worker.spec), self.setup(signature, worker)
+        if node is not None and setup is not None and setup.reads:
+            self._expected[worker.worker_id] = (node, node.expect(setup.reads, self.at))
+
+    def reads(self, worker: Worker) -> Reads:
+        """What the run that `worker` is at was expected to read."""
+        known = self._expected.get(worker.worker_id)
+        return () if known is None else known[1].reads
 
     def learn(self, task: TaskSpec, signature: Signature, worker: Worker, report: TaskReport) -> None:
         """Take in what a run that ended well took."""
         cost = report.cost
-        link_seconds = cost.load_seconds - cost.patch_switches * self._patch_switch_seconds
-        if cost.uploaded_bytes >= LEAST_LOAD_BYTES and link_seconds > 0:
-            measured = cost.uploaded_bytes / link_seconds
-            if abs(measured - worker.link_bytes_per_second) > LEAST_DIFFERENCE * measured:
-                worker.learn_link(NEWEST, measured)
+        self._learn_storage(worker, cost)
+        self._learn_moving(worker, cost)
         if task.run_seconds > 0 and cost.run_seconds > 0:
             streaming_seconds = cost.streamed_bytes / worker.link_bytes_per_second
             computing_seconds = max(cost.run_seconds - streaming_seconds, LEAST_COMPUTING * cost.run_seconds)
             slowdown = 1.0 if cost.division is None else cost.division.slowdown
             measured = computing_seconds / (task.run_seconds * slowdown)
-            known = measured if signature.kind.ratio is None else signature.kind.ratio
-            signature.kind.ratio = known + NEWEST * (measured - known)
+            self.run_kinds.learn(signature.kind, gpu_name(worker.spec), signature.size, measured, cost.batched)
 
+    def _learn_storage(self, worker: Worker, cost: RunCost) -> None:
+        """Which files were in the machine's memory, and how fast the others came."""
+        node, expected = self._expected.pop(worker.worker_id, (None, None))
+        if node is None or expected is None:
+            return
+        # a process reads its libraries too, the first time that it uses them
+        storage_bytes = min(cost.storage_bytes * cost.batched, sum(wanted_bytes for _, wanted_bytes in expected.reads))
+        node.confirm(expected, storage_bytes, self.at)
+        seconds = cost.batched * cost.load_seconds - cost.patch_switches * self.patch_seconds(worker)
+        if storage_bytes < LEAST_LOAD_BYTES or cost.streamed_bytes or seconds <= 0:
+            return
+        link_seconds = cost.batched * cost.uploaded_bytes / worker.link_bytes_per_second
+        own_seconds = seconds - expected.wait_seconds
+        if own_seconds > HELD_UP * link_seconds:
+            node.learn_storage(storage_bytes / own_seconds)
+        elif storage_bytes / seconds > node.storage_bytes_per_second:
+            node.learn_storage(storage_bytes / seconds)
+        # else the link was what it waited for, or others at the disk: that may be faster
 
-def predict(
-    signature: Signature,
-    seen: tuple[Resident | None, ...],
-    capacity_bytes: int,
-    components: Mapping[ComponentKey, ComponentSpec],
-) -> Setup:
-    """What a run would move on a GPU with these entries of the components that it uses.
+    def _learn_moving(self, worker: Worker, cost: RunCost) -> None:
+        """The speed of the link and the seconds of a patch switch. One report says only what both took together: once
+        loads without patches have shown the link, those with patches tell of patches."""
+        if cost.uploaded_bytes < LEAST_LOAD_BYTES or cost.storage_bytes > MOST_FROM_STORAGE * cost.uploaded_bytes:
+            return
+        if cost.patch_switches and cost.batched > 1:
+            return  # its share of the switches is no number of switches
+        if cost.patch_switches and worker.worker_id in self._seen_links:
+            beside_seconds = cost.load_seconds - cost.uploaded_bytes / worker.link_bytes_per_second
+            self._learn_patches(gpu_name(worker.spec), beside_seconds / cost.patch_switches)
+            return
+        if not cost.patch_switches:
+            self._seen_links.add(worker.worker_id)
+        link_seconds = cost.load_seconds - cost.patch_switches * self.patch_seconds(worker)
+        if link_seconds > 0:
+            known = worker.link_bytes_per_second
+            measured = min(max(cost.uploaded_bytes / link_seconds, known / MOST_STEP), known * MOST_STEP)
+            if abs(measured - known) > LEAST_DIFFERENCE * measured:
+                worker.learn_link(NEWEST, measured)
 
-    With nothing leased, what is resident of other components decides what is evicted and nothing else: the plan is made
-    without them, and the room that it leaves them is kept. The signature must fit in `capacity_bytes`.
-    """
-    own = tuple(entry for entry in seen if entry is not None)
-    way = signature.way(capacity_bytes)
-    moves = plan(Residency(capacity_bytes, own), signature.uses, components, way.activation_bytes)
-    return Setup(
-        upload_bytes=moves.upload_bytes,
-        streamed_bytes=moves.streamed_bytes,
-        switches=len(moves.switched),
-        own_bytes=sum(entry.resident_bytes for entry in own),
-        room_bytes=capacity_bytes - way.activation_bytes - signature.scratch_bytes - moves.after.used_bytes,
-        shrunk_bytes=moves.evicted_bytes,
-        arrived=moves.after.entries,
-        way=way,
-    )
+    def _learn_patches(self, gpu: str, seconds: float) -> None:
+        estimate = self._patch_estimates.setdefault(gpu, Estimate())
+        estimate.add(max(seconds, LEAST_PATCH_SECONDS))
+        value = estimate.value
+        if value is None or len(estimate) < LEAST_SWITCHES:
+            return
+        known = self._patch_seconds.get(gpu, self._prior_patch_seconds)
+        if abs(value - known) > LEAST_PATCH_DIFFERENCE * value:
+            self._patch_seconds[gpu] = value
+            for signature in self._signatures.values():
+                signature.known.clear()

@@ -17,6 +17,7 @@ from scheduler.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks, probl
 from scheduler.messages import Command, Outcome, ReleaseResult, ResolveJob, StopTask
 from scheduler.results import Results
 from scheduler.story import Story
+from scheduler.turns import Turns
 
 
 class Demand:
@@ -40,13 +41,17 @@ class Demand:
         #: why a task is not taken in at present though it fits; None when it is
         self._refused = refused
         self.results = Results(config.kept_results, config.kept_result_bytes)
-        self.backlog = Backlog(config.limit_of)
+        self.backlog = Backlog()
         #: ready tasks that wait for one worker each
         self.pinned = Pinned()
         #: jobs that are not resolved, by order of submission
         self.jobs: dict[JobId, Job] = {}
         #: tasks that have to run or are running
         self.tasks: dict[TaskId, Task] = {}
+        #: the time now
+        self.at = 0.0
+        #: who goes before whom, and who pays
+        self.turns = Turns(config, costs, story, self.backlog, self.pinned, self.jobs, self.tasks)
         #: the latest of the resolved jobs
         self.ended: OrderedDict[JobId, Outcome] = OrderedDict()
         #: resolved jobs since the start
@@ -60,7 +65,8 @@ class Demand:
                 self.results.stray(task_id)
             return
         self._submissions += 1
-        job = Job(spec, self._submissions, {task.task_id: task for task in spec.tasks})
+        tasks = {task.task_id: task for task in spec.tasks}
+        job = Job(spec, self._submissions, tasks, priority=spec.priority)
         self.jobs[spec.job_id] = job
         self._story.born(job)
         for task_id in spec.given:
@@ -72,6 +78,8 @@ class Demand:
             self.fail(job, RunError(RunErrorKind.WORKER_LOST, hopeless))
         else:
             self._demand(job)
+            if spec.job_id in self.jobs:
+                self.turns.join(job, self.at)
 
     def cancel(self, job_id: JobId) -> None:
         """Resolve the job, at once or when the runs have ended that only it wanted."""
@@ -112,6 +120,7 @@ class Demand:
         needing, task.demand = task.demand, {}
         for job_id in needing:
             del self.jobs[job_id].demands[task_id]
+        self.turns.made(task, [self.jobs[job_id] for job_id in needing])
         self.forget(task, "done")
         self._result_is_there(task_id)
         for job_id in needing:
@@ -134,17 +143,10 @@ class Demand:
     def unpin(self, task: Task) -> None:
         """A waiting task need not wait for the worker that it is pinned to."""
         if task.status is TaskStatus.READY:
-            self.unfile(task)
+            self.turns.unfile(task)
         task.pinned_to, task.recycle_first, task.next_rung = None, False, None
         if task.status is TaskStatus.READY:
-            self._file(task)
-
-    def unfile(self, task: Task) -> None:
-        """A ready task waits no longer."""
-        if task.pinned_to is None:
-            self.backlog.remove(task)
-        else:
-            self.pinned.remove(task)
+            self.turns.file(task)
 
     def requeue(self, task: Task, note: str) -> None:
         """A task that no worker has any more waits again; what it reads may have gone meanwhile."""
@@ -165,6 +167,7 @@ class Demand:
 
     def let_go(self, task: Task) -> None:
         """No worker has the task any more; jobs that were cancelled and only waited for that are resolved."""
+        self.turns.end(task)
         task.worker_id = None
         waiting, task.awaited_by = task.awaited_by, {}
         for job_id in waiting:
@@ -176,8 +179,9 @@ class Demand:
     def forget(self, task: Task, note: str) -> None:
         """No job needs the task any more, and no worker has it."""
         if task.status is TaskStatus.READY:
-            self.unfile(task)
+            self.turns.unfile(task)
         self._story.move(task, TaskStatus.ENDED, note)
+        self.turns.forget(task)
         self.results.drop_reader(task.spec.task_id, task.spec.needs)
         self._costs.release(task.signature)
         del self.tasks[task.spec.task_id]
@@ -229,11 +233,12 @@ class Demand:
         task = self.tasks.get(spec.task_id)
         if task is not None:
             task.demand[job.spec.job_id] = None
-            self._reorder(task)
+            self.turns.wanted_by(task, job)
             return
-        task = Task(spec, self._costs.acquire(spec), (job.number, position))
-        task.set_priority(job.spec.priority)
+        task = Task(spec, self._costs.acquire(spec), (job.number, position), batch=job.spec.batch)
+        task.set_priority(job.priority, job.tag)
         task.demand[job.spec.job_id] = None
+        self.turns.wanted_by(task, job)
         self.tasks[spec.task_id] = task
         self.results.add_reader(spec.task_id, spec.needs)
         self._story.born(task, f"{spec.stage.value} for {job.spec.job_id}")
@@ -245,7 +250,7 @@ class Demand:
         task = self.tasks[task_id]
         del task.demand[job.spec.job_id]
         if task.demand:
-            self._reorder(task)
+            self.turns.unwanted_by(task, job)
         elif not task.on_worker:
             self.forget(task, "no job needs it")
         elif task.status is TaskStatus.RUNNING:
@@ -253,17 +258,6 @@ class Demand:
             self._story.move(task, TaskStatus.STOPPING, "no job needs it")
             if task.timed_out_at is None:  # else it was asked to stop already
                 self._out.append(StopTask(task.worker_id, task.incarnation, task_id, task.attempt))
-
-    def _reorder(self, task: Task) -> None:
-        """Give the task the highest priority of the jobs that demand it."""
-        priority = max(self.jobs[job_id].spec.priority for job_id in task.demand)
-        if priority == task.priority:
-            return
-        if task.status is TaskStatus.READY:
-            self.unfile(task)
-        task.set_priority(priority)
-        if task.status is TaskStatus.READY:
-            self._file(task)
 
     def _result_is_there(self, task_id: TaskId) -> None:
         for reader_id in self.results.readers.get(task_id, {}):
@@ -273,14 +267,7 @@ class Demand:
         """Make a blocked task ready when all that it reads is there."""
         if task.status is TaskStatus.BLOCKED and all(n in self.results.held for n in task.spec.needs):
             self._story.move(task, TaskStatus.READY)
-            self._file(task)
-
-    def _file(self, task: Task) -> None:
-        """A ready task waits: in the backlog, or for the worker that it is pinned to."""
-        if task.pinned_to is None:
-            self.backlog.add(task)
-        else:
-            self.pinned.add(task)
+            self.turns.file(task)
 
     def _make_again(self, task_id: TaskId) -> None:
         """A result is gone: block what reads it, and demand its task for the jobs that still need it."""
@@ -288,7 +275,7 @@ class Demand:
         for reader_id in self.results.readers.get(task_id, {}):
             reader = self.tasks[reader_id]
             if reader.status is TaskStatus.READY:
-                self.unfile(reader)
+                self.turns.unfile(reader)
                 self._story.move(reader, TaskStatus.BLOCKED, f"{task_id} was lost")
             if not reader.on_worker:
                 affected.update(reader.demand)
@@ -313,6 +300,7 @@ class Demand:
             self._drop_demand(job, task_id)
         for task_id in job.spec.given:
             self.results.not_given(task_id, job_id)
+        self.turns.leave(job, outcome, self.at)
         self.resolved[outcome] += 1
         self.ended[job_id] = outcome
         if len(self.ended) > self._config.ended_jobs_remembered:

@@ -9,11 +9,12 @@ from collections import Counter
 
 from pool.division import choose_division
 from pool.residency import Resident, needed_bytes, plan
-from pool.spec import JobId, Rung, Stage, TaskId
+from pool.spec import JobId, Rung, Stage
 from scheduler.costs import predict
 from scheduler.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
 from scheduler.state import LEAST_TICK_SECONDS, SchedulerState
 from scheduler.story import dump
+from scheduler.turn_invariants import validate_turns
 from scheduler.workers import Worker, WorkerStatus
 
 
@@ -26,8 +27,10 @@ def validate(state: SchedulerState) -> None:
     for worker in state.fleet.workers.values():
         _worker(state, worker)
     _backlog(state)
+    _whereabouts(state)
     _results(state)
     _pool(state)
+    validate_turns(state)
     _nothing_waits_in_vain(state)
     _predictions(state)
 
@@ -72,10 +75,7 @@ def _task(state: SchedulerState, task: Task) -> None:
         assert task.demand, _story(state, name, "is wanted by nobody")
         assert not task.awaited_by, _story(state, name, "runs on and is awaited")
         assert name not in held, _story(state, name, "has a result and is made again")
-    if task.demand:
-        highest = max(demand.jobs[job_id].spec.priority for job_id in task.demand)
-        assert task.priority == highest, _story(state, name, f"has priority {task.priority}, its jobs {highest}")
-    assert task.order == (-task.priority, task.number), _story(state, name, "is filed under another order")
+    assert task.order == (-task.priority, task.tag, task.number), _story(state, name, "is filed under another order")
     if task.status in (TaskStatus.BLOCKED, TaskStatus.READY):
         is_ready = all(need in held for need in task.spec.needs)
         assert is_ready == (task.status is TaskStatus.READY), _story(state, name, f"is {task.status.value}")
@@ -93,12 +93,10 @@ def _task(state: SchedulerState, task: Task) -> None:
     assert task.pinned_to is None or task.worker_id is None, _story(state, name, "runs and waits for a worker")
     assert task.timed_out_at is None or task.on_worker, _story(state, name, "is late and does not run")
     assert task.failures <= task.attempt, _story(state, name, "failed more often than it ran")
-    assert 0 <= task.passed <= state.config.limit_of(task.spec.stage), _story(
-        state, name, f"was passed {task.passed} times"
-    )
+    assert 0 <= task.passed < state.config.overtaking_limit + 1, _story(state, name, f"was passed {task.passed} times")
     if task.worker_id is not None:
         worker = state.fleet.workers[task.worker_id]
-        assert worker.task_id == name, _story(state, name, f"is on {worker.name}, which runs {worker.task_id}")
+        assert name in worker.task_ids, _story(state, name, f"is on {worker.name}, which runs {worker.task_ids}")
         assert worker.incarnation == task.incarnation, _story(state, name, "is on a worker that is gone")
 
 
@@ -122,10 +120,17 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     assert worker.capacity_bytes == worker.residency.capacity_bytes, _story(state, name, "has two capacities")
     assert all(e.resident_bytes > 0 for e in entries), _story(state, name, "holds an empty entry")
     running_bytes = 0
-    if worker.task_id is not None:
-        task = state.demand.tasks[worker.task_id]
+    tasks = [state.demand.tasks[task_id] for task_id in worker.task_ids]
+    for task in tasks:
         assert task.worker_id == name, _story(state, name, f"runs {task.name}, which is on {task.worker_id}")
-        running_bytes = task.signature.working_bytes(worker.residency.capacity_bytes)
+        assert task.signature is tasks[0].signature, _story(state, name, f"runs {worker.task_ids} of other weights")
+        assert worker.members == 1 or not task.alone, _story(state, name, f"runs {task.name} with others again")
+    assert not worker.mates or worker.task_id is not None, _story(state, name, "has mates of nobody")
+    assert len(set(worker.task_ids)) == len(tasks) <= worker.members, _story(state, name, "counts tasks wrong")
+    assert not tasks or worker.members <= state.config.batch_limit, _story(state, name, "runs too many tasks at once")
+    if tasks:
+        way = tasks[0].signature.way(worker.residency.capacity_bytes)
+        running_bytes = way.activation_bytes * worker.members + tasks[0].signature.scratch_bytes
     assert worker.used_bytes + running_bytes <= worker.residency.capacity_bytes, _story(state, name, "is overfull")
 
 
@@ -133,30 +138,51 @@ def _backlog(state: SchedulerState) -> None:
     backlog = state.demand.backlog
     filed = list(backlog)
     ready = [t for t in state.demand.tasks.values() if t.status is TaskStatus.READY]
-    pinned = list(state.demand.pinned)
+    pinned = [*state.demand.pinned, *state.demand.turns.limits.held()]
     assert len(filed) == len(backlog), f"{len(filed)} tasks are in the backlog, which counts {len(backlog)}"
     assert len(filed) + len(pinned) == len(ready), f"{len(ready)} tasks are ready, {len(filed)} + {len(pinned)} wait"
     assert {t.name for t in (*filed, *pinned)} == {t.name for t in ready}, "others than the ready tasks wait"
     assert all(t.pinned_to is None for t in filed), "the backlog holds a task that waits for one worker"
-    for task in pinned:
+    for task in state.demand.pinned:
         _pinned(state, task)
     live = [w for s in (WorkerStatus.IDLE, WorkerStatus.BUSY) for w in state.fleet.usable(s)]
     capacities = tuple(sorted({w.capacity_bytes or 0 for w in live}))
     assert backlog.capacities == capacities, f"the backlog knows {backlog.capacities}, live are {capacities}"
+    firsts = [t for t in filed if (line := backlog.line(t.signature)) is not None and line.head is t]
+    assert len(firsts) == len({t.signature for t in filed}) == backlog.line_count, "a line has no first task, or two"
     for capacity_bytes in capacities:
-        fitting = [t for t in filed if t.signature.needed_bytes <= capacity_bytes]
-        for length in (1, 3, len(filed) + 1):
-            assert backlog.window(length, capacity_bytes) == fitting[:length], f"window of {length} at {capacity_bytes}"
-            ends = (fitting[0], fitting[:length][-1]) if fitting else None
-            assert backlog.ends(length, capacity_bytes) == ends, f"ends of {length} at {capacity_bytes}"
-    overdue = [t for t in filed if t.passed >= state.config.limit_of(t.spec.stage)]
-    assert backlog.overdue == overdue, f"overdue are {[t.name for t in overdue]}"
-    firsts: dict[TaskId, None] = {}
-    for task in {t.signature: t for t in reversed(filed)}.values():
-        firsts[task.spec.task_id] = None
+        fitting = [t for t in firsts if t.signature.needed_bytes <= capacity_bytes]
+        lines = [line.head for line in backlog.lines(capacity_bytes)]
+        assert lines == fitting, f"at {capacity_bytes} B lines begin with {lines}"
+        assert backlog.oldest(capacity_bytes) is (fitting[0] if fitting else None), f"oldest at {capacity_bytes} B"
     uses = {(t.signature.uses[0].component, t.signature.uses[0].patch_digest) for t in filed if t.signature.uses}
-    found = backlog.first_using([Resident(component, 1, digest) for component, digest in sorted(uses)])
-    assert sorted(t.name for t in found) == sorted(firsts), "the backlog does not find the first of each signature"
+    found = backlog.using([Resident(component, 1, digest) for component, digest in sorted(uses)])
+    assert {line.head.name for line in found} == {t.name for t in firsts}, "the backlog does not find every line"
+    for component in state.costs.components:
+        waiting = sum(component in [use.component for use in t.signature.uses] for t in filed)
+        assert backlog.waiting_for(component) == waiting, f"{waiting} tasks wait for {component}"
+        first = [t for t in firsts if t.signature.uses and t.signature.uses[0].component == component]
+        assert [line.head for line in backlog.of_component(component, len(filed))] == first, f"lines of {component}"
+    for _, _, task in backlog.hurried:
+        assert task in filed, _story(state, task.name, "is hurried and does not wait")
+    assert backlog.hurried == sorted(backlog.hurried), "hurried tasks are out of order"
+
+
+def _whereabouts(state: SchedulerState) -> None:
+    """The index of workers says what a look at every worker says."""
+    where = state.fleet.whereabouts
+    idle, busy = state.fleet.usable(WorkerStatus.IDLE), state.fleet.usable(WorkerStatus.BUSY)
+    assert set(where.idle_workers()) == set(idle), f"idle are {[w.name for w in idle]}"
+    assert where.idle_count == len(idle), f"{where.idle_count} are counted as idle"
+    assert where.busy_count == len(busy), f"{where.busy_count} are counted as busy"
+    known = sorted((w.expected_end, w.worker_id) for w in busy if w.expected_end is not None)
+    assert [(end, name) for end, name, _ in where.busy] == known, f"busy until {known}"
+    assert set(where.busy_unknown) == {w for w in busy if w.expected_end is None}, "runs of unknown length"
+    holders = {c: {w for w in (*idle, *busy) if c in w.entries} for w in (*idle, *busy) for c in w.entries}
+    assert {c: set(found) for c, found in where.holders.items()} == holders, "holders of components"
+    for sort, workers in where.idle.items():
+        for worker in workers:
+            assert sort[0] == worker.capacity_bytes, _story(state, worker.name, f"is filed under {sort}")
 
 
 def _pinned(state: SchedulerState, task: Task) -> None:
@@ -167,7 +193,10 @@ def _pinned(state: SchedulerState, task: Task) -> None:
     assert state.at < task.pinned_until, _story(state, name, f"waits for {worker_id} for too long")
     assert worker_id is not None, _story(state, name, "waits for no worker, as if it were one")
     assert state.fleet.may_take(worker_id, task.signature.needed_bytes), _story(state, name, f"waits for {worker_id}")
-    assert state.fleet.workers[worker_id].status is not WorkerStatus.IDLE, _story(state, name, f"{worker_id} is idle")
+    is_idle = state.fleet.workers[worker_id].status is WorkerStatus.IDLE
+    first = state.demand.pinned.first(worker_id)
+    may_start = first is not None and state.demand.turns.may_start(first)
+    assert not (is_idle and may_start), _story(state, name, f"{worker_id} is idle")
 
 
 def _results(state: SchedulerState) -> None:
@@ -198,7 +227,7 @@ def _pool(state: SchedulerState) -> None:
         assert not active, f"no worker is left, yet {active} are active"
     for task in state.demand.tasks.values():
         if task.on_worker and state.config.run_timeout_seconds is not None:
-            latest = max(state.at, state.deadline(task)) + 2 * LEAST_TICK_SECONDS
+            latest = max(state.at, state.hanging.deadline(task)) + 2 * LEAST_TICK_SECONDS
             due = state.tick_due
             assert due is not None, _story(state, task.spec.task_id, "may hang, and nobody will look")
             assert due <= latest, _story(state, task.spec.task_id, f"is looked at as late as {due}, not by {latest}")
@@ -212,12 +241,14 @@ def _nothing_waits_in_vain(state: SchedulerState) -> None:
     if not idle:
         return
     largest_bytes = max(w.capacity_bytes or 0 for w in idle)
-    could_start = state.demand.backlog.window(state.config.window, largest_bytes)
+    could_start = [line.head for line in state.demand.backlog.lines(largest_bytes)]
     busy = state.fleet.usable(WorkerStatus.BUSY)
     assert not could_start or busy, f"{could_start[0].name} waits, {idle[0].name} is idle and nothing runs"
     assert not could_start or state.tick_due is not None, f"{could_start[0].name} waits and nobody will look again"
+    if could_start:
+        oldest = could_start[0]
+        assert oldest.passed < state.config.overtaking_limit, _story(state, oldest.name, "is overdue and waits")
     for task in could_start:
-        assert task.passed < state.config.limit_of(task.spec.stage), _story(state, task.name, "is overdue and waits")
         soonest = [w for w in busy if w.expected_end is not None]
         assert soonest, _story(state, task.name, f"waits beside {idle[0].name} for workers that promise nothing")
 
@@ -247,7 +278,7 @@ def _predictions(state: SchedulerState) -> None:
             assert told == true, _story(state, task.name, f"is predicted {told} on {worker.name}, the plan says {true}")
             assert state.costs.residency_after(signature, worker) == moves.after, _story(state, task.name, "after?")
             known = signature.known.get(worker)
-            if known is not None and known.version == worker.version:
+            if known is not None and known.holds(worker):
                 seconds = state.costs.seconds_of(setup, worker)
                 assert known.seconds == seconds, _story(state, task.name, f"costs {seconds} s, not {known.seconds} s")
 

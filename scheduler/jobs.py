@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from pool.spec import ComponentKey, JobId, JobSpec, Rung, TaskId, TaskSpec, WorkerId
+from pool.spec import ComponentKey, JobId, JobSpec, Rung, TaskId, TaskSpec, UserId, WorkerId
 from scheduler.rungs import MemoryFailure
+from scheduler.shares import NO_TAG, NOBODY, Flow
 from scheduler.story import Status
 
 if TYPE_CHECKING:
     from scheduler.costs import Signature
 
-#: minus priority, then the place in the order of submission
-Order: TypeAlias = tuple[int, tuple[int, int]]
+#: minus priority, the tag of its user's share (`scheduler.shares`), then the place in the order of submission
+Order: TypeAlias = tuple[int, float, tuple[int, int]]
 
 
 class JobStatus(Status):
@@ -101,6 +102,18 @@ class Job:
     #: its tasks by id, each after the ones it needs
     tasks: dict[TaskId, TaskSpec]
     status: JobStatus = JobStatus.ACTIVE
+    #: what the spec says, raised by ageing
+    priority: int = 0
+    #: when its user's turn comes for it, in virtual seconds; NO_TAG where nobody else waits
+    tag: float = NO_TAG
+    #: it has a place among the turns (`scheduler.turns`)
+    joined: bool = False
+    #: a task of it was placed that no earlier job wanted
+    begun: bool = False
+    #: its deadline is so near that it goes first
+    urgent: bool = False
+    #: what its runs should take, where its deadline was sooner than that when it was submitted
+    hopeless_seconds: float | None = None
     #: tasks that have to run, or run, for it; each names this job in its own `demand`. Empty once STOPPING
     demands: dict[TaskId, None] = field(default_factory=dict)
     #: runs whose end it waits for; not empty exactly while STOPPING
@@ -129,10 +142,24 @@ class Task:
     demand: dict[JobId, None] = field(default_factory=dict)
     #: cancelled jobs that wait for its run to end. Empty unless STOPPING
     awaited_by: dict[JobId, None] = field(default_factory=dict)
-    #: highest priority among `demand`
+    #: priority and tag of the first of `demand` by them: higher priority first, then the lower tag
     priority: int = 0
-    #: sorts the backlog: higher priority first, then as submitted. Unique
-    order: Order = (0, (0, 0))
+    tag: float = NO_TAG
+    #: sorts the backlog: higher priority first, then by tag and as submitted. Unique
+    order: Order = (0, NO_TAG, (0, 0))
+    #: whose account it is on: the user of the first of `demand`; who that was last when nobody demands it any more
+    payer: UserId = NOBODY
+    #: what its run should take, where that is set aside already, and in which flow
+    reserved_seconds: float = 0.0
+    reserved_in: Flow | None = field(default=None, repr=False)
+    #: READY, and kept out of the backlog by its payer's limit
+    held_back: bool = False
+    #: the soonest deadline among urgent jobs of `demand`
+    hurried_by: float = inf
+    #: name of what it was asked for with; "" when it was asked for alone
+    batch: str = ""
+    #: since when it waits, while READY
+    ready_at: float = 0.0
     #: times that it was sent to a worker
     attempt: int = 0
     #: runs that ended badly and count against the limit
@@ -154,8 +181,12 @@ class Task:
     timed_out_at: float | None = None
     #: nobody needs its run any more, which was asked to stop at this time
     stop_asked_at: float | None = None
-    #: tasks behind it in the backlog that started on a worker which could have taken it; never above the limit
-    passed: int = 0
+    #: how often later tasks of others started while it was the oldest that fitted there, over the workers that are up
+    passed: float = 0.0
+    #: before all others of its priority: its last run was lost with its worker
+    goes_first: bool = False
+    #: a run that it shared with others failed: it runs by itself from now on
+    alone: bool = False
     #: set exactly while RUNNING or STOPPING
     worker_id: WorkerId | None = None
     #: of that worker
@@ -167,10 +198,16 @@ class Task:
         """The id, as the story prints it."""
         return self.spec.task_id
 
-    def set_priority(self, priority: int) -> None:
+    def set_priority(self, priority: int, tag: float = NO_TAG) -> None:
         """Change what orders the backlog; not while it is filed there."""
-        self.priority = priority
-        self.order = (-priority, self.number)
+        self.priority, self.tag = priority, tag
+        self.order = (-priority, tag, self.number)
+
+    @property
+    def asked_to_stop_at(self) -> float:
+        """When its run was asked to stop, first; never is infinity."""
+        late = inf if self.timed_out_at is None else self.timed_out_at
+        return late if self.stop_asked_at is None else min(late, self.stop_asked_at)
 
     @property
     def on_worker(self) -> bool:

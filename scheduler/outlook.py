@@ -14,7 +14,10 @@ from scheduler.workers import Worker
 
 #: components that are told, at most
 MOST_TOLD = 16
-#: ready tasks, in order, that are looked at: of what a hint can save, 32 tasks save nearly all (benchmarks/vram.py)
+#: runs elsewhere, the first to end first, whose followers are looked at
+MOST_RUNNING = 32
+#: lines of ready tasks, in order, that are looked at: of what a hint can save, 32 tasks save nearly all
+#: (benchmarks/vram.py)
 MOST_WAITING = 32
 #: tasks that follow from one, at most, that are looked at
 MOST_FOLLOWERS = 16
@@ -54,16 +57,16 @@ def _expected(
     tasks: Mapping[TaskId, Task],
     readers: Mapping[TaskId, Mapping[TaskId, None]],
 ) -> Iterator[Task]:
-    yield from _followers(task, tasks, readers)
+    yield from followers(task, tasks, readers)
     for other in waiting:
         if other is not task:
             yield other
     for other in running:
         if other is not task:
-            yield from _followers(other, tasks, readers)
+            yield from followers(other, tasks, readers)
 
 
-def _followers(
+def followers(
     task: Task, tasks: Mapping[TaskId, Task], readers: Mapping[TaskId, Mapping[TaskId, None]]
 ) -> Iterator[Task]:
     """The tasks that read its result, then those that read theirs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 
-from pool.spec import RunError, RunErrorKind, Rung, TaskSpec, WorkerId
+from pool.spec import RunError, RunErrorKind, Rung, TaskId, TaskSpec, WorkerId
 from scheduler.config import SchedulerConfig
 from scheduler.demand import Demand
 from scheduler.jobs import Task, TaskStatus
@@ -26,6 +26,11 @@ MOST_PROVEN = 1024
 NO_CAPACITY_IS_ENOUGH = 1 << 62
 
 
+#: what a task is not judged by when others had a part in the run. Of memory the worker has made sure that it is this
+#: task that finds too little; a lost worker is counted for each, and shows the next time whose fault it was
+BLAMED_ALONE = frozenset({RunErrorKind.BAD_INPUT, RunErrorKind.INTERNAL, RunErrorKind.INPUT_LOST})
+
+
 class Recovery:
     """Deals with tasks whose run ended badly, and refuses work that did harm before."""
 
@@ -37,6 +42,8 @@ class Recovery:
         self.quarantine = Quarantine(config.quarantine_seconds)
         #: sizes of work that ran well, the last used last
         self._proven: OrderedDict[Hashable, None] = OrderedDict()
+        #: tasks that were pinned to a worker; those that are so no more are dropped when that is next looked at
+        self._pinned: dict[TaskId, Task] = {}
 
     def refusal(self, spec: TaskSpec, at: float) -> RunError | None:
         """Why the task is not taken in at present; None when it is."""
@@ -57,8 +64,9 @@ class Recovery:
             for key in _keys(task.spec):
                 self.quarantine.lift(key)
 
-    def ended_badly(self, task: Task, error: RunError, at: float) -> None:
-        """A run ended with an error, or with its worker: the task runs again, or its jobs fail."""
+    def ended_badly(self, task: Task, error: RunError, at: float, was_shared: bool = False) -> None:
+        """A run ended with an error, or with its worker: the task runs again, or its jobs fail. Where others had a part
+        in the run (`was_shared`), it may have been their fault: then it runs again by itself."""
         stop_asked = task.status is TaskStatus.STOPPING
         error = blamed(error, stop_asked, task.timed_out_at is not None)
         worker_id, task.timed_out_at = task.worker_id, None
@@ -71,6 +79,10 @@ class Recovery:
             if is_lost:
                 self._forgive_the_only_one(worker_id)
             self._demand.forget(task, error.kind.value)
+            return
+        task.alone = task.alone or (was_shared and error.kind is not RunErrorKind.CANCELLED)
+        if was_shared and error.kind in BLAMED_ALONE:
+            self._demand.requeue(task, f"{error.kind.value} on {worker_id}, in a run with others")
             return
         limits = self._config
         # where another worker can tell whose fault it was, one worker counts once
@@ -91,7 +103,7 @@ class Recovery:
                 self._climb(task, worker_id, error, at)
             case _:
                 if is_lost:  # whose fault it was shows soonest when it goes first, and elsewhere
-                    task.passed = limits.limit_of(task.spec.stage)
+                    task.goes_first = True
                 if others:
                     self._pin(task, min(others, key=_soonest).worker_id, at)
                 self._demand.requeue(task, note)
@@ -102,8 +114,10 @@ class Recovery:
         """Let go of tasks that wait for a worker that is not coming back, or not as large as it was; forget what was
         refused for want of memory that is there now."""
         self.quarantine.grown(max((w.capacity_bytes or 0 for w in self._fleet.workers.values() if w.live), default=0))
-        for task in list(self._demand.tasks.values()):
-            if task.pinned_to is not None and not self._fleet.may_take(task.pinned_to, task.signature.needed_bytes):
+        for task in list(self._pinned.values()):
+            if task.pinned_to is None or self._demand.tasks.get(task.name) is not task:
+                del self._pinned[task.name]
+            elif not self._fleet.may_take(task.pinned_to, task.signature.needed_bytes):
                 self._story.note(task, f"waits for {task.pinned_to} no more")
                 self._demand.unpin(task)
 
@@ -159,6 +173,7 @@ class Recovery:
     def _pin(self, task: Task, worker_id: WorkerId, at: float, rung: Rung | None = None) -> None:
         """Let a task wait for one worker, for some time; `rung` is what that is for."""
         task.pinned_to, task.pinned_until = worker_id, at + PIN_SECONDS
+        self._pinned[task.name] = task
         task.recycle_first, task.next_rung = rung is Rung.RECYCLE, rung
 
     def _forgive_the_only_one(self, worker_id: WorkerId) -> None:

@@ -11,6 +11,8 @@ What the shell does. Commands are carried out in the order of the list.
     RunTask        send the task with its inputs, all of which the shell holds; answer with one RunEnded, or WorkerDown
     StopTask       ask the run to stop at its next step; its RunEnded (usually CANCELLED) still comes. It may be over
                    already: then do nothing
+    Prefetch       have the machine of the worker read these components' files ahead; nothing answers, and none of it
+                   need be done
     ReleaseResult  forget the result, made or given; ids that the shell does not hold are ignored
     ResolveJob     tell the driver. `result` is handed over now: its ReleaseResult may be the next command
     LookAgain      answer with one Tick after that time
@@ -36,14 +38,17 @@ several jobs are one task and run once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
+from math import inf
 
-from pool.errors import does_not_fit
 from pool.outlook import NO_OUTLOOK, Outlook
-from pool.residency import Residency, needed_bytes
-from pool.spec import ComponentKey, JobId, RunError, RunErrorKind, Rung, TaskId, TaskSpec
+from pool.residency import Residency
+from pool.spec import ComponentKey, JobId, RunError, RunErrorKind, Rung, TaskId, TaskReport, TaskSpec
+from scheduler.batching import Batching
 from scheduler.config import SchedulerConfig
 from scheduler.costs import Costs
 from scheduler.demand import Demand
+from scheduler.hanging import Hanging
 from scheduler.jobs import Task, TaskStatus
 from scheduler.messages import (
     CancelAsked,
@@ -52,6 +57,7 @@ from scheduler.messages import (
     EndWorker,
     Event,
     LookAgain,
+    Mate,
     ReleaseResult,
     ResultLost,
     RunEnded,
@@ -64,12 +70,16 @@ from scheduler.messages import (
     WorkersWanted,
     WorkerUp,
 )
-from scheduler.outlook import MOST_WAITING, needed_next
-from scheduler.placement import PLACEMENTS, Choice, Question, choice_of
+from scheduler.outlook import MOST_RUNNING, MOST_WAITING, needed_next
+from scheduler.placement import Choice, Question, choice_of
+from scheduler.placements import PLACEMENTS
+from scheduler.prefetch import ReadingAhead
 from scheduler.recovery import Recovery
 from scheduler.snapshot import Snapshot, take_snapshot
 from scheduler.story import Story, StoryLine
-from scheduler.why import Rule
+from scheduler.switching import SwitchAccount
+from scheduler.unfit import why_unfit
+from scheduler.why import Rule, Start
 from scheduler.workers import Fleet, Worker, WorkerStatus
 
 #: between two looks at a run that is overdue
@@ -92,8 +102,13 @@ class SchedulerState:
             self.config, self.log, self.costs, self._out, self.why_unfit, lambda s: self.recovery.refusal(s, self.at)
         )
         self.recovery = Recovery(self.config, self.log, self.fleet, self.demand)
+        self.hanging = Hanging(self.config, self.log, self.fleet, self.demand, self._out)
+        self.reading_ahead = ReadingAhead(self.costs, self.demand, self.fleet.whereabouts, self._out)
         #: most memory of a wanted worker, and its name; None while one of them never was up
         self.largest: tuple[int, str] | None = None
+        self.batching = Batching(self.config.batch_limit)
+        #: for loads that serve who waited long
+        self.switching = SwitchAccount(self.config.switch_share)
         #: when the `Tick`s are due that were asked for, soonest first
         self._ticks: list[float] = []
         #: what all waiting tasks were held against; None when that was not possible
@@ -101,7 +116,8 @@ class SchedulerState:
 
     def handle(self, event: Event) -> list[Command]:
         """Take in what happened; return what is to be done, in order."""
-        self.at = max(self.at, event.at)
+        self.at = self.demand.at = self.demand.backlog.at = self.costs.at = max(self.at, event.at)
+        self.switching.pass_time(self.at, self.fleet.whereabouts.count, self.fleet.whereabouts.idle_count)
         self.log.begin(event, self.at)
         match event:
             case RunEnded():
@@ -127,9 +143,13 @@ class SchedulerState:
                 self._start_failed(event)
             case Tick():
                 self._ticks = self._ticks[1:]
-                self._stop_what_hangs()
+                self._end_what_hangs()
+        self.demand.turns.settle(self.at)
         self._start_what_can()
-        self._watch_runs(isinstance(event, Tick))
+        if isinstance(event, Submitted):
+            self.reading_ahead.job_came()
+        self._tick_after_if_due(self.demand.turns.next_look)
+        self._tick_after_if_due(self.hanging.watch(self.at, isinstance(event, Tick)))
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = list(self._out)
         self._out.clear()
@@ -143,16 +163,6 @@ class SchedulerState:
         """What is remembered of the job, oldest first: its moves, its tasks' moves, and the events behind them."""
         return self.log.of_job(job_id)
 
-    def deadline(self, task: Task) -> float:
-        """When something is done about a running task that is not over by then; never comes for one that was not asked
-        to stop, without a time-out."""
-        asked = [at for at in (task.timed_out_at, task.stop_asked_at) if at is not None]
-        if asked:
-            return min(asked) + self.config.stop_grace_seconds
-        if self.config.run_timeout_seconds is None:
-            return float("inf")
-        return task.started_at + self.config.run_timeout_seconds
-
     # ---- runs ------------------------------------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
@@ -162,22 +172,29 @@ class SchedulerState:
             self._tick_after_if_due(self.recovery.time_passed(self.at))
         if not len(backlog):
             return
-        idle = self.fleet.usable(WorkerStatus.IDLE)
-        busy = self.fleet.usable(WorkerStatus.BUSY)
-        while idle and len(backlog):
-            choice = self._placement(Question(self.at, backlog, idle, busy, self.costs, self.config))
+        workers = self.fleet.whereabouts
+        while workers.idle_count and len(backlog):
+            question = self._question()
+            choice = self._placement(question)
             if choice is None:
-                self._look_again(busy)
+                self._look_again()
                 return
+            if question.switch_seconds > 0.0 and choice.spent_seconds == 0.0:
+                self.switching.looked(self.at)
             self._start(choice)
-            idle.remove(choice.worker)
-            busy.append(choice.worker)
+
+    def _question(self) -> Question:
+        workers = self.fleet.whereabouts
+        seconds, patience = self.switching.allowed_seconds(self.at), self.switching.patience
+        return Question(
+            self.at, self.demand.backlog, workers, self.costs, self.config, switch_seconds=seconds, patience=patience
+        )
 
     def _start_pinned(self) -> None:
         """Start what waits for one worker each, where that is idle; first start its process anew where need be."""
         for worker in self.fleet.usable(WorkerStatus.IDLE):
             task = self.demand.pinned.first(worker.worker_id)
-            if task is None:
+            if task is None or not self.demand.turns.may_start(task):
                 continue
             if task.recycle_first:
                 task.recycle_first, task.next_rung = False, None
@@ -185,16 +202,20 @@ class SchedulerState:
                 self.fleet.recycle(worker, f"recycled for {task.name}")
                 self._look_at_workers()
                 continue
-            busy = self.fleet.usable(WorkerStatus.BUSY)
-            question = Question(self.at, self.demand.backlog, [worker], busy, self.costs, self.config)
             before = "ran out of memory" if task.memory_failures else "took a worker down"
             self._start(
-                choice_of(question, task, worker, Rule.PINNED, f"it {before} before, and waited for this worker")
+                choice_of(
+                    self._question(), task, worker, Rule.PINNED, f"it {before} before, and waited for this worker"
+                )
             )
 
-    def _look_again(self, busy: Sequence[Worker]) -> None:
-        """Ready tasks wait for `busy` workers while others are idle: have that judged again when one should be free."""
-        waits = [seconds for w in busy if (seconds := w.wait_seconds(self.at)) is not None]
+    def _look_again(self) -> None:
+        """Ready tasks wait for busy workers while others are idle: have that judged again when one should be free."""
+        waits = []
+        for end, _, worker in self.fleet.whereabouts.busy:
+            waits.append(worker.wait_seconds(self.at) or 0.0)
+            if end >= self.at:
+                break  # the others are free later
         if not waits:
             return  # nothing waits for a run of unknown length: what is ready fits on no idle worker
         self._tick_after(min(waits))
@@ -216,26 +237,29 @@ class SchedulerState:
         """Send the task and assume what its weights do to the residency; the report confirms or corrects it."""
         task, worker, spec = choice.task, choice.worker, choice.task.spec
         assert worker.residency is not None, f"{worker.name} is not up"
+        wanted = self.batching.mates(self._question(), choice) if self.batching.limit > 1 else ()
         if task.pinned_to is None:
-            self.demand.backlog.start(task, worker.residency.capacity_bytes)
+            self.demand.backlog.start(task, worker.residency.capacity_bytes, self.fleet.whereabouts.count)
+            self.switching.spend(choice.spent_seconds)
         else:
             self.demand.pinned.remove(task)
             task.pinned_to = None
             if task.next_rung is not None:
                 task.rungs += (task.next_rung,)
                 task.next_rung = None
-        task.attempt += 1
-        task.stop_asked_at = None
-        task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
-        task.started_at = self.at
-        self.log.move(task, TaskStatus.RUNNING, f"attempt {task.attempt} on {worker.worker_id}#{worker.incarnation}")
+        self._put_on(task, choice)
+        mates = [mate for mate in wanted if self._joins(mate, choice)]
         fresh = bool(task.memory_failures)
         if fresh:
             worker.believe(Residency(worker.residency.capacity_bytes))
         needed = self._needed_next(task, worker)
+        self.costs.run_started(task.signature, worker)
         assumed = self.costs.residency_after(task.signature, worker, Outlook(needed) if needed else NO_OUTLOOK)
         expected_end = self.at + choice.seconds if task.signature.kind.ratio is not None else None
-        self.fleet.run_started(worker, spec.task_id, assumed, expected_end)
+        if mates and expected_end is not None:
+            together_seconds = self.costs.batch_seconds(spec, task.signature, worker, 1 + len(mates))
+            expected_end += together_seconds - self.costs.resident_seconds(spec, task.signature, worker)
+        self.fleet.run_started(worker, spec.task_id, assumed, expected_end, tuple(mate.name for mate in mates))
         self._out.append(
             RunTask(
                 worker_id=worker.worker_id,
@@ -246,8 +270,30 @@ class SchedulerState:
                 needed_next=needed,
                 fresh=fresh,
                 rungs=task.rungs,
+                mates=tuple(Mate(mate.name, mate.attempt) for mate in mates),
             )
         )
+        self.reading_ahead.run_started(worker)
+
+    def _put_on(self, task: Task, choice: Choice) -> None:
+        """A task that waits nowhere any more is the worker's."""
+        worker = choice.worker
+        task.attempt += 1
+        task.stop_asked_at = None
+        task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
+        task.started_at = self.at
+        start = Start(worker.worker_id, worker.incarnation, task.attempt, choice.why)
+        self.log.move(task, TaskStatus.RUNNING, start)
+        self.demand.turns.start(task)
+
+    def _joins(self, mate: Task, choice: Choice) -> bool:
+        """Put a task beside the chosen one, unless its user may have no more tasks on workers by now."""
+        if mate.held_back or not self.demand.turns.may_start(mate):
+            return False
+        self.demand.backlog.remove(mate)
+        self.log.note(mate, f"runs with {choice.task.name}")
+        self._put_on(mate, choice)
+        return True
 
     def _needed_next(self, task: Task, worker: Worker) -> tuple[ComponentKey, ...]:
         """What the worker is to consider when it makes room; nothing where it need not."""
@@ -257,8 +303,12 @@ class SchedulerState:
         return needed_next(
             task,
             worker,
-            demand.backlog.window(MOST_WAITING, worker.capacity_bytes or 0),
-            (demand.tasks[w.task_id] for w in self.fleet.usable(WorkerStatus.BUSY) if w.task_id is not None),
+            (line.head for line in islice(demand.backlog.lines(worker.capacity_bytes or 0), MOST_WAITING)),
+            (
+                demand.tasks[w.task_id]
+                for _, _, w in self.fleet.whereabouts.busy[:MOST_RUNNING]
+                if w.task_id is not None
+            ),
             demand.tasks,
             demand.results.readers,
         )
@@ -267,7 +317,7 @@ class SchedulerState:
         report = event.report
         worker = self.fleet.current(report.worker_id, report.incarnation)
         task = self.demand.tasks.get(report.task_id)
-        if worker is None or task is None or worker.task_id != report.task_id or task.attempt != report.attempt:
+        if worker is None or task is None or task.name not in worker.task_ids or task.attempt != report.attempt:
             if report.error is None:
                 self.demand.results.stray(report.task_id)  # the run was given up; its result came all the same
             return
@@ -275,8 +325,9 @@ class SchedulerState:
             self._end_and_lose(worker, report.error)  # it says itself that it is over
             return
         if report.error is None:
-            self.costs.learn(task.spec, task.signature, worker, report)
+            self._learn(task, worker, report)
             self.recovery.ended_well(task)
+        self.demand.turns.pay(task, report.cost)
         capacity_bytes = worker.capacity_bytes
         self.fleet.run_ended(worker, report, self.at)
         pool_changed = worker.capacity_bytes != capacity_bytes or not worker.wanted
@@ -285,36 +336,21 @@ class SchedulerState:
         if report.error is None:
             self.demand.made(task, report.result_bytes)
         else:
-            self.recovery.ended_badly(task, report.error, self.at)
+            self.recovery.ended_badly(task, report.error, self.at, worker.members > 1)
         if pool_changed:
             self._judge_waiting()
 
-    def _stop_what_hangs(self) -> None:
-        """Ask runs to stop that take too long; end the workers of those that do not stop."""
-        for worker in list(self.fleet.workers.values()):
-            task = self.demand.tasks.get(worker.task_id) if worker.task_id is not None else None
-            if task is None or self.at < self.deadline(task):
-                continue
-            if task.timed_out_at is not None or task.stop_asked_at is not None:
-                message = (
-                    f"{task.name} ran for {self.at - task.started_at:.0f} s on {worker.worker_id} and did not stop"
-                )
-                self._end_and_lose(worker, RunError(RunErrorKind.WORKER_LOST, message))
-                continue
-            task.timed_out_at = self.at
-            self.log.note(task, f"asked to stop after {self.at - task.started_at:.0f} s")
-            if task.status is TaskStatus.RUNNING:  # else it was asked before
-                self._out.append(StopTask(worker.worker_id, worker.incarnation, task.name, task.attempt))
+    def _learn(self, task: Task, worker: Worker, report: TaskReport) -> None:
+        """Take in what a run took; one that was shared says it once, with its first report, which has the switches."""
+        if report.cost.batched == 1 or len(worker.task_ids) == worker.members:
+            self.costs.learn(task.spec, task.signature, worker, report)
+        if worker.members > 1:
+            self.batching.learn(task, worker, report.cost)
 
-    def _watch_runs(self, is_tick: bool) -> None:
-        """Have a Tick when the first run must be over. All runs are looked at only where one may have come due."""
-        stopped = [self.demand.tasks[c.task_id] for c in self._out if isinstance(c, StopTask)]
-        for task in stopped:
-            if task.timed_out_at is None:
-                task.stop_asked_at = self.at
-        if stopped or is_tick or self.config.run_timeout_seconds is not None:
-            names = [w.task_id for w in self.fleet.workers.values() if w.task_id is not None]
-            self._tick_after_if_due(min((self.deadline(self.demand.tasks[n]) for n in names), default=float("inf")))
+    def _end_what_hangs(self) -> None:
+        """Ask runs to stop that take too long; end the workers of those that do not stop."""
+        for worker, message in self.hanging.ask_to_stop(self.at):
+            self._end_and_lose(worker, RunError(RunErrorKind.WORKER_LOST, message))
 
     def _tick_after_if_due(self, due: float) -> None:
         if due < float("inf"):
@@ -340,17 +376,25 @@ class SchedulerState:
             self.fleet.lost(worker, event.reason)
             self._workers_changed()
 
-    def _workers_changed(self, lost: TaskId | None = None, error: RunError | None = None) -> None:
+    def _workers_changed(self, lost: Sequence[TaskId] = (), error: RunError | None = None) -> None:
         """Workers came or went, `lost` with one of them by `error`: run it again, and judge what waits anew."""
         self._look_at_workers()
-        if lost is not None and error is not None:
-            self.recovery.ended_badly(self.demand.tasks[lost], error, self.at)
+        if error is not None:
+            for name in lost:
+                task = self.demand.tasks.get(name)  # one may have gone with the job of another
+                if task is not None and task.on_worker:
+                    self.recovery.ended_badly(task, error, self.at, len(lost) > 1)
+            # what the end of one task's jobs says of the others: that they run nowhere is known
+            self._out[:] = [c for c in self._out if not (isinstance(c, StopTask) and c.task_id in lost)]
             self._look_at_workers()  # the loss may have been forgiven
         self._judge_waiting()
 
     def _look_at_workers(self) -> None:
-        live = [w.capacity_bytes or 0 for s in (WorkerStatus.IDLE, WorkerStatus.BUSY) for w in self.fleet.usable(s)]
-        self.demand.backlog.set_capacities(tuple(sorted(set(live))))
+        self.demand.backlog.set_capacities(self.fleet.whereabouts.capacities)
+        link_bytes_per_second = min(
+            (w.link_bytes_per_second for w in self.fleet.workers.values() if w.live), default=inf
+        )
+        self.demand.turns.pool_changed(self.fleet.whereabouts.count, link_bytes_per_second, self.at)
         largest = self.fleet.largest()
         self.largest = None if largest is None else (largest.capacity_bytes or 0, largest.worker_id)
 
@@ -366,16 +410,4 @@ class SchedulerState:
 
     def why_unfit(self, spec: TaskSpec) -> RunError | None:
         """Why the task fits on no worker that is wanted; None when it fits, or may fit on one that was never up."""
-        if self.largest is None:
-            return None
-        least_bytes = needed_bytes(spec.uses, spec.least_activation_bytes)
-        capacity_bytes, worker_id = self.largest
-        if least_bytes <= capacity_bytes:
-            return None
-        what = f"{spec.stage.value} task {spec.task_id} of {', '.join(use.component for use in spec.uses)}"
-        divided = f"divided as far as it can be ({spec.activation_bytes} B when whole), " if spec.divisions else ""
-        detail = (
-            f"activations {spec.least_activation_bytes} B, {divided}working set of the largest layer "
-            f"{least_bytes - spec.least_activation_bytes} B; {worker_id} has most"
-        )
-        return RunError(RunErrorKind.BAD_INPUT, str(does_not_fit(what, least_bytes, capacity_bytes, detail)))
+        return why_unfit(spec, self.largest)

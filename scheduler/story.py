@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -26,6 +26,7 @@ from scheduler.messages import (
     WorkersWanted,
     WorkerUp,
 )
+from scheduler.why import Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,15 @@ class Movable(Protocol):
     def name(self) -> str: ...
 
 
-#: at, event behind it, subject, status before and after, note
-_Entry: TypeAlias = tuple[float, Event, str, Status | None, Status, str]
+#: at, event behind it, subject, status before and after, note. What starts a run is noted as a value
+Entry: TypeAlias = tuple[float, Event, str, Status | None, Status, str | Start]
 
 
 class Story:
     """The last `length` moves (all when None)."""
 
     def __init__(self, length: int | None) -> None:
-        self._entries: deque[_Entry] = deque(maxlen=length)
+        self._entries: deque[Entry] = deque(maxlen=length)
         self._cause: Event = WorkersWanted(0.0, ())
         self._at = 0.0
 
@@ -84,7 +85,7 @@ class Story:
         """Note that `subject` is new."""
         self._entries.append((self._at, self._cause, subject.name, None, subject.status, note))
 
-    def move(self, subject: Movable, to: Status, note: str = "") -> None:
+    def move(self, subject: Movable, to: Status, note: str | Start = "") -> None:
         """Give `subject` the status `to`, which must be a legal move."""
         before = subject.status
         assert to in subject.MOVES[before], f"{subject.name}: {before.value} -> {to.value} is no legal move\n" + dump(
@@ -97,9 +98,13 @@ class Story:
         """Keep what was done about `subject` while its status stays as it is."""
         self._entries.append((self._at, self._cause, subject.name, subject.status, subject.status, text))
 
+    def entries(self, subjects: Container[str] | None = None) -> Iterator[Entry]:
+        """What is kept of these subjects (of all when None) as values, oldest first."""
+        return (e for e in self._entries if subjects is None or e[2] in subjects)
+
     def lines(self, subjects: Container[str] | None = None) -> tuple[StoryLine, ...]:
         """What is kept of these subjects (of all when None), oldest first."""
-        return tuple(_in_words(e) for e in self._entries if subjects is None or e[2] in subjects)
+        return tuple(map(_in_words, self.entries(subjects)))
 
     def of_job(self, job_id: JobId) -> tuple[StoryLine, ...]:
         """The moves of the job and of every task that it was submitted with, as far as they are kept."""
@@ -120,9 +125,10 @@ def load(text: str) -> tuple[StoryLine, ...]:
     return tuple(StoryLine(**json.loads(line)) for line in text.splitlines())
 
 
-def _in_words(entry: _Entry) -> StoryLine:
+def _in_words(entry: Entry) -> StoryLine:
     at, cause, subject, before, after, note = entry
-    return StoryLine(at, describe(cause), subject, "" if before is None else before.value, after.value, note)
+    words = note.words if isinstance(note, Start) else note
+    return StoryLine(at, describe(cause), subject, "" if before is None else before.value, after.value, words)
 
 
 def describe(event: Event) -> str:

@@ -14,6 +14,7 @@ from pool.spec import ComponentKey, RunCost, TaskId, TaskReport, WorkerId, Worke
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Command, EndWorker, StartWorker
 from scheduler.story import Status, Story
+from scheduler.whereabouts import Whereabouts
 
 
 class WorkerStatus(Status):
@@ -21,7 +22,7 @@ class WorkerStatus(Status):
 
     STARTING = "starting"  #: a StartWorker is on its way; it answers as WorkerUp or StartFailed
     IDLE = "idle"
-    BUSY = "busy"  #: it runs one task
+    BUSY = "busy"  #: it runs a task, or several at once
     GIVEN_UP = "given_up"  #: it failed too often; it stays down
     ENDED = "ended"  #: forgotten
 
@@ -106,8 +107,11 @@ class Worker:
     used_bytes: int = 0
     #: grows when entries, capacity or link are not what they were
     version: int = 0
-    #: set exactly while BUSY
+    #: set exactly while BUSY: the first task of its run that has not ended, and the others
     task_id: TaskId | None = None
+    mates: tuple[TaskId, ...] = ()
+    #: tasks that its run, or its last one, began with
+    members: int = 0
     #: when its run should end; None when nothing is known of such runs yet
     expected_end: float | None = None
     idle_since: float = 0.0
@@ -119,6 +123,16 @@ class Worker:
     def name(self) -> WorkerId:
         """The id, as the story prints it."""
         return self.worker_id
+
+    @property
+    def task_ids(self) -> tuple[TaskId, ...]:
+        """The tasks of its run that have not ended."""
+        return () if self.task_id is None else (self.task_id, *self.mates)
+
+    @property
+    def is_idle(self) -> bool:
+        """It is up and runs nothing."""
+        return self.status is WorkerStatus.IDLE
 
     @property
     def live(self) -> bool:
@@ -183,6 +197,8 @@ class Fleet:
         self.incarnations: dict[WorkerId, int] = {}
         #: over all workers, those that are gone included
         self.totals = WorkerTotals()
+        #: where to look for one that may be used
+        self.whereabouts = Whereabouts()
 
     def want(self, worker_ids: Iterable[WorkerId]) -> None:
         """Start what is new, end what is no longer named (when it is idle)."""
@@ -191,6 +207,7 @@ class Fleet:
             worker.wanted = worker.worker_id in named
             if not worker.wanted and worker.status in (WorkerStatus.IDLE, WorkerStatus.GIVEN_UP):
                 self._forget(worker)
+            self._note(worker)
         for worker_id in named:
             if worker_id not in self.workers:
                 incarnation = self.incarnations.get(worker_id, 0) + 1
@@ -198,17 +215,17 @@ class Fleet:
                 self._story.born(worker, f"#{incarnation}")
                 self._start(worker, incarnation, 0.0)
 
-    def up(self, spec: WorkerSpec, at: float) -> TaskId | None:
-        """A worker answers. Returns the task that it turns out to have lost."""
+    def up(self, spec: WorkerSpec, at: float) -> tuple[TaskId, ...]:
+        """A worker answers. Returns the tasks that it turns out to have lost."""
         worker = self.workers.get(spec.worker_id)
         if worker is None or worker.status is WorkerStatus.GIVEN_UP or spec.incarnation < worker.incarnation:
             self._out.append(EndWorker(spec.worker_id, spec.incarnation))  # nobody wants this one
-            return None
+            return ()
         if worker.live and spec.incarnation == worker.incarnation:
             # It says that it has lost everything, yet it cannot be told from an old message: end it, start afresh.
             self._out.append(EndWorker(spec.worker_id, spec.incarnation))
             return self.lost(worker, "it introduced itself again")
-        lost_task = worker.task_id
+        lost_tasks = worker.task_ids
         if worker.live:
             worker.failures += 1
             self._down(worker)
@@ -222,14 +239,15 @@ class Fleet:
         self._story.move(worker, WorkerStatus.IDLE, f"#{spec.incarnation}")
         if not worker.wanted:
             self._forget(worker)
-        return lost_task
+        self._note(worker)
+        return lost_tasks
 
-    def lost(self, worker: Worker, reason: str) -> TaskId | None:
+    def lost(self, worker: Worker, reason: str) -> tuple[TaskId, ...]:
         """The current incarnation is gone, or never came up. Ask for the next, unless it is unwanted or hopeless.
 
-        Returns the task that it was running.
+        Returns the tasks that it was running.
         """
-        lost_task = worker.task_id
+        lost_tasks = worker.task_ids
         self._down(worker)
         worker.failures += 1
         if not worker.wanted:
@@ -239,7 +257,7 @@ class Fleet:
         else:
             self._story.move(worker, WorkerStatus.STARTING, f"#{worker.incarnation + 1}: {reason}")
             self._start(worker, worker.incarnation + 1, restart_delay_seconds(self._config, worker.failures))
-        return lost_task
+        return lost_tasks
 
     def recycle(self, worker: Worker, reason: str) -> None:
         """End an idle worker's process and start it anew. Counts as no failure, whatever there was before: it gets one
@@ -261,25 +279,39 @@ class Fleet:
             self._story.move(worker, WorkerStatus.STARTING, f"#{worker.incarnation + 1}: a task had taken it down")
             self._start(worker, worker.incarnation + 1, restart_delay_seconds(self._config, worker.failures))
 
-    def run_started(self, worker: Worker, task_id: TaskId, assumed: Residency, expected_end: float | None) -> None:
-        """A task was placed, and its weights are assumed to arrive."""
-        worker.task_id = task_id
+    def run_started(
+        self,
+        worker: Worker,
+        task_id: TaskId,
+        assumed: Residency,
+        expected_end: float | None,
+        mates: tuple[TaskId, ...] = (),
+    ) -> None:
+        """A task was placed, with others that run with it, and its weights are assumed to arrive."""
+        worker.task_id, worker.mates, worker.members = task_id, mates, 1 + len(mates)
         worker.expected_end = expected_end
         self._story.move(worker, WorkerStatus.BUSY, task_id)
         worker.believe(assumed)
+        self._note(worker)
 
     def run_ended(self, worker: Worker, report: TaskReport, at: float) -> None:
-        """The run of `worker` ended; its report corrects what was assumed."""
-        worker.task_id = worker.expected_end = None
-        worker.idle_since = at
+        """A task of the run of `worker` ended. With the last of them the run has, and its report corrects what was
+        assumed."""
         worker.totals.add(report.cost)
         self.totals.add(report.cost)
         if report.error is None:
             worker.failures = 0
+        if worker.mates:
+            worker.task_id, *others = (name for name in worker.task_ids if name != report.task_id)
+            worker.mates = tuple(others)
+            return
+        worker.task_id = worker.expected_end = None
+        worker.idle_since = at
         worker.believe(report.residency)
         self._story.move(worker, WorkerStatus.IDLE)
         if not worker.wanted:
             self._forget(worker)
+        self._note(worker)
 
     def current(self, worker_id: WorkerId, incarnation: int) -> Worker | None:
         """The worker, when that is its incarnation of now."""
@@ -302,15 +334,18 @@ class Fleet:
 
     def largest(self) -> Worker | None:
         """Of the wanted workers that are not given up, the one with most memory; None while one of them is unknown."""
-        expected = [w for w in self.workers.values() if w.wanted and w.status is not WorkerStatus.GIVEN_UP]
-        if any(w.capacity_bytes is None for w in expected):
+        given_up = WorkerStatus.GIVEN_UP
+        if any(w.capacity_bytes is None and w.wanted and w.status is not given_up for w in self.workers.values()):
             return None
+        expected = [w for w in self.workers.values() if w.wanted and w.status is not given_up]
         return max(expected, key=lambda w: (w.capacity_bytes or 0, w.worker_id), default=None)
 
     def hopeless(self) -> str | None:
         """Why no task can ever run: every wanted worker was given up. None while there is hope."""
+        if any(w.wanted and w.status is not WorkerStatus.GIVEN_UP for w in self.workers.values()):
+            return None
         wanted = [w for w in self.workers.values() if w.wanted]
-        if not wanted or any(w.status is not WorkerStatus.GIVEN_UP for w in wanted):
+        if not wanted:
             return None
         names = ", ".join(w.worker_id for w in wanted)
         return f"no worker is left: {names} failed {self._config.start_retry_limit} times in a row each"
@@ -321,11 +356,17 @@ class Fleet:
 
     def _down(self, worker: Worker) -> None:
         worker.task_id = worker.expected_end = None
+        worker.mates = ()
         worker.believe(None)
+        self._note(worker)
+
+    def _note(self, worker: Worker) -> None:
+        self.whereabouts.note(worker, worker.live and worker.wanted)
 
     def _forget(self, worker: Worker) -> None:
         if worker.live:
             self._out.append(EndWorker(worker.worker_id, worker.incarnation))
             worker.believe(None)
+        self._note(worker)
         self._story.move(worker, WorkerStatus.ENDED, "no longer wanted")
         del self.workers[worker.worker_id]

@@ -16,8 +16,8 @@ BATCH_HELP = (
     "Make the pictures of a file, a request a line. Broken lines are told by number; the others are made."
     "\n\n"
     "A line is a JSON object with fields of a request (prompt, model, negative, loras, steps, cfg, sampler, schedule, "
-    "width, height, seed), or a row of a CSV file whose header names such fields. The same command again goes on where "
-    "it stopped: what is in --out already is left out."
+    "width, height, seed, priority, user, deadline), or a row of a CSV file whose header names such fields. The same "
+    "command again goes on where it stopped: what is in --out already is left out."
 )
 
 
@@ -32,6 +32,9 @@ def batch(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without one.", metavar="N")] = 0,
     again: Annotated[bool, typer.Option("--again", help="Make what is in --out already, too.", metavar=" ")] = False,
+    priority: options.Priority = None,
+    user: options.User = None,
+    deadline: options.Deadline = None,
     as_json: options.AsJson = False,
     gpus: options.Gpus = None,
     device: options.Device = None,
@@ -45,8 +48,12 @@ def batch(
     from actors.cli.job_file import read_job_file
     from actors.cli.running import Run, Wanted, make_all, started
     from actors.cli.screen import counted, people_console, say
+    from actors.requests import GenerateRequest
 
-    defaults: dict[str, Any] = {} if model is None else {"model": model}
+    defaults: dict[str, Any] = options.terms(priority, user, deadline)
+    if model is not None:
+        defaults["model"] = model
+    GenerateRequest(**{"model": "any", "prompt": "", **defaults})  # complain once, not on every line
     jobs = read_job_file(job_file, defaults, seed)
     console = people_console()
     for line in jobs.broken:
@@ -60,5 +67,5 @@ def batch(
     with started(session, where) as running:
         wanted = (Wanted(place, line.request, f"{job_file}:{line.number}: ") for place, line in enumerate(jobs.lines))
         go_on = shlex.join(["modelpool", *session.arguments])
-        run = Run(tuple(wanted), out, not again, as_json, go_on, refused=len(jobs.broken))
+        run = Run(tuple(wanted), out, not again, as_json, go_on, refused=len(jobs.broken), tell_why=True)
         raise typer.Exit(make_all(run, running))

@@ -32,6 +32,9 @@ def generate(
     size: options.Size = None,
     seed: options.Seed = None,
     n: options.Number = 1,
+    priority: options.Priority = None,
+    user: options.User = None,
+    deadline: options.Deadline = None,
     out: options.Out = None,
     resume: options.Resume = False,
     as_json: options.AsJson = False,
@@ -54,6 +57,7 @@ def generate(
         options.require_text("PROMPT", text)
     first_seed = secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
     fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size)
+    fields |= options.terms(priority, user, deadline)
     GenerateRequest(model=model or "any", prompt="", seed=first_seed, **fields)  # complain before a pool is started
     session = session_of(context)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)

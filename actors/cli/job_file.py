@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.requests import GenerateRequest
+from actors.terms import TERMS
 from pool.errors import UserError, unknown_name, unusable_field
 
 #: between the LoRAs of a CSV cell: "light:0.8; outline:1"
@@ -168,7 +169,7 @@ def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
 def _seeded(request: GenerateRequest, seed: int, seen: Counter[str]) -> GenerateRequest:
     if request.seed is not None:
         return request
-    said = json.dumps(request.model_dump(exclude={"seed"}))
+    said = json.dumps(request.model_dump(exclude={"seed", *TERMS}))
     digest = hashlib.sha256(f"{seed} {seen[said]} {said}".encode()).digest()
     seen[said] += 1
     return request.model_copy(update={"seed": int.from_bytes(digest[:4])})

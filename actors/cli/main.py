@@ -13,12 +13,17 @@ import typer
 
 from actors.cli.batch import BATCH_HELP, batch
 from actors.cli.doctor import doctor
+from actors.cli.explaining import story, why
 from actors.cli.generate import generate
 from actors.cli.inspecting import inspect_file
 from actors.cli.listing import models
 from actors.cli.planning import plan_memory
+from actors.cli.replaying import replay, trace
 from actors.cli.serving import down, status, up
 from actors.cli.session import Session, new_session
+from actors.cli.simulating import simulate
+from actors.cli.simulating_sizes import plan_cluster
+from actors.cli.top import top
 from pool.errors import UserError
 
 EXIT_FAILED = 1
@@ -50,10 +55,17 @@ def build_app() -> typer.Typer:
     app.command(help=BATCH_HELP, no_args_is_help=True)(batch)
     app.command()(up)
     app.command()(status)
+    app.command()(top)
+    app.command(no_args_is_help=True)(why)
+    app.command(no_args_is_help=True)(story)
     app.command()(down)
     app.command()(models)
     app.command("inspect", no_args_is_help=True)(inspect_file)
     app.command("plan", no_args_is_help=True)(plan_memory)
+    app.command(no_args_is_help=True)(simulate)
+    app.command("plan-cluster", no_args_is_help=True)(plan_cluster)
+    app.command(no_args_is_help=True)(replay)
+    app.command(no_args_is_help=True)(trace)
     app.command()(doctor)
     return app
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _POOL = "The pool"
 _PICTURE = "The picture"
 _OUTPUT = "What comes out"
+_TERMS = "When, and for whom"
 #: in the place of a flag's value, where typer would write <bool>
 _NO_VALUE = " "
 
@@ -63,6 +64,12 @@ Schedule = Annotated[str | None, _option("--schedule", _SCHEDULES, _PICTURE, "NA
 Size = Annotated[str | None, _option("--size", "Pixels, such as 512x768 (default: the model's own).", _PICTURE, "WxH")]
 Seed = Annotated[int | None, _option("--seed", "Of the first picture, then counting (default: drawn).", _PICTURE, "N")]
 Number = Annotated[int, _option("-n", "Pictures of each prompt (default: 1).", _PICTURE, "N")]
+
+Priority = Annotated[int | None, _option("--priority", "Higher ones go first (default: 0).", _TERMS, "N")]
+User = Annotated[str | None, _option("--user", "Whose share it counts for (default: your login name).", _TERMS, "NAME")]
+Deadline = Annotated[
+    str | None, _option("--deadline", "When it should be done: 45s, 10m, 2h (default: none).", _TERMS, "TIME")
+]
 
 Out = Annotated[Path | None, _option("--out", _FOLDER, _OUTPUT, "DIR")]
 Resume = Annotated[bool, _option("--resume", "Leave out pictures that are there already.", _OUTPUT, _NO_VALUE)]
@@ -126,6 +133,12 @@ def request_fields(
     if size is not None:
         fields["width"], fields["height"] = parse_size(size)
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def terms(priority: int | None, user: str | None, deadline: str | None) -> dict[str, Any]:
+    """The fields of a request that were given and say nothing about the picture."""
+    said = {"priority": priority, "user": user, "deadline": deadline}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def parse_size(text: str) -> tuple[int, int]:

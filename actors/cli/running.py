@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 #: how often a display is drawn and a request to stop is noticed
 _LOOK_SECONDS = 0.1
+#: jobs of which is told where they ran: the first that end. The manifest has it of all
+MOST_WHYS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Run:
     refused         how many could not even be asked for (that was told already)
     how_to_go_on    the command line that makes the rest after Ctrl-C
     all_or_nothing  one request that cannot be asked for is an error; otherwise the others are made
+    tell_why        say at the end where each job ran and why there
     """
 
     wanted: tuple[Wanted, ...]
@@ -74,6 +77,7 @@ class Run:
     how_to_go_on: str
     refused: int = 0
     all_or_nothing: bool = False
+    tell_why: bool = False
 
 
 @contextlib.contextmanager
@@ -124,7 +128,9 @@ def make_all(run: Run, pool: Pool) -> int:
         say(console, f"{counted(len(plan.kept), 'picture')} {already} in {run.output} already, and left as found")
     with StopRequest() as stop:
         with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
-            failures, summary = _make(run, pool, plan, stop, stream)
+            failures, summary, whys = _make(run, pool, plan, stop, stream)
+        if run.tell_why:
+            _tell_whys(console, whys, 0 if summary is None else summary.succeeded)
         _tell(console, run, folder.contact_sheet() if folder.finished() else None, failures, summary)
     if summary is not None and summary.cancelled:
         say(console, f"Stopped. To go on: {run.how_to_go_on}", "yellow")
@@ -138,6 +144,7 @@ def picture_json(one: Wanted, image: ImageResult) -> dict[str, Any]:
 
     return {
         "index": one.place,
+        "job": image.job_id,
         "prompt": image.recipe.prompt,
         "seed": image.seed,
         "path": str(image.path) if image.path else None,
@@ -154,6 +161,7 @@ def kept_json(one: Wanted, kept: KeptPicture) -> dict[str, Any]:
     """The same of a picture that was there already."""
     return {
         "index": one.place,
+        "job": kept.entry.get("job_id"),
         "prompt": kept.recipe.prompt,
         "seed": kept.recipe.seed,
         "path": str(kept.path),
@@ -168,36 +176,40 @@ def kept_json(one: Wanted, kept: KeptPicture) -> dict[str, Any]:
 
 def _make(
     run: Run, pool: Pool, plan: Sorted, stop: StopRequest, stream: TextIO | None
-) -> tuple[list[JobFailure], Summary | None]:
-    """Make what is to be made; the failures, and the numbers if anything was."""
+) -> tuple[list[JobFailure], Summary | None, dict[int, str]]:
+    """Make what is to be made; the failures, the numbers if anything was, and where each job ran, by place."""
     if stream is not None:
         for one, picture in plan.kept:
             print_json(stream, kept_json(one, picture))
     if not plan.to_make:
-        return [], None
+        return [], None, {}
     jobs = pool.submit([one.request for one in plan.to_make], output=run.output)
-    failures = _follow(jobs, plan.to_make, view_for(people_console()), stop, stream)
-    return failures, jobs.summary()
+    failures, whys = _follow(jobs, plan.to_make, view_for(people_console()), stop, stream)
+    return failures, jobs.summary(), whys
 
 
 def _follow(
     jobs: Jobs, wanted: Sequence[Wanted], view: View, stop: StopRequest, stream: TextIO | None
-) -> list[JobFailure]:
-    """Show and print what ends until all has ended. The failures, those that were asked to stop left out."""
-    from actors.outcomes import ImageResult
+) -> tuple[list[JobFailure], dict[int, str]]:
+    """Show and print what ends until all has ended. The failures, those that were asked to stop left out, and where
+    each of the others ran, by place."""
+    from actors.outcomes import ImageResult, where_and_why
 
     failures: list[JobFailure] = []
+    whys: dict[int, str] = {}
     with view, _watched(jobs, view, stop):
         for result in jobs.results():
             one = wanted[result.index]
             if isinstance(result, ImageResult):
                 view.picture(_picture_line(result))
+                if len(whys) < MOST_WHYS:
+                    whys[one.place] = where_and_why(result.tasks)
                 if stream is not None:
                     print_json(stream, picture_json(one, result))
             elif not result.cancelled:
                 failures.append(result)
                 view.failure(f"failed: {_failure_line(one, result)}")
-    return failures
+    return failures, whys
 
 
 @contextlib.contextmanager
@@ -251,6 +263,16 @@ def _tell(
     _tell_internal_error(console, failures)
     if sheet is not None:
         say(console, f"pictures: {run.output}   contact sheet: {sheet}")
+
+
+def _tell_whys(console: Console, whys: Mapping[int, str], jobs: int) -> None:
+    """Where jobs ran and why there: `whys` of all the `jobs` that have a picture."""
+    if whys:
+        say(console, "where each job ran, and why there:", "bold")
+    for place in sorted(whys):
+        say(console, f"job {place + 1}: {whys[place]}", "dim")
+    if jobs > len(whys):
+        say(console, f"... and {counted(jobs - len(whys), 'job')} more; the manifest says it of each", "dim")
 
 
 def memory_lines(tasks: Sequence[TaskSummary]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +35,15 @@ def up(
     vram_policy: options.Policy = None,
     reserve_vram: options.Reserve = None,
     config: options.Config = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            help="Keep all decisions in a file, for replay.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Start a pool and keep it running, until Ctrl-C or `modelpool down`. Others use it with --pool NAME."""
     from actors.cli.opening import settings_for
@@ -41,7 +51,7 @@ def up(
 
     console = people_console()
     options_given = PoolOptions(config, gpus, device, vram, None, vram_policy, reserve_vram)
-    settings = settings_for(options_given).override(name=name)
+    settings = settings_for(options_given).override(name=name, record=record)
     say(console, settings.describe(), "dim")
     called = settings.cluster.name
     from actors import daemon

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from actors.outputs.contact_sheet import LabelledPicture, make_contact_sheet
 from actors.outputs.manifest import Manifest
@@ -40,6 +40,14 @@ TEMPORARY_SUFFIX = ".partial"
 _SLUG_CHARACTERS = 60
 
 
+@runtime_checkable
+class _Worded(Protocol):
+    """A value that says in a sentence what it is."""
+
+    @property
+    def words(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedPicture:
     """A picture as it came from the pool, with what is worth telling about its making.
@@ -47,7 +55,7 @@ class FinishedPicture:
     index    place in its submission
     worker   who sampled it
     seconds  of its own tasks together
-    tasks    any dataclass a task; written to the manifest as they are
+    tasks    any dataclass a task; written to the manifest as they are, what has `words` in words
     """
 
     recipe: Recipe
@@ -214,8 +222,16 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def plain(value: DataclassInstance) -> dict[str, Any]:
-    """A dataclass instance as JSON can hold it; enum members become their values."""
-    return {key: item.value if isinstance(item, Enum) else item for key, item in dataclasses.asdict(value).items()}
+    """A dataclass instance as JSON can hold it: enum members become their values, and what has words its words."""
+    return {field.name: _plain_item(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def _plain_item(item: Any) -> Any:
+    if isinstance(item, Enum):
+        return item.value
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return item.words if isinstance(item, _Worded) else dataclasses.asdict(item)
+    return item
 
 
 def _sync_folder(path: Path) -> None:

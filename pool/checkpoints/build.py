@@ -70,6 +70,11 @@ class Checkpoint:
         """The shapes of its weights by key, as if none was quantized."""
         return logical_shapes(self.header.shapes, self.layers)
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The components that it is made of."""
+        return tuple(self.family.prefixes)
+
     def quantization(self, role: Role) -> dict[str, int]:
         """The formats that the component `role` has quantized layers in, and how many of each; most first."""
         keys = self.family.shapes_of(role, self.shapes)

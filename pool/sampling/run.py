@@ -1,4 +1,4 @@
-"""One picture's latent, from its seed to the last step.
+"""The latents of one picture, or of several at once, from their seeds to the last step.
 
 Puts the other modules of this folder together; knows no model, no file and no text.
 """
@@ -6,6 +6,7 @@ Puts the other modules of this folder together; knows no model, no file and no t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -48,14 +49,58 @@ def denoise_picture(
     `cond_hooks` are the weight hooks of the two texts; `apply_hooks` is called with them before each batch.
     Raises Stopped before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
+    samples_BCHW = denoise_pictures(
+        predict_noise,
+        work,
+        (work.seed,),
+        latent_shape_CHW,
+        cond_LD[None],
+        None if uncond_LD is None else uncond_LD[None],
+        device,
+        hooks,
+        table,
+        options,
+        inpainting,
+        apply_hooks,
+        cond_hooks,
+        most_at_once,
+    )
+    return samples_BCHW[0]
+
+
+def denoise_pictures(
+    predict_noise: PredictNoise,
+    work: SampleWork,
+    seeds: Sequence[int],
+    latent_shape_CHW: tuple[int, int, int],
+    cond_BLD: Tensor,
+    uncond_BLD: Tensor | None,
+    device: torch.device,
+    hooks: RunHooks,
+    table: SigmaTable | None = None,
+    options: ModelOptions | None = None,
+    inpainting: Inpainting | None = None,
+    apply_hooks: ApplyHooks | None = None,
+    cond_hooks: tuple[object | None, object | None] = (None, None),
+    most_at_once: int = 0,
+) -> Tensor:
+    """`denoise_picture` for as many pictures as there are `seeds`, in one run: float32 [B, C, H, W] on the CPU.
+
+    They differ in their seeds and texts and share the rest of `work`, whose own seed is not read. Each picture's
+    random numbers are its own, drawn one picture at a time; nothing else tells one member of the batch from another, so
+    neither the others nor the order change a picture but in the last bits, where kernels round otherwise at another
+    batch size. `predict_noise` is called with B texts, or twice as many (all unconditional ones first).
+    """
     table = table or sd1_sigma_table()
     options = options or ModelOptions()
     wrappers = options.wrappers
-    kept = None if inpainting is None else inpainting.fitting((1, *latent_shape_CHW)).to(device)
-    picture = PictureNoise(work.seed)
+    shape_BCHW = (len(seeds), *latent_shape_CHW)
+    kept = None if inpainting is None else inpainting.fitting(shape_BCHW).to(device)
+    pictures = [PictureNoise(seed) for seed in seeds]
 
     def fresh_noise() -> Tensor:
-        return picture.draw((1, *latent_shape_CHW)).to(device)
+        drawn = [picture.draw((1, *latent_shape_CHW)) for picture in pictures]
+        return (drawn[0] if len(drawn) == 1 else torch.cat(drawn)).to(device)
 
     def on_step(done: int, steps: int) -> None:
         hooks.on_step(done, steps)
@@ -63,8 +108,8 @@ def denoise_picture(
             stop_if_asked(hooks.should_stop)
 
     def prepare() -> Denoise:
-        cond = Condition(cond_LD[None].to(device), cond_hooks[0])
-        uncond = None if uncond_LD is None else Condition(uncond_LD[None].to(device), cond_hooks[1])
+        cond = Condition(cond_BLD.to(device), cond_hooks[0])
+        uncond = None if uncond_BLD is None else Condition(uncond_BLD.to(device), cond_hooks[1])
         return guided_denoiser(predict_noise, table, cond, uncond, work.cfg, options, apply_hooks, most_at_once)
 
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
@@ -82,7 +127,7 @@ def denoise_picture(
     sigmas = make_sigmas(work.schedule, work.steps, table)
     with torch.no_grad(), call_facts(sample_sigmas=sigmas):
         latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(fresh_noise, sigmas)
-        return latent_BCHW[0].to("cpu")
+        return latent_BCHW.to("cpu")
 
 
 def _initial_scale(sigma: float, table: SigmaTable) -> float:

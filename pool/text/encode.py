@@ -9,6 +9,7 @@ Shape legend: N chunks, T tokens of a chunk (77), L tokens in all (N * T), D tex
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,18 @@ def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, de
     One forward pass, whatever the length: all chunks, and the empty one where it is needed, form one batch.
     Raises UnusableField as `parse_weights` does.
     """
-    chunks = split_prompt(tokenizer, text)
+    return encode_prompts(text_model, tokenizer, (text,), device)[0]
+
+
+def encode_prompts(
+    text_model: nn.Module, tokenizer: ClipTokenizer, texts: Sequence[str], device: torch.device
+) -> tuple[Tensor, ...]:
+    """`encode_prompt` of each of `texts`, all in one forward pass; they may differ in length and in weights.
+
+    A chunk knows nothing of the others in the batch. Kernels may round otherwise at another batch size.
+    """
+    prompts = [split_prompt(tokenizer, text) for text in texts]
+    chunks = [chunk for prompt in prompts for chunk in prompt]
     weighted = any(chunk.is_weighted for chunk in chunks)
     batch = (*chunks, empty_chunk()) if weighted else chunks
     ids_NT = torch.tensor([chunk.token_ids for chunk in batch], dtype=torch.long).to(device)
@@ -41,7 +53,7 @@ def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, de
     if weighted:
         weights_NT = torch.tensor([chunk.weights for chunk in chunks], dtype=torch.float32).to(device)
         z_NTD = _weigh(z_NTD[:-1], z_NTD[-1:], weights_NT)
-    return z_NTD.flatten(0, 1)
+    return tuple(part_NTD.flatten(0, 1) for part_NTD in z_NTD.split([len(prompt) for prompt in prompts]))
 
 
 def matched_length(a: int, b: int) -> int | None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actors.catalog_desk import CatalogDesk
 from actors.controller import Controller
-from actors.fleet import InputsLost, Run, WorkerLost
+from actors.fleet import InputsLost, JointRun, Run, WorkerLost
 from actors.gpu_worker import result_bytes, run_error
+from actors.recorder import Recorder
 from actors.requests import GenerateRequest
 from actors.wire import ClientId, JobEnded, RunRequest, StepDone, Submission, SubmissionId
+from pool.checkpoints.file_parts import FilePart
 from pool.residency import Residency
 from pool.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from pool.work import Result, RunHooks
@@ -96,6 +98,8 @@ class Sent:
     report: asyncio.Future[TaskReport]
     ref: FakeRef
     stop_asked: bool = False
+    #: attempts of its run, itself included
+    together: int = 1
 
     @property
     def task_id(self) -> TaskId:
@@ -121,6 +125,8 @@ class FakeFleet:
         self.ended: list[tuple[WorkerId, int]] = []
         #: all attempts ever, in order
         self.sent: list[Sent] = []
+        #: what workers were to read ahead, in order
+        self.read_ahead_asked: list[tuple[WorkerId, tuple[FilePart, ...]]] = []
 
     @property
     def running(self) -> list[Sent]:
@@ -157,10 +163,32 @@ class FakeFleet:
         self.sent.append(sent)
         return Run(sent.report, sent.ref)
 
+    def run_together(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        requests: Sequence[RunRequest],
+        inputs: Sequence[Sequence[FakeRef]],
+    ) -> JointRun:
+        worker = self.workers[worker_id, incarnation]
+        assert not worker.running, f"{worker_id} is sent a second run"
+        loop = asyncio.get_running_loop()
+        sent = [
+            Sent(worker_id, incarnation, request, tuple(own), loop.create_future(), FakeRef(), together=len(requests))
+            for request, own in zip(requests, inputs, strict=True)
+        ]
+        worker.running += sent
+        self.sent += sent
+        return JointRun(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
+
     def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
         for sent in self.running:
             if (sent.worker_id, sent.incarnation, sent.request.run) == (worker_id, incarnation, run):
                 sent.stop_asked = True
+
+    def read_ahead(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
+        assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
+        self.read_ahead_asked.append((worker_id, tuple(parts)))
 
     async def memory_reports(self) -> dict:
         return {}
@@ -182,6 +210,7 @@ class FakeFleet:
                 sent.ref.value, cost = engine.run(
                     request.task, request.work, inputs, hooks, request.fresh, request.needed_next
                 )
+                cost = replace(cost, batched=sent.together)
             except Exception as raised:
                 error = run_error(raised)
             self._answer(sent, self._report(sent, engine.residency(), cost, error))
@@ -240,7 +269,11 @@ class Desk:
     """A controller and a driver that talks to it. Use it inside an event loop."""
 
     def __init__(
-        self, workers: int = 1, config: SchedulerConfig | None = None, state: SchedulerState | None = None
+        self,
+        workers: int = 1,
+        config: SchedulerConfig | None = None,
+        state: SchedulerState | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.fleet = FakeFleet()
         self.clock = ManualClock()
@@ -252,6 +285,7 @@ class Desk:
             desk=CatalogDesk(FakeCatalog, InlineExecutor()),
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
             budget_bytes=CAPACITY_BYTES,
+            recorder=recorder,
         )
         self.cursor = 0
         self.ended: list[JobEnded] = []

@@ -11,7 +11,7 @@ import importlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,9 @@ from pool.work import (
     EncodeWork,
     Latent,
     LoraRef,
+    Member,
     ModelRef,
+    Outcome,
     Picture,
     Result,
     RunHooks,
@@ -104,7 +106,11 @@ class FakeCatalog:
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         digest = sha(repr(loras))[:10] if loras else ""
-        return ComponentUse(component_key(model, role), MIB, digest, 2 * MIB if loras else 0, passes)
+        adapters = tuple(self.lora_spec(lora).key for lora in loras)
+        return ComponentUse(component_key(model, role), MIB, digest, 2 * MIB if loras else 0, passes, adapters)
+
+    def lora_spec(self, lora: LoraRef) -> ComponentSpec:
+        return ComponentSpec(ComponentKey(f"{lora.name}/lora@{lora.sha256[:10]}"), Role.LORA, MIB, MIB)
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         return role in LORAS[lora.name]
@@ -188,6 +194,19 @@ class FakeEngine:
             patch_switches=len(planned.switched),
         )
         return result, cost
+
+    def run_together(
+        self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...] = ()
+    ) -> tuple[Outcome, ...]:
+        """One after the other, by the same arithmetic; each has what it has alone."""
+        outcomes: list[Outcome] = []
+        for member in members:
+            try:
+                result, cost = self.run(member.task, member.work, member.inputs, member.hooks, needed_next=needed_next)
+                outcomes.append((result, replace(cost, batched=len(members))))
+            except Exception as raised:
+                outcomes.append(raised)
+        return tuple(outcomes)
 
     def _sample(self, inputs: tuple[Result, ...], work: SampleWork, hooks: RunHooks) -> None:
         text = text_of(inputs[0])
@@ -278,6 +297,7 @@ def fake_plan(
         open_engine=partial(engine, folder, picture_side),
         open_catalog=FakeCatalog,
         scheduler=config.scheduler,
+        record=config.output.record,
     )
 
 
@@ -340,10 +360,10 @@ def make_pipes(folder: Path) -> Path:
     return folder
 
 
-def start_fake_pool(name: str, workers: int = 2, **plan) -> ModelPool:
+def start_fake_pool(name: str, workers: int = 2, record: Path | None = None, **plan) -> ModelPool:
     """A pool of fake engines on Ray, by a name of its own."""
     from actors.opening import start_pool
 
-    config = PoolConfig().override(workers=workers, name=name)
+    config = PoolConfig().override(workers=workers, name=name, record=record)
     opened = start_pool(config, partial(fake_plan, **plan))
     return ModelPool(opened.line, opened.close, None, opened.address)

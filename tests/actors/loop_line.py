@@ -15,11 +15,12 @@ from pathlib import Path
 from actors.catalog_desk import CatalogDesk
 from actors.client import ModelPool
 from actors.controller import Controller
-from actors.fleet import InputsLost, Run
+from actors.fleet import InputsLost, JointRun, Run
 from actors.gpu_worker import GpuWorker
 from actors.line import ResultGone
 from actors.outcomes import PoolLost
 from actors.wire import RunRequest, StepDone
+from pool.checkpoints.file_parts import FilePart
 from pool.spec import TaskReport, WorkerId, WorkerSpec
 from pool.work import Result
 from scheduler.state import SchedulerState
@@ -75,8 +76,34 @@ class ThreadFleet:
 
         return Run(report(), ref)
 
+    def run_together(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        requests: Sequence[RunRequest],
+        inputs: Sequence[Sequence[FakeRef]],
+    ) -> JointRun:
+        worker, thread = self._workers[worker_id, incarnation]
+        refs = [FakeRef() for _ in requests]
+        flat = [given for own in inputs for given in own]
+
+        async def reports() -> Sequence[TaskReport]:
+            if any(given.lost for given in flat):
+                raise InputsLost("an input of these tasks is gone")
+            loop = asyncio.get_running_loop()
+            values = [given.value for given in flat]
+            told, results = await loop.run_in_executor(thread, worker.run_together, requests, *values)
+            for ref, result in zip(refs, results, strict=True):
+                ref.value = result
+            return told
+
+        return JointRun(reports(), refs)
+
     def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
         self._workers[worker_id, incarnation][0].stop(run)
+
+    def read_ahead(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
+        self._workers[worker_id, incarnation][0].read_ahead(parts)
 
     async def memory_reports(self) -> dict:
         return {worker_id: worker.memory_report() for (worker_id, _), (worker, _) in self._workers.items()}

@@ -77,10 +77,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
 
 
 def test_paths_in_a_file_are_relative_to_it(tmp_path) -> None:
-    (tmp_path / "mine.toml").write_text('[models]\nfolders = ["a", "../b", "/c"]\n[output]\nfolder = "out"')
+    (tmp_path / "mine.toml").write_text(
+        '[models]\nfolders = ["a", "../b", "/c"]\n[output]\nfolder = "out"\nrecord = "log"'
+    )
     config = PoolConfig.load(tmp_path / "mine.toml")
     assert config.models.folders == (tmp_path / "a", tmp_path.parent / "b", Path("/c"))
     assert config.output.folder == tmp_path / "out"
+    assert config.output.record == tmp_path / "log"
 
 
 def test_single_settings_can_be_changed_and_none_leaves_them(tmp_path, monkeypatch) -> None:

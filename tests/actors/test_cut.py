@@ -48,7 +48,8 @@ def test_every_task_comes_after_what_it_needs_and_the_wanted_one_is_last(request
     assert made.job.tasks[-1].stage is Stage.DECODE
     assert set(made.works) == seen
     assert made.job.given == ()
-    assert {c.key for c in made.components} == {u.component for t in made.job.tasks for u in t.uses}
+    uses = [use for task in made.job.tasks for use in task.uses]
+    assert {c.key for c in made.components} == {key for use in uses for key in (use.component, *use.adapters)}
 
 
 @given(REQUESTS, REQUESTS)

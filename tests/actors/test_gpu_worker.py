@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from actors.cut import cut_request
-from actors.gpu_worker import GpuWorker, result_bytes
+from actors.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes
 from actors.requests import GenerateRequest
 from actors.wire import RunRequest, StepDone
+from pool.checkpoints.file_parts import FilePart
 from pool.errors import CorruptFile, DoesNotFit
-from pool.spec import ComponentKey, JobId, RunErrorKind, Rung, Stage, WorkerId
+from pool.spec import ComponentKey, JobId, NodeId, RunErrorKind, Rung, Stage, WorkerId
 from pool.work import Encoded, Latent, Picture, SampleWork, Stopped
-from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FakeCatalog, FakeEngine, result_of
+from tests.actors.cold_file import PAGE, cold_file, resident_pages
+from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FAIL, FakeCatalog, FakeEngine, result_of
+
+MIB = 1 << 20
 
 
 class Bench:
@@ -213,7 +218,7 @@ def test_stops_that_come_too_late_do_not_pile_up() -> None:
     for number in range(1000):
         bench.worker.stop(number)
     assert bench.run(run=number)[0].error.kind is RunErrorKind.CANCELLED
-    assert len(bench.worker._stops) <= 16
+    assert len(bench.worker._stops) <= STOPS_REMEMBERED
 
 
 def test_closing_ends_the_watch_and_empties_the_gpu() -> None:
@@ -242,3 +247,88 @@ def test_the_size_of_a_result_is_the_size_of_its_array(result, size_bytes) -> No
 
 def test_the_work_of_the_bench_is_a_sampling() -> None:
     assert isinstance(Bench().work, SampleWork)
+
+
+def together(bench: Bench, *prompts: str, attempt: int = 1) -> tuple[list[RunRequest], list]:
+    """Requests for the sample tasks of pictures with these prompts, and all their inputs."""
+    requests, inputs = [], []
+    for number, prompt in enumerate(prompts):
+        other = Bench(prompt=prompt)
+        requests.append(RunRequest(other.task, other.work, attempt, 10 + number))
+        inputs += other.inputs
+    return requests, inputs
+
+
+def test_several_attempts_come_back_with_a_report_each() -> None:
+    """Each of its own inputs; what fails and what was asked to stop takes nobody along."""
+    bench = Bench()
+    bench.worker.start()
+    requests, inputs = together(bench, "one", "two", FAIL, "four")
+    bench.worker.stop(13)
+    reports, results = bench.worker.run_together(requests, *inputs)
+    kinds = [report.error and report.error.kind for report in reports]
+    assert kinds == [None, None, RunErrorKind.INTERNAL, RunErrorKind.CANCELLED]
+    assert [report.task_id for report in reports] == [request.task.task_id for request in requests]
+    assert [result is None for result in results] == [False, False, True, True]
+    for place in (0, 1):
+        lone, result = bench.worker.run(requests[place], *inputs[2 * place : 2 * place + 2])
+        assert (result.samples_CHW == results[place].samples_CHW).all()
+        assert reports[place].result_bytes == lone.result_bytes
+        assert (reports[place].cost.batched, lone.cost.batched) == (4, 1)
+    assert (results[0].samples_CHW != results[1].samples_CHW).any()
+
+
+def test_what_no_engine_should_raise_is_reported_by_all() -> None:
+    class Broken(FakeEngine):
+        def run_together(self, members, needed_next=()):
+            raise RuntimeError("not even this")
+
+    bench = Bench(Broken())
+    bench.worker.start()
+    requests, inputs = together(bench, "one", "two")
+    reports, results = bench.worker.run_together(requests, *inputs)
+    assert [report.error.kind for report in reports] == [RunErrorKind.INTERNAL] * 2
+    assert results == (None, None)
+
+
+class ReadingEngine(FakeEngine):
+    """Touches every page of a mapped file in each run, as an upload of mapped weights does."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def run(self, *args, **kwargs):
+        assert np.memmap(self.path, dtype=np.uint8, mode="r")[::PAGE].any()
+        return super().run(*args, **kwargs)
+
+
+def test_a_run_says_what_it_read_from_disks_and_the_next_one_that_it_need_not(tmp_path: Path) -> None:
+    bench = Bench(ReadingEngine(cold_file(tmp_path / "weights", 16 * MIB)))
+    bench.worker.start()
+    cold, _ = bench.run()
+    warm, _ = bench.run()
+    assert cold.cost.storage_bytes > 15 * MIB
+    assert warm.cost.storage_bytes < MIB
+
+
+def test_what_was_read_ahead_is_no_business_of_the_run_after_it(tmp_path: Path) -> None:
+    """The weights are in memory then, and the bytes that brought them there are not the run's."""
+    path = cold_file(tmp_path / "weights", 16 * MIB)
+    bench = Bench(ReadingEngine(path))
+    bench.worker.start()
+    bench.worker.read_ahead([FilePart(str(path))])
+    assert bench.worker._read_ahead.wait(30.0)
+    assert resident_pages(path).all()
+    report, _ = bench.run()
+    bench.worker.close()
+    assert report.error is None
+    assert report.cost.storage_bytes < MIB
+
+
+def test_a_worker_says_which_machine_it_is_on_and_what_that_can_keep() -> None:
+    worker = GpuWorker(WorkerId("gpu-0"), 1, FakeEngine, lambda step: None, node=NodeId("here"))
+    spec = worker.start()
+    assert spec.node == "here"
+    assert spec.host_bytes > 64 * MIB
+    assert Bench().worker.start().node == "", "a machine of its own where nobody says it"

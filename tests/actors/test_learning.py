@@ -1,12 +1,14 @@
 """What runs took reaches the catalog, which cuts later tasks: from reports, through the controller.
 
-Proves: each run that ended well is told once, with its task; one that failed teaches nothing.
+Proves: each run that ended well is told once, with its task, before the next question; one that failed teaches nothing;
+what nobody asks about does not pile up.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from actors import catalog_desk
 from pool.spec import RunCost, RunErrorKind, Stage, TaskSpec
 from tests.actors.fake_fleet import Desk, dialogue
 from tests.actors.fakes import FakeCatalog
@@ -28,6 +30,7 @@ def test_each_run_that_ended_well_is_told_once(told: Told) -> None:
         desk = await Desk().open()
         await desk.submit(request())
         await desk.run_dry()
+        await desk.controller.listings()
 
     talk()
     assert [task.stage for task, _ in told] == [Stage.ENCODE, Stage.ENCODE, Stage.SAMPLE, Stage.DECODE]
@@ -43,6 +46,20 @@ def test_failures_are_not_told(told: Told, kind: RunErrorKind) -> None:
         await desk.submit(request())
         desk.fleet.fail(desk.fleet.running[0], kind)
         await desk.finish()
+        await desk.controller.listings()
 
     talk()
     assert told == []
+
+
+def test_what_was_learnt_does_not_pile_up_while_nobody_asks(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_desk, "UNTOLD", 3)
+
+    @dialogue
+    async def talk() -> None:
+        desk = await Desk().open()
+        await desk.submit(request())
+        await desk.run_dry()
+
+    talk()
+    assert [task.stage for task, _ in told] == [Stage.ENCODE, Stage.ENCODE, Stage.SAMPLE]

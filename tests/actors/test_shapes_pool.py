@@ -76,6 +76,19 @@ def test_every_sampler_makes_the_picture(pool: ModelPool, sampler: str) -> None:
     assert right >= 3
 
 
+def test_pictures_that_share_runs_are_those_made_alone(expected: list[bytes], tmp_path: Path) -> None:
+    """But for a level here and there, where a number was between two."""
+    config = tmp_path / "shared.toml"
+    text = CONFIG.read_text().replace("../examples", str(ROOT / "examples")).replace("../outputs", str(tmp_path))
+    config.write_text(f"{text}\n[scheduler]\nbatch_limit = 4\n")
+    with ModelPool.start(config, device="sim", workers=1, vram="64MiB", name="shared-runs") as shared:
+        found = pixels_of(shared, requests(6, steps=6))
+    for one, other in zip(found, expected, strict=True):
+        apart = np.abs(np.frombuffer(one, np.uint8).astype(int) - np.frombuffer(other, np.uint8))
+        assert apart.max() <= 1
+        assert (apart > 0).mean() < 1e-3
+
+
 def test_loras_change_what_they_should_and_keep_the_rest(pool: ModelPool) -> None:
     light = list(pool.submit(requests(4, loras=[("light", 1.0)]), output=False).images())
     outline = list(pool.submit(requests(4, loras=[("outline", 1.0)]), output=False).images())

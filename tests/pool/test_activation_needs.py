@@ -48,7 +48,7 @@ class Bench:
         self.opened = OpenModel(self.model, "sim")
         self.latent = self.opened.checkpoint.latent
         self.tokenizer = ClipTokenizer.load()
-        self.patchers = {role: self._patcher(role) for role in Role}
+        self.patchers = {role: self._patcher(role) for role in ROLES.values()}
 
     def _patcher(self, role: Role) -> ModelPatcher:
         component = self.opened.component(role)
@@ -132,24 +132,24 @@ def test_sampling_counts_texts_of_unlike_lengths(bench: Bench, lengths: tuple[in
 
 def test_texts_apart_need_less_and_hold_less(bench: Bench) -> None:
     work, lengths = sampling(bench), (77, 154)
-    (way,) = bench.catalog.divisions(bench.model, work, lengths)
+    (way,) = bench.catalog.figures.divisions(bench.model, work, lengths)
     assert way.batch == 1
     assert way.slowdown > 1
     check(way.activation_bytes, bench.measured(work, lengths, way))
     assert way.activation_bytes < bench.catalog.activation_bytes(bench.model, work, lengths)
-    assert bench.catalog.divisions(bench.model, sampling(bench, cfg=1.0), (77,)) == ()
+    assert bench.catalog.figures.divisions(bench.model, sampling(bench, cfg=1.0), (77,)) == ()
 
 
 def test_decoding_whole_and_by_tiles(bench: Bench) -> None:
     work = DecodeWork(bench.model, 256, 192)
     check(bench.catalog.activation_bytes(bench.model, work), bench.measured(work))
-    found = bench.catalog.divisions(bench.model, work)
+    found = bench.catalog.figures.divisions(bench.model, work)
     assert len(found) >= 3
     for way in found:
         check(way.activation_bytes, bench.measured(work, division=way))
     figures = [bench.catalog.activation_bytes(bench.model, work), *(way.activation_bytes for way in found)]
     assert figures == sorted(set(figures), reverse=True)
-    assert bench.catalog.divisions(bench.model, DecodeWork(bench.model, 64, 64)) == ()
+    assert bench.catalog.figures.divisions(bench.model, DecodeWork(bench.model, 64, 64)) == ()
 
 
 @pytest.mark.parametrize("cells", [(24, 32), (100, 100), (9, 200)], ids=str)

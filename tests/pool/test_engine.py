@@ -219,4 +219,17 @@ def test_a_copy_under_another_name_is_the_same_work(folder: Path, catalog: Catal
 
 def test_layouts_have_every_component(catalog: Catalog) -> None:
     assert {k.split(".")[0] for k in layouts.tiny_sd1()} == {"model", "first_stage_model", "cond_stage_model"}
-    assert set(catalog.components(catalog.find_model("toy"))) == set(Role)
+    expected = {Role.TEXT_ENCODER, Role.DIFFUSION_MODEL, Role.VAE}
+    assert set(catalog.components(catalog.find_model("toy"))) == expected
+
+
+def test_a_use_names_its_loras_as_components_whatever_their_strengths(folder: Path, catalog: Catalog) -> None:
+    """In the order in which they are applied; their size is that of the file, which is read whole."""
+    twist = catalog.find_lora("twist", 0.5)
+    use = catalog.use(catalog.find_model("toy"), Role.DIFFUSION_MODEL, (twist,))
+    spec = catalog.lora_spec(twist)
+    assert use.adapters == (spec.key,)
+    assert spec == catalog.lora_spec(catalog.find_lora("twist", 1.0))
+    assert spec.role is Role.LORA
+    assert spec.upload_bytes == (folder / "loras" / "twist.safetensors").stat().st_size
+    assert catalog.use(catalog.find_model("toy"), Role.DIFFUSION_MODEL, ()).adapters == ()

@@ -55,7 +55,7 @@ class Decoding:
         assert isinstance(result, Picture)
         return result.pixels_HWC, cost
 
-    def run_of(self, engine: Engine, compute: Callable[[Division | None], Picture]) -> Run:
+    def run_of(self, engine: Engine, compute: Callable[[Division | None], Picture]) -> Run[Picture]:
         """Such a run as the engine makes it, with `compute` in place of decoding."""
         patcher = engine.patcher(self.work.model, Role.VAE)
         return Run(self.task, with_extras(patcher, self.use.passes), compute, lambda: False)

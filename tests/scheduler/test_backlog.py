@@ -1,18 +1,20 @@
-"""The backlog against a plain sorted list: order, windows, who is passed over, what suits a worker's weights."""
+"""The backlog against a plain sorted list: order, lines, who is passed over, what suits a worker's weights."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from operator import attrgetter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pool.residency import Resident
-from pool.spec import ComponentKey
+from pool.spec import ComponentKey, ComponentSpec, Role
 from scheduler.backlog import Backlog
 from scheduler.costs import Costs
 from scheduler.jobs import Task
 from tests.scheduler.world import COMPONENTS, PAINT, encode, sample
 
-LIMIT = 3
 SPECS = [
     encode("cat"),
     encode("cat", patch="x"),
@@ -20,6 +22,9 @@ SPECS = [
     sample(model=PAINT),
     sample(model=PAINT, patch="x", activation_bytes=20),
 ]
+
+
+by_order = attrgetter("order")
 
 
 def tasks_of(kinds: list[tuple[int, int]]) -> list[Task]:
@@ -42,12 +47,12 @@ KINDS = st.lists(st.tuples(st.integers(0, len(SPECS) - 1), st.integers(0, 2)), m
 
 
 @given(KINDS, st.sets(st.sampled_from([1, 5, 10, 24, 40])), st.data())
-def test_it_is_a_sorted_list_with_windows(kinds, capacities, data) -> None:
+def test_lines_stand_in_the_order_of_their_first_tasks(kinds, capacities, data) -> None:
     """Whatever is filed, started, taken out and filed again, and whatever the capacities become meanwhile."""
     waiting = tasks_of(kinds)
-    backlog = Backlog(lambda stage: LIMIT)
+    backlog = Backlog()
     plain: list[Task] = []
-    passed = dict.fromkeys(waiting, 0)
+    passed = dict.fromkeys(waiting, 0.0)
     for _ in range(30):
         action = data.draw(st.sampled_from(["add", "add", "start", "remove", "capacities"]))
         if action == "add" and waiting:
@@ -64,35 +69,82 @@ def test_it_is_a_sorted_list_with_windows(kinds, capacities, data) -> None:
             capacity_bytes = data.draw(st.sampled_from(sorted(capacities)))
             backlog.set_capacities(tuple(sorted(capacities)))
             task = plain.pop(data.draw(st.integers(0, len(plain) - 1)))
-            for other in plain:
-                passed[other] += other.order < task.order and fits(other, capacity_bytes)
-            backlog.start(task, capacity_bytes)
+            oldest = next((t for t in sorted([*plain, task], key=by_order) if fits(t, capacity_bytes)), task)
+            if oldest is not task:
+                passed[oldest] += 0.5
+            backlog.start(task, capacity_bytes, workers=2)
         backlog.set_capacities(tuple(sorted(capacities)))
-        plain.sort(key=lambda t: t.order)
+        plain.sort(key=by_order)
         assert list(backlog) == plain
         assert len(backlog) == len(plain)
         assert {t: t.passed for t in passed} == passed
-        assert backlog.overdue == [t for t in plain if t.passed >= LIMIT]
+        firsts = sorted({t.signature: t for t in reversed(plain)}.values(), key=by_order)
+        assert backlog.line_count == len(firsts)
         for capacity_bytes in capacities:
-            within = [t for t in plain if fits(t, capacity_bytes)]
-            for length in (1, 4, 100):
-                assert backlog.window(length, capacity_bytes) == within[:length]
-                expected = (within[0], within[:length][-1]) if within else None
-                assert backlog.ends(length, capacity_bytes) == expected
+            within = [t for t in firsts if fits(t, capacity_bytes)]
+            assert [line.head for line in backlog.lines(capacity_bytes)] == within
+            assert backlog.oldest(capacity_bytes) is (within[0] if within else None)
+            after = data.draw(st.sampled_from(plain)).order if plain else (0,)
+            later = [line.head for line in backlog.lines(capacity_bytes, after)]
+            assert later == [t for t in within if t.order >= after]
+        for spec in COMPONENTS:
+            using = [t for t in firsts if t.spec.uses[0].component == spec.key]
+            assert [line.head for line in backlog.of_component(spec.key, 2)] == using[:2]
+            assert backlog.waiting_for(spec.key) == sum(t.spec.uses[0].component == spec.key for t in plain)
 
 
 @given(KINDS)
-def test_it_finds_the_first_of_each_signature_by_what_that_uses(kinds) -> None:
-    backlog = Backlog(lambda stage: LIMIT)
+def test_it_finds_the_lines_by_what_they_use(kinds) -> None:
+    backlog = Backlog()
     tasks = tasks_of(kinds)
     for task in tasks:
         backlog.add(task)
-    tasks.sort(key=lambda t: t.order)
+    tasks.sort(key=by_order)
     for component in (COMPONENTS[0].key, PAINT, ComponentKey("nothing")):
         for digest in ("", "x"):
             suiting = [
                 t for t in tasks if (t.spec.uses[0].component, t.spec.uses[0].patch_digest) == (component, digest)
             ]
             firsts = {t.signature: t for t in reversed(suiting)}
-            found = backlog.first_using([Resident(component, 1, digest)])
-            assert sorted(t.number for t in found) == sorted(t.number for t in firsts.values())
+            found = backlog.using([Resident(component, 1, digest)])
+            assert sorted(line.head.number for line in found) == sorted(t.number for t in firsts.values())
+
+
+def test_jobs_that_were_asked_for_together_pass_each_other_freely() -> None:
+    backlog = Backlog()
+    first, second, other = tasks_of([(0, 0), (1, 0), (3, 0)])
+    first.batch = second.batch = "b"
+    for task in (first, second, other):
+        backlog.add(task)
+    backlog.set_capacities((64,))
+    backlog.start(second, 64, workers=1)
+    assert first.passed == 0
+    backlog.start(other, 64, workers=1)
+    assert first.passed == 1
+
+
+def test_hurried_tasks_stand_by_deadline_until_they_are_taken_out() -> None:
+    backlog = Backlog()
+    first, second, third = tasks_of([(0, 0), (1, 0), (3, 0)])
+    third.goes_first = True
+    for task in (first, second, third):
+        backlog.add(task)
+    backlog.hurry(first, 9.0)
+    backlog.hurry(second, 5.0)
+    assert [task for _, _, task in backlog.hurried] == [third, second, first]
+    backlog.remove(second)
+    assert [task for _, _, task in backlog.hurried] == [third, first]
+
+
+def test_lines_are_found_by_their_adapters() -> None:
+    adapter = ComponentKey("lora")
+    use = replace(sample().uses[0], patch_digest="x", adapters=(adapter,))
+    costs = Costs(0.0)
+    costs.know((*COMPONENTS, ComponentSpec(adapter, Role.LORA, 1, 1)))
+    spec = replace(sample(), uses=(use,))
+    task = Task(spec, costs.acquire(spec), (0, 0))
+    backlog = Backlog()
+    backlog.add(task)
+    assert [line.head for line in backlog.of_adapter(adapter)] == [task]
+    backlog.remove(task)
+    assert not backlog.of_adapter(adapter)

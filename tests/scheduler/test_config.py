@@ -8,7 +8,7 @@ import pytest
 
 from pool.errors import UnusableField
 from scheduler.config import PLACEMENT_NAMES, SchedulerConfig
-from scheduler.placement import PLACEMENTS
+from scheduler.placements import PLACEMENTS
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from pool.residency import Residency, Resident
-from pool.spec import ComponentKey, ComponentUse, Division, JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec
+from pool.spec import (
+    ComponentKey,
+    ComponentUse,
+    Division,
+    JobId,
+    JobSpec,
+    RunCost,
+    RunErrorKind,
+    TaskId,
+    TaskSpec,
+    UserId,
+)
 from scheduler.config import SchedulerConfig
 from scheduler.messages import ComponentsKnown, Outcome, ResolveJob, StartFailed, StopTask, WorkerDown
+from scheduler.shares import EVERYBODY, UserShare
 from tests.scheduler.world import (
     COMPONENTS,
     DRAW,
@@ -31,6 +43,18 @@ ACTIVATIONS = [1, 4, 4, 4, 15, 30, 70]
 PROMPTS = st.sampled_from(["cat", "dog", "owl"])
 PATCHES = st.sampled_from(["", "", "x", "y"])
 ANY = st.integers(0, 10_000)
+USERS = st.sampled_from([UserId(name) for name in ("", "ann", "ann", "bob", "eve")])
+DEADLINES = st.sampled_from([None, None, None, 0.5, 12.0, 40.0, 200.0])
+SHARES = st.builds(
+    lambda ann, bob, others: (
+        UserShare(user=UserId("ann"), weight=2.0, running_limit=ann),
+        UserShare(user=UserId("bob"), running_limit=bob),
+        UserShare(user=EVERYBODY, running_limit=others),
+    ),
+    ann=st.sampled_from([None, 1]),
+    bob=st.sampled_from([None, 1, 2]),
+    others=st.sampled_from([None, 1]),
+)
 COSTS = st.builds(
     RunCost,
     load_seconds=st.sampled_from([0.0, 1.0, 7.0]),
@@ -84,6 +108,11 @@ class CoreMachine(RuleBasedStateMachine):
         quarantine_seconds=st.sampled_from([0.0, 5.0, 600.0]),
         run_timeout_seconds=st.sampled_from([None, 3.0, 20.0]),
         stop_grace_seconds=st.sampled_from([0.0, 4.0]),
+        share_window_seconds=st.sampled_from([0.0, 5.0, 50.0]),
+        deadline_margin_seconds=st.sampled_from([0.0, 10.0]),
+        ageing_seconds=st.sampled_from([None, None, 5.0]),
+        shares=SHARES,
+        batch_limit=st.sampled_from([1, 2, 3]),
     )
     def begin(self, **limits) -> None:
         self.shell = Shell(SchedulerConfig(story_length=None, **limits))
@@ -95,10 +124,21 @@ class CoreMachine(RuleBasedStateMachine):
 
     # ---- drivers ----
 
-    @rule(what=job_tasks(), priority=st.integers(0, 2))
-    def submit(self, what, priority: int) -> None:
+    @rule(what=job_tasks(), priority=st.integers(0, 2), user=USERS, seconds=DEADLINES)
+    def submit(self, what, priority: int, user: UserId, seconds: float | None) -> None:
         tasks, wanted, given = what
-        self.shell.submit(JobSpec(JobId(f"j{len(self.shell.jobs)}"), tasks, wanted, given, priority))
+        deadline = None if seconds is None else self.shell.at + seconds
+        name = JobId(f"j{len(self.shell.jobs)}")
+        self.shell.submit(JobSpec(name, tasks, wanted, given, priority, user, deadline))
+
+    @rule(count=st.integers(2, 4), model=st.sampled_from([PAINT, DRAW]), priority=st.integers(0, 1), user=USERS)
+    def submit_series(self, count: int, model: ComponentKey, priority: int, user: UserId) -> None:
+        """Pictures that differ in their seeds, and may be made together."""
+        given = TaskId("given:1")
+        for _ in range(count):
+            number = len(self.shell.jobs)
+            task = sample(given, model=model, seed=100 + number)
+            self.shell.submit(JobSpec(JobId(f"j{number}"), (task,), task.task_id, (given,), priority, user))
 
     @precondition(lambda self: self.shell.jobs)
     @rule(number=ANY)
@@ -189,25 +229,31 @@ class CoreMachine(RuleBasedStateMachine):
     # ---- runs ----
 
     @precondition(lambda self: self.shell.running)
-    @rule(number=ANY, cost=COSTS, size=st.integers(0, 3))
-    def finish(self, number: int, cost: RunCost, size: int) -> None:
-        self.shell.finish(self.pick(self.shell.running, number), cost=cost, result_bytes=size)
+    @rule(number=ANY, cost=COSTS, size=st.integers(0, 3), place=st.integers(0, 2))
+    def finish(self, number: int, cost: RunCost, size: int, place: int) -> None:
+        self.shell.finish(self.pick(self.shell.running, number), cost=cost, result_bytes=size, place=place)
 
     @precondition(lambda self: self.shell.running)
-    @rule(number=ANY, kind=st.sampled_from(RunErrorKind))
-    def end_badly(self, number: int, kind: RunErrorKind) -> None:
-        self.shell.finish(self.pick(self.shell.running, number), kind)
+    @rule(number=ANY, kind=st.sampled_from(RunErrorKind), place=st.integers(0, 2))
+    def end_badly(self, number: int, kind: RunErrorKind, place: int) -> None:
+        self.shell.finish(self.pick(self.shell.running, number), kind, place=place)
 
     @precondition(lambda self: self.shell.running)
     @rule(number=ANY, kind=st.sampled_from([RunErrorKind.OUT_OF_VRAM, RunErrorKind.OUT_OF_HOST_MEMORY]))
     def run_out_of_memory(self, number: int, kind: RunErrorKind) -> None:
         self.shell.finish(self.pick(self.shell.running, number), kind)
 
-    @precondition(lambda self: any(run.stop_asked for run in self.shell.running.values()))
+    @precondition(lambda self: any(one.stop_asked for run in self.shell.running.values() for one in run.members))
     @rule(number=ANY)
     def stop(self, number: int) -> None:
-        stopping = [name for name, run in self.shell.running.items() if run.stop_asked]
-        self.shell.finish(self.pick(stopping, number), RunErrorKind.CANCELLED)
+        stopping = [
+            (name, place)
+            for name, run in self.shell.running.items()
+            for place, one in enumerate(run.members)
+            if one.stop_asked
+        ]
+        name, place = self.pick(stopping, number)
+        self.shell.finish(name, RunErrorKind.CANCELLED, place=place)
 
     @precondition(lambda self: self.shell.running)
     @rule(number=ANY, capacity=st.sampled_from(CAPACITIES), text=st.integers(0, 4))

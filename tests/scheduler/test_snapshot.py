@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from pool.spec import RunCost, WorkerId
-from tests.scheduler.world import DRAW, Shell, encode, picture
+from dataclasses import replace
+
+from pool.spec import RunCost, UserId, WorkerId
+from tests.scheduler.world import DRAW, SPECS, Shell, encode, picture
 
 
 def test_a_snapshot_counts_what_is_there(shell: Shell) -> None:
@@ -41,3 +43,26 @@ def test_a_snapshot_does_not_change_afterwards(shell: Shell) -> None:
         shell.finish("a")
     assert repr(seen) == before
     assert shell.state.snapshot() != seen
+
+
+def test_waiting_tasks_are_told_by_user_and_components_by_what_is_there(shell: Shell) -> None:
+    """Two users ask for the same text: the encode is on the account of the first of them."""
+    shell.workers(a=64)
+    for number, user in enumerate(("", "ann", "bob", "bob")):
+        shell.submit(replace(picture(f"j{number}", seed=number), user=UserId(user)))
+    seen = shell.state.snapshot()
+    assert seen.waiting_by_user == {
+        "": {"sample": 1, "decode": 1},
+        "ann": {"sample": 1, "decode": 1},
+        "bob": {"sample": 2, "decode": 2},
+    }
+    (running,) = seen.running
+    assert (running.job_id, running.user, running.stage) == ("j0", "", "encode")
+    shell.cancel("j0")
+    assert shell.state.snapshot().running[0].job_id == "j1"
+    shell.finish("a")
+    (worker,) = shell.state.snapshot().workers
+    assert worker.residency is not None
+    assert dict(zip([e.component for e in worker.residency.entries], worker.whole_bytes, strict=True)) == {
+        entry.component: SPECS[entry.component].weight_bytes for entry in worker.residency.entries
+    }

@@ -39,6 +39,7 @@ from scheduler.messages import (
     EndWorker,
     Event,
     LookAgain,
+    Mate,
     Outcome,
     ReleaseResult,
     ResolveJob,
@@ -70,7 +71,8 @@ ROOMY = 64
 
 def encode(prompt: str, activation_bytes: int = 1, patch: str = "", run_seconds: float = 1.0) -> TaskSpec:
     use = ComponentUse(TEXT, 1, patch, 2 if patch else 0)
-    return TaskSpec(TaskId(f"e:{prompt}{patch}"), Stage.ENCODE, (use,), activation_bytes, run_seconds)
+    task_id = TaskId(f"e:{prompt}{patch}")
+    return TaskSpec(task_id, Stage.ENCODE, (use,), activation_bytes, run_seconds, together="e")
 
 
 def sample(
@@ -80,11 +82,12 @@ def sample(
     use = ComponentUse(model, 2, patch, 5 if patch else 0, passes=4)
     parts = "/" if divisions else ""
     task_id = TaskId(f"s:{model}{patch}:{seed}:{activation_bytes}{parts}:{'+'.join(needs)}")
-    return TaskSpec(task_id, Stage.SAMPLE, (use,), activation_bytes, run_seconds, needs, divisions)
+    return TaskSpec(task_id, Stage.SAMPLE, (use,), activation_bytes, run_seconds, needs, divisions, together="s")
 
 
 def decode(need: TaskId, activation_bytes: int = 2, run_seconds: float = 2.0) -> TaskSpec:
-    return TaskSpec(TaskId(f"d:{need}"), Stage.DECODE, (ComponentUse(VAE, 1),), activation_bytes, run_seconds, (need,))
+    task_id, use = TaskId(f"d:{need}"), ComponentUse(VAE, 1)
+    return TaskSpec(task_id, Stage.DECODE, (use,), activation_bytes, run_seconds, (need,), together="d")
 
 
 def picture(
@@ -107,9 +110,19 @@ def alone(job_id: str, task: TaskSpec, priority: int = 0, given: tuple[TaskId, .
 class Running:
     """A run that the shell owes an answer for."""
 
+    #: as if the task ran alone
     command: RunTask
     residency: Residency
     stop_asked: bool = False
+    #: how many tasks its run began with
+    together: int = 1
+    #: the others of them that have not ended
+    others: list[Running] = field(default_factory=list)
+
+    @property
+    def members(self) -> list[Running]:
+        """All of its run that have not ended."""
+        return [self, *self.others]
 
 
 @dataclass
@@ -213,25 +226,27 @@ class Shell:
 
     def finish(
         self, name: str, kind: RunErrorKind | None = None, residency: Residency | None = None,
-        cost: RunCost | None = None, result_bytes: int = 1, rungs: tuple[Rung, ...] = (),
+        cost: RunCost | None = None, result_bytes: int = 1, rungs: tuple[Rung, ...] = (), place: int = 0,
     ) -> list[Command]:  # fmt: skip
-        """Let the run on this worker end."""
+        """Let the run on this worker end; of a run of several tasks only the one in this place, unless the worker is
+        lost with it."""
         worker_id = WorkerId(name)
-        run = self.running.pop(worker_id)
+        members = self.running.pop(worker_id).members
+        run = members.pop(place % len(members))
         command = run.command
         after = run.residency if residency is None else residency
-        self.up[worker_id] = (command.incarnation, after)
+        if kind is RunErrorKind.WORKER_LOST:
+            self.old += [_report(other.command, other.residency) for other in members]
+            members = []
+        if members:  # the last of them tells what is on the GPU
+            members[0].others = members[1:]
+            self.running[worker_id] = members[0]
+        else:
+            self.up[worker_id] = (command.incarnation, after)
         error = None if kind is None else RunError(kind, f"it ended as {kind.value}", "", rungs)
-        report = TaskReport(
-            command.task_id,
-            command.attempt,
-            worker_id,
-            command.incarnation,
-            after,
-            cost or RunCost(),
-            error,
-            result_bytes,
-        )
+        told = cost or RunCost()
+        told = replace(told, batched=run.together) if told.batched == 1 else told
+        report = _report(command, after, told, error, result_bytes)
         self.old.append(report)
         return self.report(report)
 
@@ -275,12 +290,13 @@ class Shell:
             case EndWorker():
                 if self.up.get(command.worker_id, (0,))[0] == command.incarnation:
                     run = self.running.get(command.worker_id)
-                    assert run is None or run.stop_asked, f"{command}: nobody asked it to stop"
+                    members = [] if run is None else run.members
+                    assert all(one.stop_asked for one in members), f"{command}: nobody asked them to stop"
                     self._gone(command.worker_id)
             case RunTask():
                 self._run(command)
             case StopTask():
-                run = self.running[command.worker_id]
+                run = next(r for r in self.running[command.worker_id].members if r.command.task_id == command.task_id)
                 expected = replace(run.command, why=None, needed_next=(), fresh=False, rungs=())
                 asked = RunTask(command.worker_id, command.incarnation, command.task_id, command.attempt)
                 assert expected == asked, f"{command}: it runs {expected}"
@@ -301,17 +317,40 @@ class Shell:
         incarnation, residency = self.up[command.worker_id]
         assert incarnation == command.incarnation, f"{command}: that incarnation is gone"
         assert command.worker_id not in self.running, f"{command}: it is busy"
-        assert not any(r.command.task_id == command.task_id for r in self.running.values()), f"{command}: it runs"
-        spec = self.tasks[command.task_id]
-        assert self.held.issuperset(spec.needs), f"{command}: its inputs are not held"
-        assert command.task_id not in self.held, f"{command}: its result is there"
         assert command.why is not None, f"{command}: no reason"
+        members = [Mate(command.task_id, command.attempt), *command.mates]
+        assert len({mate.task_id for mate in members}) == len(members) <= self.config.batch_limit, command
+        for mate in members:
+            self._check_start(mate, command)
+        spec = self.tasks[command.task_id]
         before = Residency(residency.capacity_bytes) if command.fresh else residency
         way = choose_division(spec, residency.capacity_bytes - needed_bytes(spec.uses, 0))
         assert len(set(command.needed_next)) == len(command.needed_next), f"{command}: told twice"
-        after = plan(before, spec.uses, SPECS, way.activation_bytes, outlook=Outlook(command.needed_next)).after
-        assert self.state.fleet.workers[command.worker_id].residency == after, f"{command}: other weights are assumed"
-        self.running[command.worker_id] = Running(command, after)
+        outlook = Outlook(command.needed_next)
+        moves = plan(before, spec.uses, SPECS, way.activation_bytes, outlook=outlook)
+        assert self.state.fleet.workers[command.worker_id].residency == moves.after, f"{command}: other weights"
+        if command.mates:
+            assert not way.tile, f"{command}: in parts"
+            assert not way.batch, f"{command}: in parts"
+            shared = plan(before, spec.uses, SPECS, len(members) * way.activation_bytes, outlook=outlook)
+            assert shared == moves, f"{command}: mates cost {shared} instead of {moves}"
+        alone = replace(command, mates=())
+        runs = [
+            Running(replace(alone, task_id=m.task_id, attempt=m.attempt), moves.after, together=len(members))
+            for m in members
+        ]
+        runs[0].others = runs[1:]
+        self.running[command.worker_id] = runs[0]
+
+    def _check_start(self, mate: Mate, command: RunTask) -> None:
+        """A task may start, by itself or in the run of `command`."""
+        spec, first = self.tasks[mate.task_id], self.tasks[command.task_id]
+        assert not any(one.command.task_id == mate.task_id for r in self.running.values() for one in r.members), command
+        assert self.held.issuperset(spec.needs), f"{command}: inputs of {mate} are not held"
+        assert mate.task_id not in self.held, f"{command}: the result of {mate} is there"
+        assert (spec.uses, spec.activation_bytes, spec.together, spec.run_seconds) == (
+            first.uses, first.activation_bytes, first.together, first.run_seconds,
+        ), f"{command}: {mate} does not go with it"  # fmt: skip
 
     def _resolve(self, command: ResolveJob) -> None:
         job = self.jobs[command.job_id]
@@ -330,13 +369,7 @@ class Shell:
         """The worker and what it ran; its report may still be on the way."""
         self.up.pop(worker_id, None)
         run = self.running.pop(worker_id, None)
-        if run is not None:
-            command = run.command
-            self.old.append(
-                TaskReport(
-                    command.task_id, command.attempt, worker_id, command.incarnation, run.residency, result_bytes=1
-                )
-            )
+        self.old += [_report(one.command, one.residency) for one in ([] if run is None else run.members)]
 
 
 def _report(

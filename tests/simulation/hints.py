@@ -8,9 +8,12 @@ from random import Random
 from pool.errors import GIB
 from pool.spec import WorkerId
 from scheduler.messages import Command, Event, RunTask
-from scheduler.simulation import SimulatedGpu, VirtualCluster
+from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.machines import SimulatedGpu
 from scheduler.state import SchedulerState
-from scheduler.workload import InventedModel, Mix, bursts
+from scheduler.workloads.arrivals import bursts
+from scheduler.workloads.mix import Mix
+from scheduler.workloads.models import InventedModel
 
 
 class Silent(SchedulerState):
@@ -23,7 +26,7 @@ class Silent(SchedulerState):
         ]
 
 
-def tight(state: SchedulerState, workers: int = 1) -> tuple[VirtualCluster, Mix]:
+def tight(state: SchedulerState, workers: int = 1) -> tuple[VirtualCluster[SchedulerState], Mix]:
     """Workers with room for two or three of six models each."""
     models = [
         InventedModel(f"m{n}", text_encoder_bytes=[1, 2, 5][n % 3] * GIB, diffusion_bytes=[3, 5, 8][n % 3] * GIB)

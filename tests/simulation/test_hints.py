@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from scheduler.state import SchedulerState
-from scheduler.workload import bursts
+from scheduler.workloads.arrivals import bursts
 from tests.simulation.hints import tight
 
 
@@ -16,8 +16,8 @@ def test_what_the_core_assumes_with_a_hint_is_what_the_workers_do() -> None:
         cluster.post(submission)
 
     def agree(state: SchedulerState) -> None:
-        for worker_id, machine in cluster._machines.items():
-            assert state.fleet.workers[worker_id].residency == machine.residency, worker_id
+        for worker_id, residency in cluster.residencies.items():
+            assert state.fleet.workers[worker_id].residency == residency, worker_id
 
     cluster.run(agree)
     assert len(cluster.outcomes) == 120

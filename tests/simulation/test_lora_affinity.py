@@ -6,21 +6,21 @@ from pool.errors import GIB
 from pool.spec import Role
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Submitted
-from scheduler.simulation import VirtualCluster
+from scheduler.simulated.cluster import VirtualCluster
 from scheduler.state import SchedulerState
-from scheduler.workload import InventedModel
+from scheduler.workloads.models import InventedModel
 from tests.simulation.worlds import gpus
 
 MODEL = InventedModel("base", text_encoder_bytes=1 * GIB, diffusion_bytes=5 * GIB)
 
 
-def batch(placement: str) -> VirtualCluster:
+def batch(placement: str) -> VirtualCluster[SchedulerState]:
     """200 jobs, LoRAs A, B, A, B ..., on 3 workers that hold every component of the base at once."""
     cluster = VirtualCluster(SchedulerState(SchedulerConfig(placement=placement)), gpus(3))
-    cluster.start(MODEL.components)
+    cluster.start((*MODEL.components, *MODEL.adapters(["A", "B"])))
     for number in range(200):
         lora = "A" if number % 2 == 0 else "B"
-        cluster.post(Submitted(1.0, MODEL.job(f"job-{number}", f"prompt {number}", number, lora)))
+        cluster.post(Submitted(1.0, MODEL.job(f"job-{number}", f"prompt {number}", number, loras=(lora,))))
     cluster.run()
     assert len(cluster.outcomes) == 200
     return cluster
@@ -43,6 +43,6 @@ def test_base_weights_are_brought_to_each_worker_once() -> None:
 
 def test_the_snapshot_tells_the_same() -> None:
     cluster = batch("soonest")
-    seen = cluster.state.snapshot()
+    seen = cluster.core.snapshot()
     assert seen.patch_switches == cluster.totals.patch_switches
     assert seen.runs_resident > 0.9 * seen.runs

@@ -6,19 +6,25 @@ from random import Random
 
 import pytest
 
-from pool.spec import TaskId
+from pool.spec import JobId
 from scheduler.config import SchedulerConfig
-from scheduler.simulation import VirtualCluster
+from scheduler.messages import Submitted
+from scheduler.simulated.cluster import VirtualCluster
 from scheduler.state import SchedulerState
-from scheduler.workload import all_at_once, poisson
+from scheduler.workloads.arrivals import all_at_once, poisson
+from scheduler.workloads.models import InventedModel
 from tests.simulation.worlds import gpus, mix
 
 
-@pytest.mark.parametrize(("limit", "rate"), [(5, None), (5, 3.0), (40, None)])
-def test_no_task_is_passed_over_more_often_than_the_limit(limit: int, rate: float | None) -> None:
-    """All workers fit all tasks, so whoever starts passes over every ready task of an earlier job."""
+@pytest.mark.parametrize(("limit", "rate"), [(1, None), (2, 3.0), (10, None)])
+def test_the_oldest_task_is_passed_over_no_more_often_than_the_limit_by_each_worker(
+    limit: int, rate: float | None
+) -> None:
+    """All workers fit all tasks, so whoever starts passes over the oldest that is ready. Without loads for who waited
+    long, so that nothing but the limit lets them go."""
     rng = Random(11)
-    cluster = VirtualCluster(SchedulerState(SchedulerConfig(overtaking_limit=limit, story_length=None)), gpus(4))
+    config = SchedulerConfig(overtaking_limit=limit, switch_share=0.0, story_length=None)
+    cluster = VirtualCluster(SchedulerState(config), gpus(4))
     what = mix(models=8)
     cluster.start(what.components)
     place: dict[str, tuple[int, int]] = {}
@@ -29,18 +35,60 @@ def test_no_task_is_passed_over_more_often_than_the_limit(limit: int, rate: floa
             place.setdefault(task.task_id, (number, index))
     cluster.run()
 
-    ready: dict[str, int] = {}
+    passed: dict[str, int] = {}
     most = 0
-    for line in cluster.state.log.lines(set(place)):
+    for line in cluster.core.log.lines(set(place)):
         if line.after == "ready":
-            ready[line.subject] = 0
+            passed[line.subject] = 0
         elif line.after == "running":
-            del ready[TaskId(line.subject)]
-            for other in ready:
-                ready[other] += place[other] < place[line.subject]
-            most = max([most, *ready.values()])
-    assert 0 < most <= limit
+            oldest = min(passed, key=lambda name: place[name])
+            passed[oldest] += oldest != line.subject
+            most = max(most, passed[oldest])
+            del passed[line.subject]
+    assert 0 < most <= 4 * limit
     assert len(cluster.outcomes) == 300
+
+
+def rarely_wanted(switch_share: float) -> tuple[float, float]:
+    """Two models for one worker that holds one: more jobs for the first than it can do, and one for the second. Seconds
+    that this one takes, and load seconds of all."""
+    hot, cold = InventedModel("hot"), InventedModel("cold")
+    cluster = VirtualCluster(SchedulerState(SchedulerConfig(switch_share=switch_share)), gpus(1, 12))
+    cluster.start((*hot.components, *cold.components))
+    for number in range(200):
+        cluster.post(Submitted(1.0 + number, hot.job(f"hot-{number}", f"prompt {number}", number)))
+    cluster.post(Submitted(5.0, cold.job("cold", "prompt", 0)))
+    cluster.run()
+    return cluster.latency_seconds[JobId("cold")], cluster.totals.load_seconds
+
+
+def test_who_waits_long_for_what_its_load_costs_goes_before_work_for_what_is_loaded() -> None:
+    """Its loads take some seconds; it waits for about that over the share, and then is done with everything."""
+    patient, cheap = rarely_wanted(0.0)
+    prompt, dear = rarely_wanted(0.05)
+    assert prompt < patient / 2
+    assert dear < cheap + 10
+
+
+def test_loads_for_who_waited_take_no_more_than_their_share() -> None:
+    """Six models take turns in the queue, and all wait from the beginning: in order, nearly every job loads."""
+    models = [InventedModel(f"model-{n}") for n in range(6)]
+
+    def loads(switch_share: float, placement: str = "soonest") -> tuple[float, float]:
+        config = SchedulerConfig(switch_share=switch_share, placement=placement)
+        cluster = VirtualCluster(SchedulerState(config), gpus(1, 12))
+        cluster.start([spec for model in models for spec in model.components])
+        for number in range(240):
+            job = models[number % 6].job(f"job-{number}", f"prompt {number}", number)
+            cluster.post(Submitted(1.0, job))
+        cluster.run()
+        return cluster.totals.load_seconds, cluster.now
+
+    least, _ = loads(0.0)
+    shared, seconds = loads(0.05)
+    in_order, _ = loads(0.05, "arrival_order")
+    assert shared <= least + 0.07 * seconds
+    assert in_order > 3 * shared
 
 
 def test_without_a_need_nobody_overtakes() -> None:
@@ -52,7 +100,7 @@ def test_without_a_need_nobody_overtakes() -> None:
         cluster.post(submission)
     cluster.run()
     started = [
-        line.subject for line in cluster.state.log.lines() if line.after == "running" and "sample" in line.subject
+        line.subject for line in cluster.core.log.lines() if line.after == "running" and "sample" in line.subject
     ]
     assert len(started) == 50
     assert started == sorted(started, key=lambda name: int(name.split()[-2]))
@@ -66,6 +114,6 @@ def test_pictures_come_as_they_are_made_and_not_all_at_the_end() -> None:
     for submission in what.submissions(all_at_once(50), Random(1)):
         cluster.post(submission)
     cluster.run()
-    running = [line.subject for line in cluster.state.log.lines() if line.after == "running"]
+    running = [line.subject for line in cluster.core.log.lines() if line.after == "running"]
     first_decode = next(i for i, name in enumerate(running) if "decode" in name)
     assert sum("sample" in name for name in running[:first_decode]) <= 10

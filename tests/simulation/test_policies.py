@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from scheduler.config import SchedulerConfig
-from scheduler.simulation import VirtualCluster
+from scheduler.simulated.cluster import VirtualCluster
 from scheduler.state import SchedulerState
-from scheduler.workload import all_at_once, poisson
+from scheduler.workloads.arrivals import all_at_once, poisson
 from tests.simulation.worlds import gpus, mix
 
 
-def simulate(placement: str, seed: int, rate: float | None) -> VirtualCluster:
+def simulate(placement: str, seed: int, rate: float | None) -> VirtualCluster[SchedulerState]:
     rng = Random(seed)
     cluster = VirtualCluster(SchedulerState(SchedulerConfig(placement=placement)), gpus(4))
     what = mix(models=8)
@@ -37,5 +37,5 @@ def test_ours_loads_less_and_is_done_sooner(baseline: str, rate: float | None) -
 def test_all_workers_work_when_the_queue_is_long() -> None:
     """No pile-up: each of four workers does between a sixth and a third of the runs."""
     cluster = simulate("soonest", 5, None)
-    shares = [worker.totals.runs / cluster.totals.runs for worker in cluster.state.fleet.workers.values()]
+    shares = [worker.totals.runs / cluster.totals.runs for worker in cluster.core.fleet.workers.values()]
     assert all(1 / 6 < share < 1 / 3 for share in shares), shares

@@ -9,7 +9,8 @@ import pytest
 from scheduler.config import SchedulerConfig
 from scheduler.invariants import validate
 from scheduler.messages import Outcome
-from scheduler.simulation import Disturbances, VirtualCluster
+from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.disturbances import Disturbances
 from scheduler.state import SchedulerState
 from scheduler.story import dump
 from tests.simulation.worlds import gpus, mix, troubled
@@ -23,8 +24,8 @@ def test_every_job_ends_once_and_every_invariant_holds(arrivals: str, sizes: tup
     cluster.run(after_each=validate)
     assert len(cluster.outcomes) == 60
     assert set(cluster.outcomes.values()) >= {Outcome.SUCCEEDED}
-    assert not cluster.state.demand.tasks
-    assert cluster.held == set(cluster.state.demand.results.kept)
+    assert not cluster.core.demand.tasks
+    assert cluster.held == set(cluster.core.demand.results.kept)
 
 
 @pytest.mark.parametrize("placement", ["soonest", "arrival_order", "least_loaded"])
@@ -35,8 +36,8 @@ def test_one_seed_gives_one_log(placement: str) -> None:
     first.run()
     second.run()
     assert first.commands == second.commands
-    assert dump(first.state.log.lines()) == dump(second.state.log.lines())
-    assert first.state.snapshot() == second.state.snapshot()
+    assert dump(first.core.log.lines()) == dump(second.core.log.lines())
+    assert first.core.snapshot() == second.core.snapshot()
     assert len(first.outcomes) == 200
 
 
@@ -48,7 +49,7 @@ def test_the_core_counts_what_the_workers_did() -> None:
     for submission in what.submissions(iter([0.0] * 50), Random(3)):
         cluster.post(submission)
     cluster.run()
-    seen, done = cluster.state.snapshot(), cluster.totals
+    seen, done = cluster.core.snapshot(), cluster.totals
     assert (seen.runs, seen.runs_resident) == (done.runs, done.runs_resident)
     assert (seen.uploaded_bytes, seen.streamed_bytes) == (done.uploaded_bytes, done.streamed_bytes)
     assert seen.patch_switches == done.patch_switches
@@ -57,7 +58,7 @@ def test_the_core_counts_what_the_workers_did() -> None:
 
 def test_a_pool_without_workers_fails_every_job_with_a_reason() -> None:
     hopeless = Disturbances(start_fails=lambda command: True)
-    cluster = VirtualCluster(SchedulerState(SchedulerConfig(start_retry_limit=2)), gpus(2), hopeless)
+    cluster = VirtualCluster(SchedulerState(SchedulerConfig(start_retry_limit=2)), gpus(2), disturbances=hopeless)
     what = mix()
     cluster.start(what.components)
     for submission in what.submissions(iter([0.0] * 5 + [500.0] * 5), Random(3)):

@@ -11,31 +11,33 @@ import pytest
 from pool.errors import GIB
 from pool.spec import WorkerId
 from scheduler.messages import CancelAsked, EndWorker, Outcome, StopTask, Submitted, WorkersWanted
-from scheduler.simulation import SimulatedGpu, VirtualCluster
+from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.machines import SimulatedGpu
 from scheduler.state import SchedulerState
-from scheduler.workload import InventedModel
+from scheduler.workloads.models import InventedModel
 
 ROOT = Path(__file__).parents[2]
 MODEL = InventedModel("one", text_encoder_bytes=1 * GIB, diffusion_bytes=5 * GIB, vae_bytes=1 * GIB)
 
 PROGRAM = """
 import sys
-from scheduler.simulation import SimulatedGpu, VirtualCluster
+from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.machines import SimulatedGpu
 from scheduler.state import SchedulerState
 from scheduler.messages import Submitted
-from scheduler.workload import InventedModel
+from scheduler.workloads.models import InventedModel
 
 model = InventedModel("one")
 cluster = VirtualCluster(SchedulerState(), [SimulatedGpu("gpu-0", 24 << 30, 1e10)])
 cluster.start(model.components)
 cluster.post(Submitted(0.0, model.job("job", "a cat", 1)))
 cluster.run()
-assert cluster.state.snapshot().resolved["succeeded"] == 1
+assert cluster.core.snapshot().resolved["succeeded"] == 1
 print(sorted(name for name in ("torch", "ray", "numpy", "asyncio", "threading") if name in sys.modules))
 """
 
 
-def one_gpu(capacity_gib: int = 24) -> VirtualCluster:
+def one_gpu(capacity_gib: int = 24) -> VirtualCluster[SchedulerState]:
     gpu = SimulatedGpu(WorkerId("gpu-0"), capacity_gib * GIB, 1.0 * GIB, speed=2.0, start_seconds=3.0)
     cluster = VirtualCluster(SchedulerState(), [gpu])
     cluster.start(MODEL.components)

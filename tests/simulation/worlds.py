@@ -8,9 +8,13 @@ from pool.errors import GIB
 from pool.spec import RunErrorKind, WorkerId
 from scheduler.config import SchedulerConfig
 from scheduler.messages import CancelAsked
-from scheduler.simulation import Disturbances, SimulatedGpu, VirtualCluster
+from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.disturbances import Disturbances
+from scheduler.simulated.machines import SimulatedGpu
 from scheduler.state import SchedulerState
-from scheduler.workload import InventedModel, Mix, all_at_once, bursts, poisson
+from scheduler.workloads.arrivals import all_at_once, bursts, poisson
+from scheduler.workloads.mix import Mix
+from scheduler.workloads.models import InventedModel
 
 
 def gpus(count: int, *capacities_gib: int) -> list[SimulatedGpu]:
@@ -28,7 +32,7 @@ def mix(models: int = 6, loras: int = 3) -> Mix:
 
 def troubled(
     seed: int, jobs: int, workers: list[SimulatedGpu], config: SchedulerConfig | None = None, arrivals: str = "poisson"
-) -> VirtualCluster:
+) -> VirtualCluster[SchedulerState]:
     """A pool in which workers are lost, starts fail, runs fail and vary in length, and drivers cancel."""
     rng = Random(seed)
     kinds = [RunErrorKind.OUT_OF_VRAM, RunErrorKind.INPUT_LOST, RunErrorKind.INTERNAL]
@@ -38,7 +42,7 @@ def troubled(
         run_error=lambda command: rng.choice(kinds) if rng.random() < 0.02 else None,
     )
     state = SchedulerState(config or SchedulerConfig(story_length=None))
-    cluster = VirtualCluster(state, workers, disturbances)
+    cluster = VirtualCluster(state, workers, disturbances=disturbances)
     what = mix()
     cluster.start(what.components)
     times = {

@@ -24,6 +24,7 @@ from pool.catalog import LoraListing, ModelListing
 from pool.errors import UserError, unknown_name
 from pool.sampling.names import resolve_sampler
 from pool.spec import JobId, RunErrorKind, Stage, WorkerId
+from scheduler.why import Candidate, Rule, Why
 
 MODELS = ("shapes", "portraits")
 LORAS = ("light", "outline")
@@ -32,7 +33,11 @@ LORAS = ("light", "outline")
 def task(worker: str, resident: bool, stage: Stage = Stage.SAMPLE) -> TaskSummary:
     """One task with round figures."""
     uploaded = 0 if resident else 4 << 20
-    return TaskSummary(stage, WorkerId(worker), 1.5, 0.5, resident, uploaded, 0, int(not resident), False)
+    chosen = Candidate(WorkerId(worker), 0.0, 0.0 if resident else 0.5, 1.0)
+    waited_for = Candidate(WorkerId("gpu-9"), 2.1, 0.0, 1.0)
+    switches = int(not resident)
+    why = Why(Rule.CHEAPEST, chosen, (waited_for,), 1, 1, upload_bytes=uploaded, switches=switches)
+    return TaskSummary(stage, WorkerId(worker), 1.5, 0.5, resident, uploaded, 0, switches, False, why=why)
 
 
 def recipe_for(request: GenerateRequest) -> Recipe:

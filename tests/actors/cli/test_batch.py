@@ -43,6 +43,29 @@ def test_a_batch_makes_every_line_and_a_second_run_none(command: Command) -> Non
         assert other == one | {"skipped": True}
 
 
+def test_a_batch_says_at_the_end_where_each_job_ran_and_why(command: Command) -> None:
+    """A line a job, in the order of the file; the same in sentences in the manifest and for programs."""
+    ended = command(*ARGUMENTS, "--json", pool=FakePool())
+    told = [line for line in ended.err.splitlines() if line.startswith("job ")]
+    assert told[:2] == [
+        "job 1: encode gpu-0 (all there), sample gpu-0 "
+        "(upload 4.0 MiB, 1 patch switch, would have waited 2.1 s for gpu-9)",
+        "job 2: encode gpu-0 (all there), sample gpu-1 (all there)",
+    ]
+    assert [line.split(":")[0] for line in told] == ["job 1", "job 2", "job 3", "job 4"]
+    for made in (ended.objects, OutputFolder(Path("p")).kept().values()):
+        for picture in made:
+            tasks = picture["tasks"] if isinstance(picture, dict) else picture.entry["tasks"]
+            assert all("of 1 idle and 1 busy" in task["why"] for task in tasks)
+
+
+def test_of_very_many_jobs_the_first_are_told(command: Command, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.cli.running.MOST_WHYS", 3)
+    ended = command(*ARGUMENTS)
+    assert sum(line.startswith("job ") for line in ended.err.splitlines()) == 3
+    assert "... and 1 job more; the manifest says it of each" in ended.err
+
+
 def test_a_batch_goes_on_with_lines_that_are_new_or_whose_picture_is_gone(command: Command, jobs: Path) -> None:
     command(*ARGUMENTS)
     next(Path("p").glob("c-7-*.png")).unlink()

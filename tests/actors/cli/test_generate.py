@@ -67,7 +67,7 @@ def test_json_is_one_object_a_picture_and_nothing_else_on_stdout(command: Comman
     assert [by_index[i]["seed"] for i in range(4)] == [7, 8, 7, 8]
     for found in ended.objects:
         assert found.keys() == {
-            "index", "prompt", "seed", "path", "sha256", "worker", "seconds", "skipped", "recipe", "tasks",
+            "index", "job", "prompt", "seed", "path", "sha256", "worker", "seconds", "skipped", "recipe", "tasks",
         }  # fmt: skip
         path = Path(found["path"])
         assert path.parent == Path("p")

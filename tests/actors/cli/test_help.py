@@ -19,7 +19,24 @@ from pool.errors import MIB
 from pool.sampling.names import SAMPLERS, SCHEDULES
 from tests.actors.cli.conftest import Command
 
-COMMANDS = ("generate", "batch", "up", "status", "down", "models", "inspect", "plan", "doctor")
+COMMANDS = (
+    "generate",
+    "batch",
+    "up",
+    "status",
+    "down",
+    "models",
+    "inspect",
+    "plan",
+    "simulate",
+    "top",
+    "why",
+    "story",
+    "replay",
+    "trace",
+    "plan-cluster",
+    "doctor",
+)
 
 
 def loaded_by(*arguments: str) -> set[str]:

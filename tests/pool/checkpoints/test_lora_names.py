@@ -21,7 +21,7 @@ from tests.pool.checkpoints.tiny_checkpoint import TEXT_TARGETS, UNET_TARGETS, w
 @pytest.fixture(scope="module")
 def components(tmp_path_factory: pytest.TempPathFactory) -> dict[Role, BuiltComponent]:
     checkpoint = open_checkpoint(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny.safetensors"))
-    return {role: checkpoint.build(role) for role in Role}
+    return {role: checkpoint.build(role) for role in checkpoint.roles}
 
 
 UNET_KEY = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_out.0.weight"

@@ -8,7 +8,9 @@ from random import Random
 import pytest
 
 from scheduler.jobs import problem_with
-from scheduler.workload import InventedModel, Mix, all_at_once, bursts, poisson, zipf_weights
+from scheduler.workloads.arrivals import all_at_once, bursts, poisson
+from scheduler.workloads.mix import Mix, zipf_weights
+from scheduler.workloads.models import InventedModel
 from tests.simulation.worlds import mix
 
 

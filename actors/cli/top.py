@@ -1,0 +1,96 @@
+"""`modelpool top`: a running pool, drawn again and again until q or Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actors.cli.options import PoolOptions
+from actors.cli.serving import Name, name_of_running
+from actors.cli.session import session_of
+from pool.errors import unusable_field
+
+if TYPE_CHECKING:
+    from actors.cli.ports import Pool
+    from actors.status import PoolStatus
+
+#: rates are over so many seconds
+RATE_SECONDS = 10.0
+LEAST_SECONDS = 0.1
+
+
+def top(
+    context: typer.Context,
+    name: Name = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.", metavar=" ")] = False,
+    every: Annotated[float, typer.Option("--every", help="Seconds between two frames.", metavar="SECONDS")] = 1.0,
+) -> None:
+    """Show GPUs, what is on them, queues and rates of a running pool, live. q or Ctrl-C ends it; the pool goes on."""
+    from actors.cli.screen import people_console, show
+
+    if every < LEAST_SECONDS:
+        raise unusable_field("--every", every, f"at least {LEAST_SECONDS} seconds")
+    console = people_console(sys.stdout)
+    with session_of(context).open_pool(PoolOptions(pool=name or name_of_running())) as pool:
+        if once or not console.is_terminal:
+            from actors.cli.top_view import frame
+
+            show(console, frame(pool.status()))
+            return
+        with contextlib.suppress(KeyboardInterrupt), _keys():
+            _draw(pool, every)
+
+
+def _draw(pool: Pool, every: float) -> None:
+    from rich.live import Live
+
+    from actors.cli.screen import people_console
+    from actors.cli.top_view import frame
+
+    seen: deque[PoolStatus] = deque()
+    with Live(console=people_console(sys.stdout), screen=True, auto_refresh=False) as live:
+        while True:
+            now = pool.status()
+            while seen and seen[0].seconds < now.seconds - RATE_SECONDS:
+                seen.popleft()
+            live.update(frame(now, seen[0] if seen else None), refresh=True)
+            seen.append(now)
+            if _asked_to_end(every):
+                return
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[None]:
+    """Keys are heard at once and not shown, where there is a keyboard."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _asked_to_end(seconds: float) -> bool:
+    """Wait so long for a q."""
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return False
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        ready, _, _ = select.select([sys.stdin], [], [], left)
+        if ready and set(os.read(sys.stdin.fileno(), 64) or b"q") & set(b"qQ"):
+            return True
+    return False

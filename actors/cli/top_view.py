@@ -1,0 +1,162 @@
+"""What `modelpool top` draws: one frame of a pool's status, and the rates between two. Values in, something printable
+out; knows no pool and no keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from actors.cli.screen import duration
+from actors.cli.tables import facts_table, rows_table
+from pool.errors import format_bytes
+
+if TYPE_CHECKING:
+    from actors.status import PoolStatus, WorkerStatus
+
+BAR_CELLS = 28
+#: of components, in the order in which a frame first names them
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta", "bright_yellow")
+#: the same where there are no colours
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def frame(now: PoolStatus, before: PoolStatus | None = None) -> RenderableType:
+    """The pool as it is; with rates since `before`, else since it was opened."""
+    letters = _letters(now)
+    parts: list[RenderableType] = [Text(_headline(now), style="bold"), Text(""), _workers(now, letters), Text("")]
+    if letters:
+        parts += [_legend(now, letters), Text("")]
+    if any(now.waiting.values()):
+        parts += [_queues(now), Text("")]
+    return Group(*parts, facts_table(_facts(now, before)))
+
+
+def _headline(now: PoolStatus) -> str:
+    up = sum(worker.state in ("idle", "busy") for worker in now.workers)
+    busy = sum(worker.state == "busy" for worker in now.workers)
+    jobs = ", ".join(f"{count} {outcome}" for outcome, count in now.jobs.items() if count) or "no job yet"
+    return f"{up} of {len(now.workers)} GPUs up, {busy} busy; jobs: {jobs}; up for {duration(now.seconds)}"
+
+
+def _workers(now: PoolStatus, letters: Mapping[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, side in (
+        ("GPU", "left"), ("kind", "left"), ("state", "left"), ("task", "left"), ("weights", "left"), ("", "right"),
+        ("runs", "right"), ("hits", "right"),
+    ):  # fmt: skip
+        table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
+    for worker in now.workers:
+        used = f"{format_bytes(worker.used_bytes)} of {format_bytes(worker.capacity_bytes)}"
+        table.add_row(
+            str(worker.id),
+            worker.device or "-",
+            worker.state.replace("_", " "),
+            _task(worker),
+            _bar(worker, letters),
+            used if worker.capacity_bytes else "-",
+            str(worker.runs),
+            _share(worker.runs_resident, worker.runs),
+        )
+    return table
+
+
+def _task(worker: WorkerStatus) -> str:
+    run = worker.run
+    if run is None:
+        return "-"
+    step = f" {run.step}/{run.steps}" if run.steps else ""
+    stopping = ", stopping" if run.stopping else ""
+    return f"{run.stage}{step} of {run.job_id or 'nobody'}, {duration(run.seconds)}{stopping}"
+
+
+def _bar(worker: WorkerStatus, letters: Mapping[str, str]) -> Text:
+    """Each component as long as its bytes are of the GPU's; free room as dots."""
+    bar, filled = Text(), 0
+    if not worker.capacity_bytes:
+        return Text("-")
+    end_bytes = 0
+    for part in sorted(worker.parts, key=lambda part: part.component):
+        end_bytes += part.resident_bytes
+        cells = min(BAR_CELLS, round(BAR_CELLS * end_bytes / worker.capacity_bytes)) - filled
+        bar.append(letters[part.component] * cells, style=_colour(letters[part.component]))
+        filled += cells
+    return bar.append("." * (BAR_CELLS - filled), style="dim")
+
+
+def _legend(now: PoolStatus, letters: Mapping[str, str]) -> Table:
+    """Which component a letter is, and on how many GPUs how much of it is."""
+    rows = []
+    for component, letter in letters.items():
+        places = [part for worker in now.workers for part in worker.parts if part.component == component]
+        whole = sum(part.resident_bytes >= part.whole_bytes for part in places)
+        patched = sum(part.patched for part in places)
+        where = f"whole on {whole}" + (f", a part on {len(places) - whole}" if whole < len(places) else "")
+        rows.append(
+            (
+                letter,
+                component.split("@")[0],
+                format_bytes(max(part.whole_bytes for part in places)),
+                where + (f", with LoRAs on {patched}" if patched else ""),
+            )
+        )
+    return rows_table(["", "component", "size", "GPUs"], rows, right=["size"])
+
+
+def _queues(now: PoolStatus) -> Table:
+    """Waiting tasks by stage, and by user where somebody has a name."""
+    stages = list(now.waiting)
+    rows = [("everybody", *(str(now.waiting[stage]) for stage in stages))]
+    if any(now.waiting_by_user):
+        for user, counts in sorted(now.waiting_by_user.items(), key=lambda item: (-sum(item[1].values()), item[0])):
+            rows.append((user or "no name", *(str(counts.get(stage, 0)) for stage in stages)))
+    return rows_table(["waiting", *stages], rows, right=stages)
+
+
+def _facts(now: PoolStatus, before: PoolStatus | None) -> list[tuple[str, str]]:
+    seconds = now.seconds - before.seconds if before else now.seconds
+    made = now.jobs.get("succeeded", 0) - (before.jobs.get("succeeded", 0) if before else 0)
+    tasks = now.tasks_total - (before.tasks_total if before else 0)
+    uploaded = now.uploaded_bytes - (before.uploaded_bytes if before else 0)
+    streamed = now.streamed_bytes - (before.streamed_bytes if before else 0)
+    since = f"in the last {duration(seconds)}" if before else "since the start"
+    facts = [
+        ("throughput", f"{_rate(made, seconds)} jobs, {_rate(tasks, seconds)} tasks a second {since}"),
+        (
+            "weights",
+            f"{format_bytes(round(uploaded / seconds)) if seconds > 0 else '-'} uploaded, "
+            f"{format_bytes(round(streamed / seconds)) if seconds > 0 else '-'} streamed a second {since}",
+        ),
+        (
+            "altogether",
+            f"{format_bytes(now.uploaded_bytes)} uploaded, {format_bytes(now.streamed_bytes)} streamed, "
+            f"{now.patch_switches} LoRA switches",
+        ),
+        (
+            "hit rate",
+            f"{_share(now.tasks_resident, now.tasks_total)} of {now.tasks_total} tasks found all weights there",
+        ),
+    ]
+    facts += [("record", now.record)] if now.record else []
+    return facts + [(str(worker.id), worker.trouble) for worker in now.workers if worker.trouble]
+
+
+def _letters(now: PoolStatus) -> dict[str, str]:
+    """A letter for each component that is anywhere, by name so that it stays the same while nothing comes or goes."""
+    names: Sequence[str] = sorted({part.component for worker in now.workers for part in worker.parts})
+    return {name: LETTERS[index % len(LETTERS)] for index, name in enumerate(names)}
+
+
+def _colour(letter: str) -> str:
+    return COLOURS[LETTERS.index(letter) % len(COLOURS)]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+def _rate(count: int, seconds: float) -> str:
+    return f"{count / seconds:.2f}" if seconds > 0 else "-"

@@ -1,0 +1,42 @@
+"""How many bytes this process had read from disks, as the kernel counts them (/proc/self/io). 0 on other systems.
+
+Pages of mapped files count when they are touched and were not in memory, with what the kernel reads ahead of them; what
+was in memory does not count. Network file systems count where they go by the kernel's page cache and its block layer.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PROCESS_IO = Path("/proc/self/io")
+THREAD_IO = Path("/proc/thread-self/io")
+
+_FIELD = b"read_bytes:"
+_MOST_BYTES = 1024
+
+
+class StorageMeter:
+    """Reads the kernel's counter. For a thread: opened and read by that thread."""
+
+    def __init__(self, source: Path = PROCESS_IO) -> None:
+        try:
+            self._file: int | None = os.open(source, os.O_RDONLY)
+        except OSError:
+            self._file = None
+
+    def read_bytes(self) -> int:
+        """From disks since the process, or the thread, began."""
+        if self._file is None:
+            return 0
+        try:
+            lines = os.pread(self._file, _MOST_BYTES, 0).splitlines()
+        except OSError:
+            return 0
+        return next((int(line.removeprefix(_FIELD)) for line in lines if line.startswith(_FIELD)), 0)
+
+    def close(self) -> None:
+        """Count no more. Idempotent."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

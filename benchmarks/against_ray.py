@@ -1,0 +1,153 @@
+"""Our pool beside Ray's own ways to run many models on few workers: Serve's multiplexing and Data's actor pool.
+
+    python -m benchmarks.against_ray [--workers 2,4] [--requests N] [--rounds N] [--systems NAME,...]
+    pip install -c constraints.txt -e .[benchmarks]        # Serve and Data need more than the pool does
+
+One trace for all: requests for 12 models by Zipf's law; a worker has room for three of them; a load waits for 0.2 s, a
+run for 0.02 to 0.08 s, in every system the same function. 64 clients each ask again when they are answered, twice over
+the whole trace: a cold pass and a warm one. Data takes the trace as one batch, cold, the start of its actors included,
+and is compared with our pool given the whole trace at once. Each race has processes and a Ray of its own on loopback;
+systems take turns, and each figure is the median of the rounds with the least and the most.
+
+What is counted as a load: a model's bytes brought to a worker, whole or in part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from benchmarks.ray_trace import LOAD_SECONDS, ROOM_MODELS, trace
+
+OURS, BATCH = "modelpool", "modelpool-batch"
+RACED = (OURS, "serve", "serve-64", "serve-64-beside", "serve-64-beside-2", BATCH, "data", "data-by-model")
+#: longer than a wait for the replica that has the model ever takes: Serve then goes elsewhere only when there is none
+PATIENT = {"RAY_SERVE_MULTIPLEXED_MODEL_ID_MATCHING_TIMEOUT_S": "60"}
+MARK = "race: "
+RACE_SECONDS = 600
+
+
+def systems(requests: int) -> dict[str, dict[str, object]]:
+    """What is compared, by name: the arguments of `ray_systems.System`."""
+    serve = {"kind": "serve", "environment": {}, "options": {}}
+    data = {"kind": "data", "environment": {}, "options": {"batch": 4}}
+    ours = {"kind": "modelpool", "environment": {}, "options": {}}
+    return {
+        OURS: {**ours, "words": "modelpool"},
+        "serve": {**serve, "words": f"Serve, {ROOM_MODELS} models a replica, as it comes (5 requests at once)"},
+        "serve-beside": {
+            **serve,
+            "words": "Serve, as it comes, loads beside runs",
+            "options": {"beside": 1},
+        },
+        "serve-16": {**serve, "words": "Serve, 16 requests at once", "options": {"ongoing": 16}},
+        "serve-64": {**serve, "words": "Serve, 64 requests at once", "options": {"ongoing": 64}},
+        "serve-patient": {**serve, "words": "Serve, 5 at once, waits for the model's replica", "environment": PATIENT},
+        "serve-patient-16": {
+            **serve,
+            "words": "Serve, 16 at once, waits for the model's replica",
+            "environment": PATIENT,
+            "options": {"ongoing": 16},
+        },
+        "serve-64-beside": {
+            **serve,
+            "words": "Serve, 64 requests at once, loads beside runs",
+            "options": {"ongoing": 64, "beside": 1},
+        },
+        "serve-64-beside-2": {
+            **serve,
+            "words": "Serve, 64 requests at once, loads beside runs, 2 models a replica",
+            "options": {"ongoing": 64, "beside": 1, "models": 2},
+        },
+        BATCH: {**ours, "words": "modelpool, all requests at once", "outstanding": requests},
+        "data": {**data, "words": "Data, actor pool, in the order of the trace"},
+        "data-by-model": {**data, "words": "Data, actor pool, sorted by model first", "by_model": True},
+    }
+
+
+def main() -> None:
+    """Race and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", default="2,4")
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--systems", default=",".join(RACED))
+    parser.add_argument("--race", nargs=2, metavar=("SYSTEM", "WORKERS"), help=argparse.SUPPRESS)
+    wanted = parser.parse_args()
+    if wanted.race:
+        race_here(wanted.race[0], int(wanted.race[1]), wanted.requests)
+        return
+    missing = [name for name in ("fastapi", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
+    if missing:
+        parser.error(f"{', '.join(missing)} missing: pip install -c constraints.txt -e .[benchmarks]")
+    names = wanted.systems.split(",")
+    known = systems(wanted.requests)
+    for workers in map(int, wanted.workers.split(",")):
+        found: dict[str, list[list[dict[str, float | None]]]] = {name: [] for name in names}
+        for _ in range(wanted.rounds):
+            for name in names:
+                found[name].append(race(name, workers, wanted.requests, known[name]["environment"]))
+                print(f"{name} {workers}: {found[name][-1]}", file=sys.stderr, flush=True)
+        print(table(workers, wanted.requests, {str(known[name]["words"]): found[name] for name in names}), flush=True)
+
+
+def race(name: str, workers: int, requests: int, environment: object) -> list[dict[str, float | None]]:
+    """One system's passes, in a process of its own."""
+    assert isinstance(environment, dict)
+    arguments = ["--race", name, str(workers), "--requests", str(requests)]
+    command = [sys.executable, "-m", "benchmarks.against_ray", *arguments]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=RACE_SECONDS, check=False
+    )
+    told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not told:
+        raise RuntimeError(f"{name} with {workers} workers did not finish:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return [json.loads(line) for line in told]
+
+
+def race_here(name: str, workers: int, requests: int) -> None:
+    """The same in this process; a line for each pass."""
+    from benchmarks.ray_systems import System, one_race
+
+    for one in one_race(System(**systems(requests)[name]), workers, trace(requests)):
+        print(MARK + json.dumps(one.as_json()), flush=True)
+
+
+def table(workers: int, requests: int, found: dict[str, list[list[dict[str, float | None]]]]) -> str:
+    """Every system's passes, in Markdown."""
+    load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
+    lines = [
+        f"{workers} workers, {requests} requests, a load takes {LOAD_SECONDS} s; {os.cpu_count()} cores, load {load}:",
+        "",
+        "| system | pass | loads | requests a second | p50 s | p99 s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for words, rounds in found.items():
+        for number, name in enumerate(("cold", "warm")):
+            passes = [passes[number] for passes in rounds if number < len(passes)]
+            if not passes:
+                continue
+            cells = [
+                spread([p[key] for p in passes], digits)
+                for key, digits in (("loads", 0), ("requests_per_second", 1), ("p50_seconds", 2), ("p99_seconds", 2))
+            ]
+            lines.append(f"| {words} | {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def spread(figures: Sequence[float | None], digits: int) -> str:
+    """Median, least and most; nothing where nothing was measured."""
+    known = [figure for figure in figures if figure is not None]
+    if not known:
+        return ""
+    return f"{statistics.median(known):.{digits}f} ({min(known):.{digits}f} - {max(known):.{digits}f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""The systems that `benchmarks.against_ray` compares: each opens a Ray of its own on loopback, answers passes over one
+trace, and closes it. All loads and runs are those of `benchmarks.ray_trace`.
+
+A worker does one thing at a time in all of them; where Serve's replicas may load one model while they run another
+(`beside`), a row says so: they then hold more models than there is room for, since what runs is not kept from leaving.
+Settings that help the others are taken where they are found: a handle of each model is made once, no proxy listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.ray_trace import (
+    LINK_BYTES_PER_SECOND,
+    MODEL_BYTES,
+    MODELS,
+    OUTSTANDING,
+    ROOM_MODELS,
+    STEP_SECONDS,
+    STEPS,
+    Answer,
+    LeastRecentlyUsed,
+    Pass,
+    Request,
+    load,
+    loads_of,
+    measured,
+    run,
+)
+from pool.outlook import Outlook
+from pool.residency import Residency, plan
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
+from pool.work import Encoded, EncodeWork, LoraRef, Member, ModelRef, Outcome, Result, RunHooks, Work
+from tests.actors.fakes import Facts, FakeCatalog, fake_plan, sha
+
+MIB = 1 << 20
+#: beside the weights: a run's activations and scratch
+WORKING_BYTES = 2 * MIB
+CAPACITY_BYTES = ROOM_MODELS * MODEL_BYTES + WORKING_BYTES
+#: forward passes of a run: weights that stream are paid once each
+PASSES = 20
+
+Ask = Callable[[Request], tuple[str, float]]
+
+
+def component(model: str) -> ComponentSpec:
+    """A model is one component."""
+    return ComponentSpec(ComponentKey(f"{model}/all@0"), Role.TEXT_ENCODER, MODEL_BYTES, MODEL_BYTES)
+
+
+class TraceCatalog(FakeCatalog):
+    """The models of the trace. What a run takes is told as the mean of all: nobody knows it before."""
+
+    def find_model(self, name: str) -> ModelRef:
+        """Any name is a model."""
+        return ModelRef(name, f"/models/{name}", sha(name))
+
+    def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
+        """One."""
+        return {Role.TEXT_ENCODER: component(model.name)}
+
+    def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
+        """All of it, in every pass."""
+        return ComponentUse(component(model.name).key, MIB, passes=PASSES)
+
+    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
+        """The rest of what is kept free."""
+        return WORKING_BYTES - MIB
+
+    def run_seconds(self, model: ModelRef, work: Work) -> float:
+        """The mean of the trace."""
+        return STEP_SECONDS * sum(STEPS) / len(STEPS)
+
+
+class TraceEngine:
+    """Does nothing but wait: for what the pool's own plan moves, and for the run. The result tells of the loads."""
+
+    def __init__(self) -> None:
+        self._residency = Residency(CAPACITY_BYTES)
+        self._specs = {spec.key: spec for spec in (component(f"model-{number:02}") for number in range(MODELS))}
+        self._moved_bytes = 0
+
+    def introduce(self) -> Facts:
+        """What it can hold."""
+        return Facts(CAPACITY_BYTES, float(LINK_BYTES_PER_SECOND), "waiting")
+
+    def residency(self) -> Residency:
+        """Which weights are there."""
+        return self._residency
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def run(
+        self,
+        task: TaskSpec,
+        work: Work,
+        inputs: tuple[Result, ...],
+        hooks: RunHooks,
+        fresh: bool = False,
+        needed_next: tuple[ComponentKey, ...] = (),
+    ) -> tuple[Result, RunCost]:
+        """Wait as long as it takes."""
+        assert isinstance(work, EncodeWork)
+        moves = plan(self._residency, task.uses, self._specs, task.activation_bytes, outlook=Outlook(needed_next))
+        self._residency = moves.after
+        load_seconds = moves.upload_bytes / LINK_BYTES_PER_SECOND
+        run_seconds = float(work.text.split()[1]) + moves.streamed_bytes / LINK_BYTES_PER_SECOND
+        time.sleep(load_seconds)
+        run(run_seconds)
+        self._moved_bytes += moves.upload_bytes + moves.streamed_bytes
+        cost = RunCost(
+            load_seconds=load_seconds,
+            run_seconds=run_seconds,
+            uploaded_bytes=moves.upload_bytes,
+            streamed_bytes=moves.streamed_bytes,
+            resident=moves.all_resident,
+        )
+        return Encoded(np.array([[self._moved_bytes / MODEL_BYTES]], np.float32)), cost
+
+    def run_together(
+        self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...] = ()
+    ) -> tuple[Outcome, ...]:
+        """One after the other: nothing is gained by it."""
+        outcomes = [self.run(m.task, m.work, m.inputs, m.hooks, needed_next=needed_next) for m in members]
+        return tuple((result, replace(cost, batched=len(members))) for result, cost in outcomes)
+
+
+@contextlib.contextmanager
+def modelpool(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
+    """Our pool, through its client: a request is one task of one stage."""
+    from actors.client import ModelPool
+    from actors.config import PoolConfig
+    from actors.opening import start_pool
+
+    def make_plan(config: PoolConfig, gpu_count: int, can_grow: bool) -> Any:
+        idle = fake_plan(config, gpu_count, can_grow)
+        return replace(idle, budget_bytes=CAPACITY_BYTES, open_engine=TraceEngine, open_catalog=TraceCatalog)
+
+    opened = start_pool(PoolConfig().override(workers=workers, name="race"), make_plan)
+    with ModelPool(opened.line, opened.close, None, opened.address) as pool:
+        pool.wait_ready(300)
+        tags = iter(range(1 << 60))
+
+        def ask(request: Request) -> tuple[str, float]:
+            # the tag keeps requests of two passes from being the same work, which would be done once
+            stage = pool.encode(f"{next(tags)} {request.run_seconds}", model=request.model)
+            loads = stage.result().context_LD[0, 0]
+            return stage._job.tasks[0].worker, float(loads)
+
+        yield ask
+
+
+@contextlib.contextmanager
+def serve(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
+    """Ray Serve's multiplexed deployment. Options: models (a replica), ongoing (requests at a replica at once),
+    beside (1: loads go on beside runs)."""
+    with _ray(workers + 2):
+        from ray import serve as ray_serve
+
+        models, ongoing = int(options.get("models", ROOM_MODELS)), int(options.get("ongoing", 5))
+        beside = bool(options.get("beside"))
+        ray_serve.start(proxy_location="Disabled")
+
+        @ray_serve.deployment(num_replicas=workers, max_ongoing_requests=ongoing, ray_actor_options={"num_cpus": 0})
+        class Multiplexed:
+            def __init__(self) -> None:
+                self._loads = 0
+                self._gpu = asyncio.Lock()
+                self._name = ray_serve.get_replica_context().replica_tag
+
+            @ray_serve.multiplexed(max_num_models_per_replica=models)
+            async def model(self, model_id: str) -> str:
+                async with contextlib.nullcontext() if beside else self._gpu:
+                    await asyncio.to_thread(load)
+                self._loads += 1
+                return model_id
+
+            async def __call__(self, run_seconds: float) -> tuple[str, float]:
+                await self.model(ray_serve.get_multiplexed_model_id())
+                async with self._gpu:
+                    await asyncio.to_thread(run, run_seconds)
+                return self._name, float(self._loads)
+
+        handle = ray_serve.run(Multiplexed.bind(), route_prefix=None)
+        handles = {f"model-{n:02}": handle.options(multiplexed_model_id=f"model-{n:02}") for n in range(MODELS)}
+        yield lambda request: handles[request.model].remote(request.run_seconds).result()
+        ray_serve.shutdown()
+
+
+@contextlib.contextmanager
+def data(workers: int, options: Mapping[str, float]) -> Iterator[Callable[[Sequence[Request]], list[Answer]]]:
+    """Ray Data with a pool of actors, each with the models it used last. Options: batch (rows at once)."""
+    with _ray(workers + 2):
+        import ray.data
+
+        ray.data.DataContext.get_current().enable_progress_bars = False
+
+        class Models:
+            def __init__(self) -> None:
+                self._held = LeastRecentlyUsed()
+                self._name = ray.get_runtime_context().get_actor_id()
+
+            def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+                loads = []
+                for model, run_seconds in zip(rows["model"], rows["run_seconds"], strict=True):
+                    self._held.need(str(model))
+                    run(float(run_seconds))
+                    loads.append(float(self._held.loads))
+                return {"worker": np.array([self._name] * len(loads)), "loads": np.array(loads)}
+
+        def ask_all(requests: Sequence[Request]) -> list[Answer]:
+            rows = [{"model": request.model, "run_seconds": request.run_seconds} for request in requests]
+            pipeline = ray.data.from_items(rows, override_num_blocks=4 * workers).map_batches(
+                Models,
+                compute=ray.data.ActorPoolStrategy(size=workers),
+                batch_size=int(options.get("batch", 4)),
+                num_cpus=1,
+            )
+            asked_at = time.perf_counter()
+            return [Answer(row["worker"], row["loads"], asked_at, time.perf_counter()) for row in pipeline.iter_rows()]
+
+        yield ask_all
+
+
+@contextlib.contextmanager
+def _ray(cpus: int) -> Iterator[None]:
+    """A Ray of this process's own, as our pool starts it."""
+    from actors.ray_session import open_session
+
+    session = open_session(None, "race", cpus)
+    try:
+        yield
+    finally:
+        session.close()
+
+
+def passes(ask: Ask, requests: Sequence[Request], outstanding: int = OUTSTANDING, count: int = 2) -> Iterator[Pass]:
+    """One pass after the other: the first cold, the others warm. So many clients each ask again when answered."""
+    before: dict[str, float] = {}
+    for _ in range(count):
+        answers = answers_of(ask, requests, outstanding)
+        loads, before = loads_of(answers, before)
+        yield measured(answers, loads)
+
+
+def answers_of(ask: Ask, requests: Sequence[Request], outstanding: int) -> list[Answer]:
+    """Ask for all in order, `outstanding` at a time. Raises what a request raised."""
+    waiting, answers, raised = iter(requests), [], []
+    guard = threading.Lock()
+
+    def client() -> None:
+        while not raised:
+            with guard:
+                request = next(waiting, None)
+            if request is None:
+                return
+            asked_at = time.perf_counter()
+            try:
+                worker, loads = ask(request)
+            except Exception as error:
+                raised.append(error)
+                return
+            answers.append(Answer(worker, loads, asked_at, time.perf_counter()))
+
+    threads = [threading.Thread(target=client, daemon=True) for _ in range(outstanding)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]
+    return answers
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One line of the table: a system, its options, and whether the requests are sorted by model first."""
+
+    kind: str
+    words: str
+    options: Mapping[str, float]
+    environment: Mapping[str, str]
+    outstanding: int = OUTSTANDING
+    by_model: bool = False
+
+
+def one_race(system: System, workers: int, requests: Sequence[Request]) -> list[Pass]:
+    """Open the system, make its passes, close it."""
+    ordered = sorted(requests, key=lambda r: r.model) if system.by_model else list(requests)
+    if system.kind == "data":
+        with data(workers, system.options) as ask_all:
+            answers = ask_all(ordered)
+            return [measured(answers, loads_of(answers, {})[0], one_by_one=False)]
+    with {"modelpool": modelpool, "serve": serve}[system.kind](workers, system.options) as ask:
+        return list(passes(ask, ordered, min(system.outstanding, len(ordered))))

@@ -1,0 +1,156 @@
+"""Every policy on every workload, over the same simulated workers: ours, those of others, and bounds.
+
+Jobs come at the rate that keeps the GPUs busy for the stated part of the time with runs alone, everything resident; so
+who loads too much cannot keep up, which shows in throughput, and in latency long before that. Loads cross the link of
+the GPU, files come from a machine's memory or from its disks. Five seeds: the median, and the least and the most.
+
+Run from the repository: `python -m benchmarks.scheduling [--rows NAME,...] [--seeds 5] [--policies NAME,...] [--jobs 1]`.
+Imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from random import Random
+
+from pool.errors import GIB
+from scheduler.peers import POLICIES
+from scheduler.peers.bounds import least_load_seconds, least_makespan_seconds
+from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.figures import figures
+from scheduler.simulated.gpu_lists import NodeShape, parse_gpus, simulated_gpus
+from scheduler.workloads.generators import bursting, heterogeneous, offline_batch, shifting, zipf
+from scheduler.workloads.katz import katz_workload
+from scheduler.workloads.katz_habits import SERVICES
+from scheduler.workloads.mix import Mix
+from scheduler.workloads.sizes import SDXL
+from scheduler.workloads.workload import Workload
+
+#: seconds of one SDXL picture on the GPU that speed is measured by
+SDXL_SECONDS = SDXL.encode_seconds + 20 * SDXL.step_seconds + SDXL.decode_seconds
+#: one host with some GPUs of people: 64 GiB and one NVMe disk
+HOST = NodeShape(gpus=4, host_bytes=64 * GIB, storage_bytes_per_second=3e9)
+#: a serving instance of the calibrated workload: one GPU, room for about ten LoRAs beside it, files over the network
+INSTANCE = NodeShape(gpus=1, host_bytes=3 * GIB, storage_bytes_per_second=1e9)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload on some GPUs."""
+
+    name: str
+    gpus: str
+    shape: NodeShape
+    make: Callable[[Random, float], Workload]
+    #: the whole queue is known from the beginning
+    is_batch: bool = False
+
+
+def models(count: int) -> list:
+    return [replace(SDXL, name=f"sdxl-{number}") for number in range(count)]
+
+
+def by_load(load: float, workload: Callable[[Random, float], Workload]) -> Callable[[Random, float], Workload]:
+    """Jobs at the rate that keeps all GPUs busy for `load`."""
+    return lambda rng, speed: workload(rng, load * speed / SDXL_SECONDS)
+
+
+LORAS = ["", "lora-1", "lora-2", "lora-3"]
+TWELVE = Mix(models(12), steps=(20,))
+WITH_LORAS = Mix(models(12), LORAS, steps=(20,))
+ROWS = (
+    Row("zipf, 12 models, 2 GPUs", "2x4090", HOST, by_load(0.8, lambda rng, rate: zipf(TWELVE, 600, rng, rate))),
+    Row("zipf, 12 models, 3 GPUs", "3x4090", HOST, by_load(0.8, lambda rng, rate: zipf(TWELVE, 900, rng, rate))),
+    Row("zipf, 12 models, 4 LoRAs, 4 GPUs", "4x4090", HOST, by_load(0.8, lambda rng, rate: zipf(WITH_LORAS, 1200, rng, rate))),
+    Row("shifting popularity, 4 GPUs", "4x4090", HOST, by_load(0.8, lambda rng, rate: shifting(TWELVE, 1200, rng, rate, 300.0))),
+    Row("bursts, 4 GPUs", "4x4090", HOST, by_load(0.5, lambda rng, rate: bursting(TWELVE, 800, rng, rate, 40, 120.0))),
+    Row("unlike GPUs and models", "2xH100,2xA100,4x4090", NodeShape(4, 256 * GIB, 3e9), lambda rng, speed: heterogeneous(600, rng, 0.065 * speed)),
+    Row("offline batch, 4 GPUs", "4x4090", HOST, lambda rng, speed: offline_batch(models(12), LORAS, 1200, rng), True),
+    Row("calibrated, 8 GPUs", "8xH100", INSTANCE, lambda rng, speed: katz_workload(SERVICES[:1], 8, 3000, rng, 0.8)),
+    Row("calibrated, 64 GPUs", "64xH100", INSTANCE, lambda rng, speed: katz_workload(SERVICES[:1], 64, 12000, rng, 0.8)),
+    Row("calibrated, 512 GPUs", "512xH100", INSTANCE, lambda rng, speed: katz_workload(SERVICES[:1], 512, 30000, rng, 0.8)),
+)  # fmt: skip
+COLUMNS = ("jobs/min", "p50 s", "p99 s", "loading GPU-s", "LoRA loads/job", "resident", "GiB moved", "CPU s")
+
+
+def simulate(row: Row, policy: str, seed: int) -> tuple[float, ...]:
+    """The columns of one simulation."""
+    groups = parse_gpus(row.gpus)
+    gpus, nodes = simulated_gpus(groups, row.shape, reserve_bytes=GIB)
+    workload = row.make(Random(seed), sum(gpu.speed for gpu in gpus))
+    core, memory = POLICIES[policy].make(gpus, workload.components, Random(seed))
+    cluster = VirtualCluster(core, gpus, nodes, memory)
+    cluster.start(workload.components)
+    for job in workload.jobs:
+        cluster.post(job)
+    begun = time.process_time()
+    cluster.run()
+    seconds = time.process_time() - begun
+    seen = figures(cluster)
+    assert seen.succeeded == seen.jobs, f"{policy} on {row.name}: {seen.succeeded} of {seen.jobs} jobs succeeded"
+    moved = (seen.uploaded_bytes + seen.streamed_bytes) / GIB
+    return (
+        seen.jobs_per_minute, seen.latency.p50_seconds, seen.latency.p99_seconds, seen.loading_seconds,
+        seen.lora_loads_per_job, seen.resident_share, moved, seconds,
+    )  # fmt: skip
+
+
+def _one(job: tuple[str, str, int]) -> tuple[float, ...]:
+    name, policy, seed = job
+    return simulate(next(row for row in ROWS if row.name == name), policy, seed)
+
+
+def bounds(row: Row, seed: int) -> tuple[float, float]:
+    """Of a batch: the least GPU-seconds of loading, and the least makespan."""
+    gpus, _ = simulated_gpus(parse_gpus(row.gpus), row.shape, reserve_bytes=GIB)
+    workload = row.make(Random(seed), sum(gpu.speed for gpu in gpus))
+    jobs = [submitted.job for submitted in workload.jobs]
+    loads = least_load_seconds(jobs, gpus, {spec.key: spec for spec in workload.components})
+    return loads, least_makespan_seconds(jobs, gpus, loads)
+
+
+def table(row: Row, policies: Sequence[str], seeds: int, pool: ProcessPoolExecutor) -> None:
+    """Print the table of one row."""
+    wanted = [(row.name, policy, seed) for policy in policies for seed in range(1, seeds + 1)]
+    results = dict(zip(wanted, pool.map(_one, wanted), strict=True))
+    print(f"\n{row.name} ({row.gpus})\n\n| policy | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}")
+    for policy in policies:
+        of_seeds = list(zip(*(results[row.name, policy, seed] for seed in range(1, seeds + 1)), strict=True))
+        cells = [_cell(column) for column in of_seeds]
+        print(f"| {policy} | {' | '.join(cells)} |", flush=True)
+    if row.is_batch:
+        found = [bounds(row, seed) for seed in range(1, seeds + 1)]
+        loads, makespan = (statistics.median(column) for column in zip(*found, strict=True))
+        print(f"\nNo policy loads for less than {loads:.0f} GPU-s, or is done in less than {makespan:.0f} s.")
+
+
+def _cell(values: Sequence[float]) -> str:
+    def short(value: float) -> str:
+        return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+    middle = short(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} ({short(min(values))} to {short(max(values))})"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", default="", help="parts of names, with commas between")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    options = parser.parse_args()
+    rows = [row for row in ROWS if any(part in row.name for part in options.rows.split(","))]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for row in rows:
+            names = [name for name in options.policies.split(",") if name != "clairvoyant" or row.is_batch]
+            table(row, names, options.seeds, pool)
+
+
+if __name__ == "__main__":
+    main()

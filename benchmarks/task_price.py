@@ -1,0 +1,261 @@
+"""The price of a task through the pool's controller, beside actor calls that do nothing, on one local Ray.
+
+    python -m benchmarks.task_price [--workers N] [--calls N] [--pictures N] [--rounds N]
+
+Prints a Markdown table. The engines do nothing; Ray, the core, the controller, the dispatcher, the workers and the
+client are the real ones. What is compared:
+
+1. In the controller's own process, one after the other: a call of a worker that does nothing, awaited; the call that
+   runs a task, with a request that is ready; and a task that is submitted (cut, checked, queued), dispatched to a
+   worker, run there by an engine that does nothing, reported, resolved and told as news. All call the same workers in
+   the same group from the same event loop: the difference is what the pool adds to the call that any scheduler must
+   make.
+2. The same from the driver: a call of an async actor, a call that such an actor passes on to a worker (the least that a
+   service between driver and workers can do), and a picture's stage whose result is in the driver's hands.
+3. With all workers busy: calls a second when the controller's process keeps one call at each worker, and tasks a second
+   when a whole batch is waiting; each worker has one task at a time there too.
+4. A batch: tasks a second taken in (until `submit` returns, all checked and queued), and done.
+
+Rounds of all rows take turns; each figure is the median of the rounds, with the least and the most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from actors.client import ModelPool
+from actors.config import PoolConfig
+from actors.pool_plan import PoolPlan
+from actors.requests import GenerateRequest
+from pool.residency import Residency
+from pool.spec import ComponentKey, RunCost, TaskSpec
+from pool.work import DecodeWork, Encoded, EncodeWork, Latent, Member, Outcome, Picture, Result, SampleWork, Work
+from tests.actors.fakes import CAPACITY_BYTES, MODELS, Facts, fake_plan
+
+
+class IdleEngine:
+    """Makes results of a few bytes and moves no weights."""
+
+    def __init__(self, *_: object) -> None:
+        self._residency = Residency(CAPACITY_BYTES)
+
+    def introduce(self) -> Facts:
+        """What it can hold."""
+        return Facts(CAPACITY_BYTES, 1e9, "idle")
+
+    def residency(self) -> Residency:
+        """Nothing, ever."""
+        return self._residency
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def run(
+        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], *_: object, **__: object
+    ) -> tuple[Result, RunCost]:
+        """A result at once."""
+        return empty_result(work), RunCost(run_seconds=1e-6, resident=True)
+
+    def run_together(
+        self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...] = ()
+    ) -> tuple[Outcome, ...]:
+        """One after the other: nothing is gained by it."""
+        outcomes = [self.run(m.task, m.work, m.inputs, m.hooks, needed_next=needed_next) for m in members]
+        return tuple((result, replace(cost, batched=len(members))) for result, cost in outcomes)
+
+
+def empty_result(work: Work) -> Result:
+    """The smallest thing that a stage can make."""
+    match work:
+        case EncodeWork():
+            return Encoded(np.zeros((1, 1), np.float32))
+        case SampleWork():
+            return Latent(np.zeros((4, 1, 1), np.float32))
+        case DecodeWork():
+            return Picture(np.zeros((1, 1, 3), np.uint8))
+
+
+def idle_plan(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
+    """A pool of engines that do nothing."""
+    return fake_plan(config, gpu_count, can_grow, engine=IdleEngine)
+
+
+@dataclass
+class Figures:
+    """What was measured of one row, round after round: p50 of calls in ms, or how many a second."""
+
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+    a_second: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+
+    def add(self, seconds: Sequence[float]) -> None:
+        """One round of single calls."""
+        self.p50_ms.append(statistics.median(seconds) * 1e3)
+        self.p99_ms.append(statistics.quantiles(seconds, n=100)[98] * 1e3)
+        self.a_second.append(len(seconds) / sum(seconds))
+
+
+class Measured:
+    """A pool that does nothing, on a Ray of its own, and the rows that are measured with it."""
+
+    def __init__(self, pool: ModelPool, controller, calls: int, pictures: int) -> None:
+        self._pool = pool
+        self._controller = controller
+        self._calls = calls
+        self._pictures = pictures
+        self._labels = (f"round {number}" for number in itertools.count())
+        self.rows: dict[str, Figures] = {name: Figures() for name in ROWS}
+
+    def round(self) -> None:
+        """Measure every row once."""
+        import ray
+
+        call, count, label = self._controller, self._calls, next(self._labels)
+        self.rows[BARE].add(ray.get(call.bare_calls.remote(count)))
+        self.rows[RUN].add(ray.get(call.run_calls.remote(count)))
+        self.rows[TASK].add(ray.get(call.tasks.remote(count, label)))
+        self.rows[DRIVER_BARE].add(seconds_of(count, lambda i: ray.get(call.nothing.remote())))
+        self.rows[DRIVER_RELAY].add(seconds_of(count, lambda i: ray.get(call.relay.remote())))
+        self.rows[DRIVER_TASK].add(seconds_of(count, lambda i: self._stage(f"driver, {label} {i}")))
+        started = time.perf_counter()
+        ray.get([call.nothing.remote() for _ in range(10 * count)])
+        self.rows[PIPELINED].a_second.append(10 * count / (time.perf_counter() - started))
+        for name, runs in ((FLOOD, False), (RUN_FLOOD, True)):
+            before = self._cpu_seconds()
+            self.rows[name].a_second.append(ray.get(call.flood.remote(4 * count, runs)))
+            self.rows[name].cpu_ms.append((self._cpu_seconds() - before) / (4 * count) * 1e3)
+        before = self._cpu_seconds()
+        accepted, done, tasks = self._batch(label)
+        self.rows[DONE].cpu_ms.append((self._cpu_seconds() - before) / tasks * 1e3)
+        self.rows[DONE].a_second.append(done)
+        self.rows[ACCEPTED].a_second.append(accepted)
+
+    def _cpu_seconds(self) -> float:
+        """Of the controller's process."""
+        import ray
+
+        return ray.get(self._controller.cpu_seconds.remote())
+
+    def _stage(self, text: str) -> object:
+        return self._pool.encode(text, model=MODELS[0]).result()
+
+    def _batch(self, label: str) -> tuple[float, float, int]:
+        """Tasks a second taken in and done, of pictures of one prompt, and how many they were."""
+        wanted = [
+            GenerateRequest(model=MODELS[0], prompt=label, seed=number, steps=1, cfg=1.0)
+            for number in range(self._pictures)
+        ]
+        started = time.perf_counter()
+        jobs = self._pool.submit(wanted)
+        accepted = time.perf_counter() - started
+        tasks = len(jobs.wait().tasks)
+        return tasks / accepted, tasks / (time.perf_counter() - started), tasks
+
+
+BARE = "in the controller: a call of a worker that does nothing"
+RUN = "in the controller: the call of a worker that runs a task"
+TASK = "in the controller: a task, submitted, dispatched, run, reported, told"
+DRIVER_BARE = "from the driver: a call of an async actor that does nothing"
+DRIVER_RELAY = "from the driver: the same, passed on to a worker"
+DRIVER_TASK = "from the driver: a task, its result in the driver's hands"
+PIPELINED = "from the driver: calls of an async actor, all at once"
+FLOOD = "in the controller: calls of workers, one at a time at each"
+RUN_FLOOD = "in the controller: calls that run a task, one at a time at each"
+DONE = "a batch: tasks done, one at a time at each worker"
+ACCEPTED = "a batch: tasks taken in"
+ROWS = (BARE, RUN, TASK, DRIVER_BARE, DRIVER_RELAY, DRIVER_TASK, PIPELINED, FLOOD, RUN_FLOOD, DONE, ACCEPTED)
+
+
+def seconds_of(count: int, call: Callable[[int], object]) -> list[float]:
+    """Seconds of each of `count` calls, one after the other."""
+    seconds = []
+    for number in range(count):
+        started = time.perf_counter()
+        call(number)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def spread(figures: Sequence[float], digits: int) -> str:
+    """Median, least and most; nothing where nothing was measured."""
+    if not figures:
+        return ""
+    return f"{statistics.median(figures):.{digits}f} ({min(figures):.{digits}f} - {max(figures):.{digits}f})"
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> str:
+    """Median of the ratios of the rounds, with the least and the most."""
+    return spread([a / b for a, b in zip(above, below, strict=True)], 2)
+
+
+def table(rows: dict[str, Figures]) -> str:
+    """All rows in Markdown, and what follows from them."""
+    lines = ["| what | p50 ms | p99 ms | a second | CPU ms of the controller, each |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {name} | {spread(row.p50_ms, 2)} | {spread(row.p99_ms, 1)} | {spread(row.a_second, 0)} "
+        f"| {spread(row.cpu_ms, 2)} |"
+        for name, row in rows.items()
+    ]
+    lines += [
+        "",
+        f"A task in the controller, in calls that do nothing (p50): {ratio(rows[TASK].p50_ms, rows[BARE].p50_ms)}; "
+        f"in calls that run one: {ratio(rows[TASK].p50_ms, rows[RUN].p50_ms)}.",
+        f"A task from the driver, in calls that are passed on (p50): "
+        f"{ratio(rows[DRIVER_TASK].p50_ms, rows[DRIVER_RELAY].p50_ms)}.",
+        f"Calls a second that do nothing, in tasks of a batch: {ratio(rows[FLOOD].a_second, rows[DONE].a_second)}; "
+        f"calls that run one: {ratio(rows[RUN_FLOOD].a_second, rows[DONE].a_second)}.",
+    ]
+    return "\n".join(lines)
+
+
+def measure(workers: int, calls: int, pictures: int, rounds: int) -> dict[str, Figures]:
+    """Open a pool, measure it `rounds` times, and close it."""
+    from actors.ray_session import open_session
+
+    config = PoolConfig().override(workers=workers, name="price")
+    session = open_session(None, config.cluster.namespace, workers)
+    try:
+        from actors.ray_line import RayLine
+        from benchmarks.priced_controller import start_priced_controller
+
+        controller = start_priced_controller(idle_plan(config, 0, False), config.cluster.namespace, config.cluster.name)
+
+        with ModelPool(RayLine(controller), lambda: None, None) as pool:
+            pool.wait_ready(300)
+            measured = Measured(pool, controller, calls, pictures)
+            measured.round()  # lets every process import what it needs
+            measured.rows = {name: Figures() for name in ROWS}
+            for _ in range(rounds):
+                gc.collect()
+                measured.round()
+        return measured.rows
+    finally:
+        session.close()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--calls", type=int, default=300, help="single calls of each kind in a round")
+    parser.add_argument("--pictures", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=5)
+    wanted = parser.parse_args()
+    rows = measure(wanted.workers, wanted.calls, wanted.pictures, wanted.rounds)
+    load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
+    print(f"{wanted.workers} workers, {wanted.rounds} rounds, {os.cpu_count()} cores, load {load}\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""`Estimate`: what is taken for true after several measurements, some of which are wrong. Pure arithmetic."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+
+#: measurements that count. Of seven, four agree on a change, and three may be wrong
+REMEMBERED = 7
+#: of two measurements that differ, the larger is taken for at most so many times the smaller: runs are late for many
+#: reasons (a first run compiles kernels, a machine pauses), and early for none
+MOST_APART = 1.5
+
+
+class Estimate:
+    """The median of the last measurements.
+
+    One that is wrong by any factor moves it no further than to its neighbour; a change that lasts is the median after
+    four. (An exponential average is wrong for as long as it takes to learn: one that learns a change in five
+    measurements takes a third of each outlier in.)
+    """
+
+    __slots__ = ("_ascending", "_latest", "value")
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque()
+        self._ascending: list[float] = []
+        #: None until something was measured
+        self.value: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def add(self, measured: float) -> None:
+        """Take in one measurement."""
+        if len(self._latest) == REMEMBERED:
+            del self._ascending[bisect_left(self._ascending, self._latest.popleft())]
+        self._latest.append(measured)
+        insort(self._ascending, measured)
+        middle, odd = divmod(len(self._ascending), 2)
+        if odd:
+            self.value = self._ascending[middle]
+        else:
+            lower, upper = self._ascending[middle - 1 : middle + 1]
+            self.value = (lower + min(upper, MOST_APART * lower)) / 2

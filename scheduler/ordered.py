@@ -1,0 +1,89 @@
+"""A sorted sequence that is cheap to take from near its front, where queues are taken from. Knows only that its members
+have an `order`."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
+
+_ORDER = attrgetter("order")
+#: places in front that may stand empty before they are given up
+_MOST_EMPTY = 64
+
+
+class InOrder(Protocol):
+    """What can be filed. `order` must not change meanwhile, and no two members have the same."""
+
+    @property
+    def order(self) -> Any: ...
+
+
+T = TypeVar("T", bound=InOrder)
+
+
+class Ordered(Generic[T]):
+    """Members by their `order`. Adding at the end and taking from the front take constant time."""
+
+    __slots__ = ("_front", "_members")
+
+    def __init__(self) -> None:
+        #: the places before `_front` hold nothing of meaning
+        self._members: list[T] = []
+        self._front = 0
+
+    def __len__(self) -> int:
+        return len(self._members) - self._front
+
+    def __iter__(self) -> Iterator[T]:
+        """All members in order. Not to be changed meanwhile."""
+        members = self._members
+        return (members[at] for at in range(self._front, len(members)))
+
+    def __getitem__(self, place: int) -> T:
+        """The member at this place, counted from 0. Raises IndexError."""
+        if not 0 <= place < len(self):
+            raise IndexError(f"place {place} of {len(self)}")
+        return self._members[self._front + place]
+
+    def first(self, count: int) -> list[T]:
+        """So many from the front, or all."""
+        return self._members[self._front : self._front + count]
+
+    def place_of(self, order: Any) -> int:
+        """How many members come before this order."""
+        return bisect_left(self._members, order, self._front, key=_ORDER) - self._front
+
+    def from_order(self, order: Any) -> Iterator[T]:
+        """The members that do not come before this order."""
+        members = self._members
+        return (members[at] for at in range(self._front + self.place_of(order), len(members)))
+
+    def add(self, member: T) -> None:
+        """File it at its place."""
+        members, order = self._members, member.order
+        if not members or members[-1].order < order:
+            members.append(member)
+        elif self._front and order < members[self._front].order:
+            self._front -= 1
+            members[self._front] = member
+        else:
+            insort(members, member, self._front, key=_ORDER)
+
+    def remove(self, member: T) -> None:
+        """Take it out; its order must be the one that it was filed with."""
+        members, front = self._members, self._front
+        at = front
+        if front >= len(members) or members[front] is not member:
+            at = bisect_right(members, member.order, front, key=_ORDER) - 1
+            assert at >= front, f"{member} is not filed where its order says"
+            assert members[at] is member, f"{member} is not filed where its order says"
+        if at - front > len(members) - at:
+            del members[at]
+            return
+        members[front + 1 : at + 1] = members[front:at]
+        self._front = front + 1
+        if self._front == len(members) or (self._front > _MOST_EMPTY and 2 * self._front > len(members)):
+            del members[: self._front]
+            self._front = 0

@@ -1,0 +1,30 @@
+"""Peers with one queue for all, in order of arrival, and an idle worker that takes its head.
+
+`FirstIdle` is the usual pool of workers, each with a cache of its own. `EncodesShared` is the same with results of
+equal encodes kept: on memories that load nothing it is the bound "infinite_cache".
+"""
+
+from __future__ import annotations
+
+from scheduler.peers.base import Pulling
+from scheduler.peers.fleet import PeerWorker
+from scheduler.peers.jobs import PeerJob
+
+
+class FirstIdle(Pulling):
+    """The first job that an idle worker has memory for, to the fastest idle worker, the first of equals."""
+
+    def choose(self, idle: list[PeerWorker]) -> tuple[PeerWorker, PeerJob] | None:
+        """The first in the queue that one of the idle workers can take."""
+        most_bytes = max(worker.gpu.capacity_bytes for worker in idle)
+        for job in self.waiting.values():
+            if job.needed_bytes <= most_bytes:
+                fits = [worker for worker in idle if worker.gpu.capacity_bytes >= job.needed_bytes]
+                return min(fits, key=lambda worker: (-worker.gpu.speed, worker.rank)), job
+        return None
+
+
+class EncodesShared(FirstIdle):
+    """The same, and no encode is done twice."""
+
+    kept_encodes = 1 << 30

@@ -1,0 +1,164 @@
+"""Values of the scheduler as JSON can hold them, and back, exactly. Knows dataclasses, enums, tuples and plain values.
+
+Rules
+1. What is read back equals what was written, floats to the last bit.
+2. A field with its default is left out when it is written, so that lines are short; `in_full` leaves nothing out.
+3. Reading checks every field against its type. Complaints name the field, what was found and what was expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
+from typing import Any, TypeAlias
+
+from pool.errors import UnknownName, unknown_name, unusable_field
+from pool.residency import Residency
+
+#: JSON as Python holds it -> value; the text says where in the line it stands
+Reader: TypeAlias = Callable[[Any, str], Any]
+_PLAIN = (str, int, bool, type(None))
+#: names that are imported for type checkers only where they are used
+_NAMES = {"Residency": Residency}
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it; fields with their defaults are left out."""
+    kind: Any = type(value)
+    if kind in _PLAIN or kind is float:
+        return value
+    if kind is tuple:
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    written: dict[str, Any] = {}
+    for name, default in _fields(kind):
+        item = getattr(value, name)
+        if not _is_default(item, default):
+            written[name] = plain(item)
+    return written
+
+
+def in_full(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass instance as JSON can hold them, defaults among them."""
+    return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def named(value: Any) -> dict[str, Any]:
+    """A dataclass instance under the name of its class: one of several that may stand there."""
+    return {type(value).__name__: plain(value)}
+
+
+def read(kind: Any, found: Any, place: str = "") -> Any:
+    """The value of type `kind` that `plain` or `in_full` wrote. Raises UnusableField and UnknownName."""
+    return _reader(kind)(found, place)
+
+
+def read_named(kinds: Mapping[str, Any], found: Any, place: str) -> Any:
+    """The value that `named` wrote, of one of these classes. Raises UnusableField and UnknownName."""
+    if not isinstance(found, dict) or len(found) != 1:
+        raise unusable_field(place, found, "an object with one key, the name of what it is")
+    ((name, fields),) = found.items()
+    if name not in kinds:
+        raise UnknownName(f"{place}: {unknown_name('kind', name, kinds)}")
+    return read(kinds[name], fields, f"{place}.{name}")
+
+
+def one_line(value: Any) -> str:
+    """JSON without blanks, and a line end."""
+    return json.dumps(value, separators=(",", ":")) + "\n"
+
+
+def _is_default(item: Any, default: Any) -> bool:
+    if item is default:
+        return True
+    if type(item) is not type(default):
+        return False
+    if type(item) is float:
+        return repr(item) == repr(default)  # 0.0 and -0.0 are equal, and two values
+    return type(item) in _PLAIN and bool(item == default)
+
+
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
+    assert dataclasses.is_dataclass(kind), f"{kind.__name__} is no value that can be written"
+    return tuple((field.name, field.default) for field in dataclasses.fields(kind))
+
+
+@cache
+def _reader(kind: Any) -> Reader:
+    if isinstance(kind, typing.NewType):
+        return _reader(kind.__supertype__)
+    if kind is float:
+        return _checked((int, float), "a number")
+    if kind in _PLAIN:
+        return _checked((kind,), {str: "a text", int: "a whole number", bool: "true or false"}.get(kind, "null"))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _enum_reader(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _dataclass_reader(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        assert arguments[1:] == (Ellipsis,), f"{kind}: tuples of one kind are read, and no others"
+        return _tuple_reader(_reader(arguments[0]))
+    assert origin in (types.UnionType, typing.Union), f"{kind} is no type that can be read"
+    (some,) = (argument for argument in arguments if argument is not type(None))
+    return _optional_reader(_reader(some))
+
+
+def _checked(kinds: tuple[type, ...], expected: str) -> Reader:
+    def read_plain(found: Any, place: str) -> Any:
+        if type(found) not in kinds:
+            raise unusable_field(place, found, expected)
+        return found
+
+    return read_plain
+
+
+def _enum_reader(kind: type[Enum]) -> Reader:
+    members = {member.value: member for member in kind}
+
+    def read_enum(found: Any, place: str) -> Any:
+        if not isinstance(found, str) or found not in members:
+            raise unusable_field(place, found, f"one of {', '.join(map(str, members))}")
+        return members[found]
+
+    return read_enum
+
+
+def _tuple_reader(read_item: Reader) -> Reader:
+    def read_tuple(found: Any, place: str) -> Any:
+        if not isinstance(found, list):
+            raise unusable_field(place, found, "a list")
+        return tuple([read_item(item, f"{place}[{index}]") for index, item in enumerate(found)])
+
+    return read_tuple
+
+
+def _optional_reader(read_some: Reader) -> Reader:
+    return lambda found, place: None if found is None else read_some(found, place)
+
+
+def _dataclass_reader(kind: type[Any]) -> Reader:
+    hints = typing.get_type_hints(kind, localns=_NAMES)
+    fields = dataclasses.fields(kind)
+    readers = {field.name: _reader(hints[field.name]) for field in fields}
+    needed = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+
+    def read_dataclass(found: Any, place: str) -> Any:
+        if not isinstance(found, dict):
+            raise unusable_field(place, found, f"an object, the fields of {kind.__name__}")
+        for name in found:
+            if name not in readers:
+                raise UnknownName(f"{place}: {unknown_name(f'field of {kind.__name__}', name, readers)}")
+        for name in needed:
+            if name not in found:
+                raise unusable_field(f"{place}.{name}", "nothing", "a value; this field must be given")
+        return kind(**{name: readers[name](item, f"{place}.{name}") for name, item in found.items()})
+
+    return read_dataclass

@@ -1,0 +1,176 @@
+"""What tasks have in common that cost the same to set up, and what setting them up would move. Pure byte arithmetic.
+
+A signature is one object for all tasks that wait or run with it, so that what is reckoned for one holds for all. Asks
+`pool.residency.plan`; knows no seconds (`scheduler.costs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from pool.division import choose_division
+from pool.residency import Residency, ResidencyPlan, Resident, needed_bytes, plan
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Stage, TaskSpec
+from scheduler.nodes import Node, Reads
+from scheduler.run_kinds import RunKind, size_class
+from scheduler.workers import Worker
+
+#: stage, uses, activation bytes and divisions: what a signature stands for
+SignatureKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[Division, ...]]
+#: later stages bring a picture nearer to its end
+STAGE_RANK: Mapping[Stage, int] = {Stage.ENCODE: 0, Stage.SAMPLE: 1, Stage.DECODE: 2}
+#: predictions that one signature remembers; partly evicted components make many
+MOST_PREDICTIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a run would move on a worker.
+
+    own_bytes       what of the used components is resident now
+    room_bytes      what the weights of other components may keep while the task runs
+    shrunk_bytes    what the used components themselves give up
+    arrived         the used components as they are when it runs
+    way             whole, or in which parts
+    reads           files that weights and patches come from, and bytes of each; empty when all is on the GPU
+    """
+
+    upload_bytes: int
+    streamed_bytes: int
+    switches: int
+    own_bytes: int
+    room_bytes: int
+    shrunk_bytes: int
+    arrived: tuple[Resident, ...]
+    way: Division
+    reads: Reads = ()
+
+    def evicted_bytes(self, worker: Worker) -> int:
+        """Bytes of weights that would leave `worker`."""
+        return max(0, worker.used_bytes - self.own_bytes - self.room_bytes) + self.shrunk_bytes
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """Extra seconds of a signature on a worker, and what they hold for.
+
+    node   the machine of the worker
+    files  the same where they depend on which files it has in memory, as they were at `files_version`
+    """
+
+    version: int
+    conditions: tuple[float, ...]
+    seen: list[Resident | None]
+    seconds: float
+    node: Node | None
+    files: Node | None
+    files_version: int
+
+    def holds(self, worker: Worker) -> bool:
+        """Whether it is still so on that worker."""
+        return self.version == worker.version and (self.files is None or self.files.version == self.files_version)
+
+
+@dataclass(slots=True, eq=False)
+class Signature:
+    """What tasks have in common that cost the same to set up. One object for all tasks that wait or run with it."""
+
+    stage: Stage
+    uses: tuple[ComponentUse, ...]
+    #: a task that has it: what it says of sizes and ways holds for all of them
+    pattern: TaskSpec
+    #: beside weights and activations
+    scratch_bytes: int
+    #: the smallest budget that it runs in, divided as far as it can be
+    needed_bytes: int
+    kind: RunKind
+    rank: int
+    #: class of sizes that its runs are learnt for
+    size: int
+    #: `RunKind.ratios` of that size
+    ratios: dict[str, float]
+    #: tasks that have it
+    tasks: int = 0
+    #: capacity -> the way that a worker of that capacity runs it
+    ways: dict[int, Division] = field(default_factory=dict)
+    #: (capacity, entries of the used components) -> what a run would move
+    predictions: dict[tuple[int, tuple[Resident | None, ...]], Setup] = field(default_factory=dict)
+    known: dict[Worker, Known] = field(default_factory=dict)
+
+    def way(self, capacity_bytes: int) -> Division:
+        """Whole, or in which parts, a worker of this capacity runs it."""
+        way = self.ways.get(capacity_bytes)
+        if way is None:
+            way = self.ways[capacity_bytes] = choose_division(self.pattern, capacity_bytes - self.scratch_bytes)
+        return way
+
+    def working_bytes(self, capacity_bytes: int) -> int:
+        """What a run on a worker of this capacity needs beside weights."""
+        return self.way(capacity_bytes).activation_bytes + self.scratch_bytes
+
+
+def signature_key(spec: TaskSpec) -> SignatureKey:
+    """What tasks have in common that cost the same to set up."""
+    return (spec.stage, spec.uses, spec.activation_bytes, spec.divisions)
+
+
+def new_signature(spec: TaskSpec, kind: RunKind) -> Signature:
+    """The signature of this task, which no task has yet."""
+    return Signature(
+        stage=spec.stage,
+        uses=spec.uses,
+        pattern=spec,
+        scratch_bytes=needed_bytes(spec.uses, 0),
+        needed_bytes=needed_bytes(spec.uses, spec.least_activation_bytes),
+        kind=kind,
+        rank=STAGE_RANK[spec.stage],
+        size=size_class(spec),
+        ratios=kind.ratios_of(size_class(spec)),
+    )
+
+
+def predict(
+    signature: Signature,
+    seen: tuple[Resident | None, ...],
+    capacity_bytes: int,
+    components: Mapping[ComponentKey, ComponentSpec],
+) -> Setup:
+    """What a run would move on a GPU with these entries of the components that it uses.
+
+    With nothing leased, what is resident of other components decides what is evicted and nothing else: the plan is made
+    without them, and the room that it leaves them is kept. The signature must fit in `capacity_bytes`.
+    """
+    own = tuple(entry for entry in seen if entry is not None)
+    way = signature.way(capacity_bytes)
+    moves = plan(Residency(capacity_bytes, own), signature.uses, components, way.activation_bytes)
+    return Setup(
+        upload_bytes=moves.upload_bytes,
+        streamed_bytes=moves.streamed_bytes,
+        switches=len(moves.switched),
+        own_bytes=sum(entry.resident_bytes for entry in own),
+        room_bytes=capacity_bytes - way.activation_bytes - signature.scratch_bytes - moves.after.used_bytes,
+        shrunk_bytes=moves.evicted_bytes,
+        arrived=moves.after.entries,
+        way=way,
+        reads=files_read(signature.uses, moves, components),
+    )
+
+
+def files_read(
+    uses: Iterable[ComponentUse], moves: ResidencyPlan, components: Mapping[ComponentKey, ComponentSpec]
+) -> Reads:
+    """What a run with these moves reads on the host: of components what is uploaded or streams, and the whole LoRAs of
+    those patch sets that are applied anew. LoRAs of unknown size are left out."""
+    uploads = {move.component: move.bytes for move in moves.upload}
+    reads: dict[ComponentKey, int] = {}
+    for use in uses:
+        spec, after = components[use.component], moves.after.of(use.component)
+        resident_bytes = 0 if after is None else after.resident_bytes
+        streams_bytes = spec.upload_bytes * (spec.weight_bytes - resident_bytes) // spec.weight_bytes
+        read_bytes = min(uploads.get(use.component, 0) + streams_bytes, spec.upload_bytes)
+        if read_bytes:
+            reads[use.component] = read_bytes
+            reads.update({a: components[a].upload_bytes for a in use.adapters if a in components})
+    return tuple(reads.items())

@@ -1,0 +1,233 @@
+"""Simulated GPUs and what a run on one costs: bytes as seconds.
+
+Loading is a pipeline from storage over the machine's memory and the link: it takes as long as its slowest part. Bytes
+that stream during a run are read from storage once, if they are not cached. Adapters are read where weights get their
+patches: when bytes arrive, when patches change, and when patched weights stream; what they need of the link is in the
+weights that arrive again. Every byte and every patched component costs the same, whatever policy asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pool.division import choose_division
+from pool.errors import unusable_field
+from pool.outlook import NO_OUTLOOK, Outlook
+from pool.residency import Residency, ResidencyPlan, needed_bytes
+from pool.spec import (
+    UNPATCHED,
+    ComponentKey,
+    ComponentSpec,
+    ComponentUse,
+    Division,
+    NodeId,
+    RunCost,
+    TaskReport,
+    TaskSpec,
+    WorkerId,
+    WorkerSpec,
+)
+from scheduler.messages import Mate, RunTask
+from scheduler.simulated.hosts import FileRead, Host, SimulatedNode
+from scheduler.simulated.memories import MemoryQuestion, WorkerMemory
+
+#: a machine of its own
+ALONE = NodeId("")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedGpu:
+    """What a simulated worker runs on.
+
+    speed     divides the prior run seconds of a task
+    kind      what sort of GPU it is, for those who compare
+    node      the machine whose memory and disks it shares; "" is a machine of its own, with memory for every file and
+              storage as fast as the link
+    marginal  what each further task of a batch adds, as a part of what one takes: 1 gains nothing
+    """
+
+    worker_id: WorkerId
+    capacity_bytes: int
+    link_bytes_per_second: float
+    speed: float = 1.0
+    start_seconds: float = 1.0
+    kind: str = ""
+    node: NodeId = ALONE
+    marginal: float = 1.0
+
+
+@dataclass(slots=True)
+class Run:
+    """A task on a simulated worker, or one of a batch."""
+
+    member: Mate
+    report: TaskReport
+    began_at: float
+    adapters_loaded: tuple[ComponentKey, ...]
+    #: identifies its event on the heap; a newer number replaces it
+    number: int
+
+
+@dataclass(slots=True)
+class Machine:
+    """A live simulated worker."""
+
+    gpu: SimulatedGpu
+    incarnation: int
+    host: Host
+    residency: Residency
+    #: all tasks of the batch that runs, the one that the command names first
+    runs: dict[Mate, Run] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a command to run comes to: bytes, seconds, and the adapters that storage had to give."""
+
+    moves: ResidencyPlan
+    cost: RunCost
+    adapters_loaded: tuple[ComponentKey, ...]
+
+
+class Machines:
+    """The GPUs that there are, the live workers on them, and the machines that they share. Charges what runs cost."""
+
+    def __init__(
+        self,
+        gpus: Iterable[SimulatedGpu],
+        nodes: Iterable[SimulatedNode],
+        memory: WorkerMemory,
+        patch_switch_seconds: float,
+    ) -> None:
+        """Raises UnusableField when a GPU is on a machine that is not among `nodes`, or one name stands for two."""
+        self.gpus: dict[WorkerId, SimulatedGpu] = {}
+        self.live: dict[WorkerId, Machine] = {}
+        self._memory = memory
+        self._patch_switch_seconds = patch_switch_seconds
+        self._nodes = {node.node: node for node in nodes}
+        self._hosts: dict[NodeId | WorkerId, Host] = {
+            node.node: Host(node.host_bytes, node.storage_bytes_per_second) for node in self._nodes.values()
+        }
+        for gpu in gpus:
+            if gpu.worker_id in self.gpus:
+                raise unusable_field("gpus", gpu.worker_id, "each name once")
+            if gpu.node and gpu.node not in self._nodes:
+                raise unusable_field(f"{gpu.worker_id}: node", gpu.node, f"one of {sorted(self._nodes)}")
+            self.gpus[gpu.worker_id] = gpu
+
+    def spec(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
+        """A worker as it introduces itself."""
+        gpu = self.gpus[worker_id]
+        node = self._nodes.get(gpu.node)
+        return WorkerSpec(
+            worker_id,
+            incarnation,
+            gpu.capacity_bytes,
+            gpu.link_bytes_per_second,
+            gpu.kind or "simulated",
+            gpu.node,
+            0 if node is None else node.host_bytes,
+            0.0 if node is None else node.storage_bytes_per_second,
+        )
+
+    def up(self, spec: WorkerSpec) -> None:
+        """The worker is there, with nothing on its GPU. What its machine's memory keeps is still there."""
+        gpu = self.gpus[spec.worker_id]
+        self.live[spec.worker_id] = Machine(gpu, spec.incarnation, self._host(gpu), Residency(spec.capacity_bytes))
+
+    def work(
+        self,
+        now: float,
+        command: RunTask,
+        tasks: Sequence[TaskSpec],
+        specs: Mapping[ComponentKey, ComponentSpec],
+        factor: float,
+    ) -> Work:
+        """What the command comes to on that worker, whose residency is afterwards what it will be.
+
+        `tasks` are that of the command and its mates, which need the same weights; the seconds of the computation are
+        those of the longest of them, times `factor`.
+        """
+        machine, number = self.live[command.worker_id], len(tasks)
+        gpu, uses = machine.gpu, tasks[0].uses
+        room_bytes = (gpu.capacity_bytes - needed_bytes(uses, 0)) // number
+        longest = max(tasks, key=lambda task: task.run_seconds)
+        hungriest = max(tasks, key=lambda task: task.activation_bytes)
+        way = choose_division(hungriest, room_bytes)
+        working_bytes = way.activation_bytes * number
+        before = Residency(gpu.capacity_bytes) if command.fresh else machine.residency
+        outlook = Outlook(command.needed_next) if command.needed_next else NO_OUTLOOK
+        moves = self._memory.moves(MemoryQuestion(command.worker_id, before, uses, working_bytes, outlook), specs)
+        machine.residency = moves.after
+        loading, streaming = _reads(uses, moves, specs)
+        adapters = {adapter for use in uses for adapter in use.adapters}
+        missing = machine.host.take(now, {**loading, **_united(loading, streaming)})
+        loaded_bytes = sum(min(size, loading[key].bytes) for key, size in missing.items() if key in loading)
+        storage_bytes = sum(missing.values())
+        rate = machine.host.storage_bytes_per_second
+        wait_seconds = machine.host.read(now, command.worker_id, storage_bytes)
+        storage_seconds = wait_seconds + loaded_bytes / rate if loaded_bytes else 0.0
+        load_seconds = max(moves.upload_bytes / gpu.link_bytes_per_second, storage_seconds)
+        load_seconds += len(moves.switched) * self._patch_switch_seconds
+        run_seconds = longest.run_seconds * way.slowdown / gpu.speed * factor * (1.0 + (number - 1) * gpu.marginal)
+        read_seconds = (storage_bytes - loaded_bytes) / rate
+        if read_seconds and not loaded_bytes:
+            read_seconds += wait_seconds
+        run_seconds += max(moves.streamed_bytes / gpu.link_bytes_per_second, read_seconds)
+        cost = RunCost(
+            load_seconds=load_seconds,
+            run_seconds=run_seconds,
+            uploaded_bytes=moves.upload_bytes,
+            streamed_bytes=moves.streamed_bytes,
+            peak_bytes=moves.after.used_bytes + working_bytes,
+            resident=moves.all_resident,
+            patch_switches=len(moves.switched),
+            division=_division(way, hungriest),
+            rungs=command.rungs,
+            storage_bytes=storage_bytes,
+            batched=number,
+        )
+        return Work(moves, cost, tuple(sorted(key for key in adapters if missing.get(key, 0) > 0)))
+
+    def _host(self, gpu: SimulatedGpu) -> Host:
+        if gpu.node:
+            return self._hosts[gpu.node]
+        return self._hosts.setdefault(gpu.worker_id, Host(None, gpu.link_bytes_per_second))
+
+
+def _division(way: Division, task: TaskSpec) -> Division | None:
+    return way if way in task.divisions else None
+
+
+def _reads(
+    uses: Sequence[ComponentUse], moves: ResidencyPlan, specs: Mapping[ComponentKey, ComponentSpec]
+) -> tuple[dict[ComponentKey, FileRead], dict[ComponentKey, FileRead]]:
+    """What is wanted of each file before the run, and during it (the bytes of one pass)."""
+    uploads = {move.component: move.bytes for move in moves.upload}
+    loading: dict[ComponentKey, FileRead] = {}
+    streaming: dict[ComponentKey, FileRead] = {}
+    for use in uses:
+        key, spec = use.component, specs[use.component]
+        resident = moves.after.of(key)
+        away_bytes = spec.weight_bytes - (0 if resident is None else resident.resident_bytes)
+        pass_bytes = -(-away_bytes * spec.upload_bytes // spec.weight_bytes) if moves.streamed_bytes else 0
+        if key in uploads:
+            loading[key] = FileRead(uploads[key], spec.upload_bytes)
+        if pass_bytes:
+            streaming[key] = FileRead(pass_bytes, spec.upload_bytes)
+        if use.patch_digest != UNPATCHED and (key in uploads or key in moves.switched or pass_bytes):
+            for adapter in use.adapters:
+                adapter_bytes = specs[adapter].upload_bytes
+                loading[adapter] = FileRead(adapter_bytes, adapter_bytes)
+    return loading, streaming
+
+
+def _united(
+    loading: Mapping[ComponentKey, FileRead], streaming: Mapping[ComponentKey, FileRead]
+) -> dict[ComponentKey, FileRead]:
+    """What streams, with what was loaded of the same file before it."""
+    return {
+        key: FileRead(read.bytes + (loading[key].bytes if key in loading else 0), read.file_bytes)
+        for key, read in streaming.items()
+    }

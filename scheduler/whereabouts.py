@@ -1,0 +1,179 @@
+"""Where to look for a worker: idle ones by sort, holders of a component, busy ones by when they should be free.
+
+An index over the workers that may be used, kept by `scheduler.workers.Fleet`. Decides nothing, and knows no task.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from pool.residency import Resident
+from pool.spec import ComponentKey, NodeId, WorkerId
+
+if TYPE_CHECKING:
+    from scheduler.workers import Worker
+
+#: workers of one sort differ in their weights and links only: memory and device name
+Sort: TypeAlias = tuple[int, str]
+
+
+class _Filed:
+    """What a worker was filed under."""
+
+    __slots__ = ("end", "entries", "is_idle", "node", "sort")
+
+    def __init__(
+        self,
+        is_idle: bool,
+        sort: Sort,
+        node: NodeId,
+        end: float | None,
+        entries: Mapping[ComponentKey, Resident],
+    ) -> None:
+        self.is_idle = is_idle
+        self.sort = sort
+        self.node = node
+        self.end = end
+        self.entries = entries
+
+
+class Whereabouts:
+    """The wanted workers that are up. Attributes are for reading; `note` writes."""
+
+    def __init__(self) -> None:
+        #: by sort, the one that is idle longest first
+        self.idle: dict[Sort, dict[Worker, None]] = {}
+        #: by when they should be free, soonest first
+        self.busy: list[tuple[float, WorkerId, Worker]] = []
+        #: those of whose runs nothing is known
+        self.busy_unknown: dict[Worker, None] = {}
+        #: workers, idle and busy, with bytes of a component
+        self.holders: dict[ComponentKey, dict[Worker, None]] = {}
+        #: workers, idle and busy, on a machine that has a name
+        self.on_node: dict[NodeId, dict[Worker, None]] = {}
+        self.idle_count = 0
+        self._filed: dict[Worker, _Filed] = {}
+        #: sort -> workers of it, idle and busy
+        self._sorts: dict[Sort, int] = {}
+
+    @property
+    def count(self) -> int:
+        """Workers that are up, idle and busy."""
+        return len(self._filed)
+
+    @property
+    def are_alike(self) -> bool:
+        """They are of one sort."""
+        return len(self._sorts) < 2
+
+    @property
+    def busy_count(self) -> int:
+        """Workers that run something."""
+        return len(self._filed) - self.idle_count
+
+    @property
+    def largest_idle_bytes(self) -> int:
+        """Most memory of an idle worker; 0 when there is none."""
+        return max((capacity_bytes for capacity_bytes, _ in self.idle), default=0)
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """Distinct memory sizes of the workers that are up, ascending."""
+        return tuple(sorted({capacity_bytes for capacity_bytes, _ in self._sorts}))
+
+    def idle_workers(self) -> Iterator[Worker]:
+        """All of them, sort by sort."""
+        return (worker for workers in self.idle.values() for worker in workers)
+
+    def idle_holders(self, component: ComponentKey, most: int) -> list[Worker]:
+        """Up to so many idle workers with bytes of the component."""
+        holders = self.holders.get(component)
+        if not holders:
+            return []
+        found: list[Worker] = []
+        if self.idle_count < len(holders):
+            for worker in self.idle_workers():
+                if worker in holders:
+                    found.append(worker)
+                    if len(found) == most:
+                        break
+            return found
+        for worker in holders:
+            if self._filed[worker].is_idle:
+                found.append(worker)
+                if len(found) == most:
+                    break
+        return found
+
+    def note(self, worker: Worker, usable: bool) -> None:
+        """File the worker as it is now; take it out when it is not `usable`."""
+        filed = self._filed.get(worker)
+        if not usable:
+            if filed is not None:
+                self._unfile_state(worker, filed)
+                self._hold(worker, filed.entries, {})
+                self._leave_node(worker, filed)
+                del self._filed[worker]
+            return
+        spec = worker.spec
+        sort = (worker.capacity_bytes or 0, "" if spec is None else spec.device_name)
+        is_idle, end = worker.is_idle, worker.expected_end
+        if filed is None:
+            filed = self._filed[worker] = _Filed(is_idle, sort, NodeId("" if spec is None else spec.node), end, {})
+            if filed.node:
+                self.on_node.setdefault(filed.node, {})[worker] = None
+            self._file_state(worker, filed)
+        elif filed.is_idle != is_idle or filed.sort != sort or filed.end != end:
+            self._unfile_state(worker, filed)
+            filed.is_idle, filed.sort, filed.end = is_idle, sort, end
+            self._file_state(worker, filed)
+        if filed.entries is not worker.entries:
+            self._hold(worker, filed.entries, worker.entries)
+            filed.entries = worker.entries
+
+    def _file_state(self, worker: Worker, filed: _Filed) -> None:
+        self._sorts[filed.sort] = self._sorts.get(filed.sort, 0) + 1
+        if filed.is_idle:
+            self.idle_count += 1
+            self.idle.setdefault(filed.sort, {})[worker] = None
+        elif filed.end is None:
+            self.busy_unknown[worker] = None
+        else:
+            insort(self.busy, (filed.end, worker.worker_id, worker))
+
+    def _unfile_state(self, worker: Worker, filed: _Filed) -> None:
+        self._sorts[filed.sort] -= 1
+        if not self._sorts[filed.sort]:
+            del self._sorts[filed.sort]
+        if filed.is_idle:
+            self.idle_count -= 1
+            workers = self.idle[filed.sort]
+            del workers[worker]
+            if not workers:
+                del self.idle[filed.sort]
+        elif filed.end is None:
+            del self.busy_unknown[worker]
+        else:
+            del self.busy[bisect_left(self.busy, (filed.end, worker.worker_id))]
+
+    def _hold(
+        self, worker: Worker, before: Mapping[ComponentKey, Resident], after: Mapping[ComponentKey, Resident]
+    ) -> None:
+        for component in before:
+            if component not in after:
+                holders = self.holders[component]
+                del holders[worker]
+                if not holders:
+                    del self.holders[component]
+        for component in after:
+            if component not in before:
+                self.holders.setdefault(component, {})[worker] = None
+
+    def _leave_node(self, worker: Worker, filed: _Filed) -> None:
+        if filed.node:
+            workers = self.on_node[filed.node]
+            del workers[worker]
+            if not workers:
+                del self.on_node[filed.node]

@@ -1,0 +1,166 @@
+"""Built-in workloads by name, with parameters as a person writes them: "zipf:jobs=2000,models=12".
+
+A workload is a function that takes chance and parameters with defaults and returns a `Workload`; names, types and
+defaults of its parameters are read off the function, so that there is one place for them. Models are like SDXL unless
+it says otherwise; `rate` is jobs a second on average, 0 is all at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from types import MappingProxyType
+
+from pool.errors import unknown_name, unusable_field
+from scheduler.workloads.generators import Demand, bursting, heterogeneous, many_users, offline_batch, shifting, zipf
+from scheduler.workloads.katz import katz_workload
+from scheduler.workloads.katz_habits import SERVICES
+from scheduler.workloads.mix import Mix
+from scheduler.workloads.models import InventedModel
+from scheduler.workloads.sizes import SDXL
+from scheduler.workloads.workload import Workload
+
+Value = int | float
+_EXPECTED = {int: "a whole number", float: "a number"}
+#: parameters of which there must be one; others may be 0
+_AT_LEAST_ONE = ("jobs", "models", "users", "seeds", "steps", "burst", "instances", "gpus")
+#: parameters that are divided by
+_ABOVE_ZERO = ("gap", "shift", "load")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """One workload that can be named. `make` takes a Random and parameters by name, numbers all of them."""
+
+    name: str
+    make: Callable[..., Workload]
+
+    @property
+    def parameters(self) -> dict[str, Value]:
+        """Each parameter with its default."""
+        parameters = list(inspect.signature(self.make).parameters.values())[1:]
+        return {one.name: one.default for one in parameters}
+
+    @property
+    def line(self) -> str:
+        """What it is, in a line."""
+        return (inspect.getdoc(self.make) or "").partition("\n")[0]
+
+    def parse(self, text: str) -> dict[str, Value]:
+        """The parameters that 'jobs=2000,models=12' gives. Raises UnusableField and UnknownName."""
+        known = self.parameters
+        found: dict[str, Value] = {}
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            name, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals:
+                raise unusable_field(self.name, part, f"NAME=VALUE, such as {_example(known)}")
+            if name not in known:
+                raise unknown_name(f"parameter of {self.name}", name, known)
+            found[name] = self._value(name, value, type(known[name]))
+        return found
+
+    def _value(self, name: str, text: str, kind: type[Value]) -> Value:
+        expected = _EXPECTED[kind]
+        least = 1 if name in _AT_LEAST_ONE else 0
+        expected += " above 0" if name in _ABOVE_ZERO else f" from {least}"
+        try:
+            value = kind(text)
+        except ValueError:
+            raise unusable_field(f"{self.name}: {name}", text, expected) from None
+        if not math.isfinite(value) or value < least or (name in _ABOVE_ZERO and value <= 0):
+            raise unusable_field(f"{self.name}: {name}", text, expected)
+        return value
+
+
+def _example(known: Mapping[str, Value]) -> str:
+    return ",".join(f"{name}={value}" for name, value in list(known.items())[:2])
+
+
+def _models(count: int) -> list[InventedModel]:
+    return [replace(SDXL, name=f"sdxl-{number}") for number in range(count)]
+
+
+def _mix(models: int, loras: int, seeds: int = 1, steps: int = 20) -> Mix:
+    """Popular things first; the bare model is as popular as the first LoRA."""
+    return Mix(_models(models), _loras(loras), seeds_per_prompt=seeds, steps=(steps,))
+
+
+def _loras(count: int) -> list[str]:
+    return ["", *(f"lora-{number}" for number in range(count))]
+
+
+def _zipf(
+    rng: Random, jobs: int = 1000, models: int = 12, loras: int = 0, rate: float = 1.0, seeds: int = 1, steps: int = 20
+) -> Workload:
+    """Models and LoRAs by Zipf popularity, jobs at a steady rate."""
+    return zipf(_mix(models, loras, seeds, steps), jobs, rng, rate or None)
+
+
+def _shifting(
+    rng: Random, jobs: int = 1000, models: int = 12, loras: int = 0, rate: float = 1.0, shift: float = 300.0
+) -> Workload:
+    """As zipf; every `shift` seconds models and LoRAs trade their ranks."""
+    return shifting(_mix(models, loras), jobs, rng, rate or 1.0, shift)
+
+
+def _bursting(
+    rng: Random,
+    jobs: int = 500,
+    models: int = 12,
+    loras: int = 0,
+    rate: float = 0.5,
+    burst: int = 40,
+    gap: float = 120.0,
+) -> Workload:
+    """As zipf, calm; about every `gap` seconds `burst` more jobs that all want one model."""
+    return bursting(_mix(models, loras), jobs, rng, rate or 0.5, burst, gap)
+
+
+def _sizes(rng: Random, jobs: int = 400, rate: float = 0.2) -> Workload:
+    """Models of very different sizes: SD 1.5, SDXL, Flux, and a video now and then."""
+    return heterogeneous(jobs, rng, rate or None)
+
+
+def _batch(rng: Random, jobs: int = 1000, models: int = 12, loras: int = 4, seeds: int = 4) -> Workload:
+    """Everything at once: models and LoRAs about equally often, `seeds` pictures of a prompt, in no useful order."""
+    return offline_batch(_models(models), _loras(loras), jobs, rng, seeds)
+
+
+def _users(
+    rng: Random, users: int = 4, jobs: int = 200, models: int = 12, loras: int = 0, rate: float = 0.2
+) -> Workload:
+    """One user sends a batch of `jobs`, each of the others as many pictures as come at `rate` in that time."""
+    others = [Demand(f"user-{number}", max(jobs // users, 1), rate or None) for number in range(1, users)]
+    return many_users(_mix(models, loras), [Demand("user-0", jobs), *others], rng)
+
+
+def _katz(rng: Random, jobs: int = 2000, gpus: int = 8, load: float = 0.8) -> Workload:
+    """Requests like those of two services in production (the Katz trace), as many as keep `gpus` busy for `load`."""
+    return katz_workload(SERVICES, gpus, jobs, rng, load)
+
+
+def _katz_a(rng: Random, jobs: int = 2000, gpus: int = 8, load: float = 0.8) -> Workload:
+    """As katz, the first of the two services alone: more LoRAs, seldom the same again."""
+    return katz_workload(SERVICES[:1], gpus, jobs, rng, load)
+
+
+def _katz_b(rng: Random, jobs: int = 2000, gpus: int = 8, load: float = 0.8) -> Workload:
+    """As katz, the second of the two services alone: fewer LoRAs, often the same again."""
+    return katz_workload(SERVICES[1:], gpus, jobs, rng, load)
+
+
+_MAKERS: Mapping[str, Callable[..., Workload]] = {
+    "zipf": _zipf,
+    "shifting": _shifting,
+    "bursts": _bursting,
+    "sizes": _sizes,
+    "batch": _batch,
+    "users": _users,
+    "katz": _katz,
+    "katz-a": _katz_a,
+    "katz-b": _katz_b,
+}
+BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType({name: BuiltIn(name, make) for name, make in _MAKERS.items()})

@@ -1,0 +1,108 @@
+"""Workloads of every sort that a pool meets, each from a few numbers and the chance that is handed in.
+
+`per_second` None stands for all at once. The one after a published trace is `scheduler.workloads.katz`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from random import Random
+from typing import TypeVar
+
+from scheduler.messages import Submitted
+from scheduler.workloads.arrivals import all_at_once, poisson
+from scheduler.workloads.mix import Mix
+from scheduler.workloads.models import InventedModel
+from scheduler.workloads.sizes import FLUX, SD15, SDXL, VIDEO
+from scheduler.workloads.workload import Workload
+
+T = TypeVar("T")
+
+
+def zipf(mix: Mix, jobs: int, rng: Random, per_second: float | None = None, name: str = "zipf") -> Workload:
+    """Models and LoRAs by fixed popularity."""
+    return Workload(name, mix.components, tuple(mix.submissions(_times(jobs, per_second, rng), rng)))
+
+
+def shifting(mix: Mix, jobs: int, rng: Random, per_second: float, shift_seconds: float) -> Workload:
+    """Popularity that changes: every so many seconds models and LoRAs trade their ranks, all anew."""
+    asked: list[tuple[float, Mix]] = []
+    now, shifts_at = mix, shift_seconds
+    for at in poisson(jobs, per_second, rng):
+        while at >= shifts_at:
+            now = replace(now, models=_shuffled(now.models, rng), loras=_shuffled(now.loras, rng))
+            shifts_at += shift_seconds
+        asked.append((at, now))
+    return Workload("shifting", mix.components, tuple(_submissions(asked, rng)))
+
+
+def bursting(
+    mix: Mix, jobs: int, rng: Random, per_second: float, burst_jobs: int, gap_seconds: float, burst_seconds: float = 5.0
+) -> Workload:
+    """A calm stream of `jobs`, and over it bursts, each of one model and one LoRA set drawn without regard to
+    popularity, that come within `burst_seconds` and after gaps of `gap_seconds` on average."""
+    asked = [(at, mix) for at in poisson(jobs, per_second, rng)]
+    end = asked[-1][0] if asked else 0.0
+    begin = rng.expovariate(1.0 / gap_seconds)
+    while begin < end:
+        only = replace(mix, models=[rng.choice(mix.models)], loras=[rng.choice(mix.loras)])
+        asked += [(begin + rng.uniform(0.0, burst_seconds), only) for _ in range(burst_jobs)]
+        begin += rng.expovariate(1.0 / gap_seconds)
+    asked.sort(key=lambda one: one[0])
+    return Workload("bursting", mix.components, tuple(_submissions(asked, rng)))
+
+
+def heterogeneous(
+    jobs: int, rng: Random, per_second: float | None = None, loras: Sequence[str] = ("", "style", "face")
+) -> Workload:
+    """Models of very different sizes: small pictures often, a video now and then."""
+    models = [replace(SDXL, name=f"sdxl-{n}") for n in range(3)]
+    models += [SD15, FLUX, replace(SD15, name="sd15-tuned"), VIDEO]
+    mix = Mix(models, loras, steps=(20, 28, 30), seeds_per_prompt=2)
+    return zipf(mix, jobs, rng, per_second, "heterogeneous")
+
+
+def offline_batch(
+    models: Sequence[InventedModel], loras: Sequence[str], jobs: int, rng: Random, seeds_per_prompt: int = 4
+) -> Workload:
+    """A batch, all of it known at once: every model and LoRA set about equally often, several seeds of a prompt, in
+    no useful order."""
+    mix = Mix(models, loras, 0.0, 0.0, seeds_per_prompt)
+    asked = list(mix.submissions(all_at_once(jobs), rng, batch="batch"))
+    rng.shuffle(asked)
+    return Workload("offline batch", mix.components, tuple(asked))
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one user asks for, from `begin_seconds` on."""
+
+    user: str
+    jobs: int
+    per_second: float | None = None
+    begin_seconds: float = 0.0
+
+
+def many_users(mix: Mix, demands: Iterable[Demand], rng: Random) -> Workload:
+    """Users of different appetite over the same models: some send a batch, others a picture now and then. Each likes
+    the models in an order of its own."""
+    asked: list[tuple[float, Mix]] = []
+    for demand in demands:
+        own = replace(mix, users=(demand.user,), models=_shuffled(mix.models, rng))
+        asked += [(demand.begin_seconds + at, own) for at in _times(demand.jobs, demand.per_second, rng)]
+    asked.sort(key=lambda one: one[0])
+    return Workload("many users", mix.components, tuple(_submissions(asked, rng)))
+
+
+def _times(jobs: int, per_second: float | None, rng: Random) -> Iterator[float]:
+    return all_at_once(jobs) if per_second is None else poisson(jobs, per_second, rng)
+
+
+def _submissions(asked: Iterable[tuple[float, Mix]], rng: Random) -> Iterator[Submitted]:
+    return chain.from_iterable(mix.submissions(iter([at]), rng, number) for number, (at, mix) in enumerate(asked))
+
+
+def _shuffled(things: Sequence[T], rng: Random) -> list[T]:
+    return rng.sample(things, len(things))

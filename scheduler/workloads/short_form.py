@@ -1,0 +1,74 @@
+"""The short form of a trace, for people: models by a few numbers, and jobs that name model, LoRAs and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pool.errors import unknown_name
+from pool.spec import ComponentSpec, JobSpec
+from scheduler.workloads.fields import Fields
+from scheduler.workloads.models import InventedModel
+
+#: what a model is unless its line says otherwise
+USUAL = InventedModel("usual")
+
+
+def model_of(fields: Fields) -> InventedModel:
+    """The model of a line {"model": "sdxl", "diffusion_bytes": 5140000000, "step_seconds": 0.1, ...}."""
+    return InventedModel(
+        name=_plain(fields, "model", fields.text("model"), "+/"),
+        text_encoder_bytes=fields.whole("text_encoder_bytes", 1, USUAL.text_encoder_bytes),
+        diffusion_bytes=fields.whole("diffusion_bytes", 1, USUAL.diffusion_bytes),
+        vae_bytes=fields.whole("vae_bytes", 1, USUAL.vae_bytes),
+        activation_bytes=fields.whole("activation_bytes", 0, USUAL.activation_bytes),
+        scratch_bytes=fields.whole("scratch_bytes", 0, USUAL.scratch_bytes),
+        encode_seconds=fields.number("encode_seconds", 0.0, USUAL.encode_seconds),
+        step_seconds=fields.number("step_seconds", 0.0, USUAL.step_seconds),
+        decode_seconds=fields.number("decode_seconds", 0.0, USUAL.decode_seconds),
+        lora_bytes=fields.whole("lora_bytes", 1, USUAL.lora_bytes),
+        controlnet_bytes=fields.whole("controlnet_bytes", 1, USUAL.controlnet_bytes),
+        patched_share=fields.number("patched_share", 0.0, USUAL.patched_share, most=1.0),
+        loras_reach_text=fields.truth("loras_reach_text", USUAL.loras_reach_text),
+        controlnet_step_share=fields.number("controlnet_step_share", 0.0, USUAL.controlnet_step_share),
+    )
+
+
+def short_job(
+    number: int, fields: Fields, models: Mapping[str, InventedModel]
+) -> tuple[JobSpec, tuple[ComponentSpec, ...]]:
+    """The job of line `number`, and the components of its LoRAs and ControlNets.
+
+    What has no field is taken from the number of the line: the job's name, its prompt and its seed, so that no two
+    lines ask for the same picture unless they say so.
+    """
+    name = fields.text("model")
+    if name not in models:
+        raise unknown_name(f"model on line {number}", name, models)
+    loras, controlnets = (_adapters(fields, field) for field in ("loras", "controlnets"))
+    job = models[name].job(
+        fields.text("job") if "job" in fields else f"job-{number}",
+        fields.text("prompt", f"prompt {number}"),
+        fields.whole("seed", 0, number),
+        loras=loras,
+        controlnets=controlnets,
+        steps=fields.whole("steps", 1, 20),
+        priority=fields.whole("priority", -(2**31), 0, 2**31),
+        user=fields.text("user", ""),
+        deadline=fields.number_or_none("deadline", 0.0),
+        batch=fields.text("batch", ""),
+    )
+    return job, models[name].adapters(loras, controlnets)
+
+
+def _adapters(fields: Fields, name: str) -> tuple[str, ...]:
+    found = tuple(_plain(fields, name, text) for text in fields.texts(name))
+    if len(set(found)) < len(found):
+        raise fields.problem(name, ", ".join(found), "each name once")
+    return found
+
+
+def _plain(fields: Fields, name: str, found: str, apart: str = "+") -> str:
+    """`found`, when it can be told apart in the names of tasks, patch sets and components."""
+    if any(letter.isspace() or letter in apart for letter in found):
+        raise fields.problem(name, found, f"a name without blanks and without any of {apart}")
+    return found

@@ -1,0 +1,259 @@
+"""A workload as lines of text and back: one JSON object a line.
+
+    {"modelpool_trace": 1, "name": "nightly"}                                       the first line
+    {"component": "sdxl/vae", "role": "vae", "weight_bytes": 1, "upload_bytes": 1}  a component
+    {"kind": 0, "stage": "decode", "uses": [...], ...}                              what tasks of one kind take
+    {"at": 1.5, "job": "a", "tasks": [["id", 0, "id of a task it needs"]], ...}     a job, its tasks by kind
+    {"model": "sdxl", "step_seconds": 0.1, ...}                                     a model, for the short form
+    {"at": 1.5, "model": "sdxl", "loras": ["x"], "steps": 20, "user": "ann"}        a job in the short form
+
+What a line names stands on a line before it; jobs are in order of time. Reads and writes no files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from pool.errors import UserError, unusable_field
+from pool.spec import (
+    UNPATCHED,
+    ComponentKey,
+    ComponentSpec,
+    ComponentUse,
+    Division,
+    JobId,
+    JobSpec,
+    Role,
+    Stage,
+    TaskId,
+    TaskSpec,
+    UserId,
+)
+from scheduler.jobs import problem_with
+from scheduler.messages import Submitted
+from scheduler.workloads.fields import Fields
+from scheduler.workloads.models import InventedModel
+from scheduler.workloads.short_form import model_of, short_job
+from scheduler.workloads.workload import Workload
+
+VERSION = 1
+
+
+def to_lines(workload: Workload) -> Iterator[str]:
+    """The lines of a trace, without line ends. A kind of task has its line before the first job with such a task."""
+    yield _text({"modelpool_trace": VERSION, "name": workload.name})
+    for spec in workload.components:
+        sizes = {"weight_bytes": spec.weight_bytes, "upload_bytes": spec.upload_bytes}
+        yield _text({"component": spec.key, "role": spec.role.value, **sizes})
+    kinds: dict[TaskSpec, int] = {}
+    for submitted in workload.jobs:
+        for kind in map(_kind_of, submitted.job.tasks):
+            if kind not in kinds:
+                kinds[kind] = len(kinds)
+                yield _text({"kind": kinds[kind], **_kind_values(kind)})
+        yield _text(_job_values(submitted, kinds))
+
+
+def from_lines(lines: Iterable[str]) -> Workload:
+    """The workload that these lines tell of. Empty lines are skipped.
+
+    Raises UserError, naming line and field, for anything that is not as above: unknown fields and versions, numbers
+    out of range, names that stand nowhere or twice, jobs that are not well formed.
+    """
+    reader = _Reader()
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            reader.read(number, line)
+    return reader.workload()
+
+
+def _kind_of(task: TaskSpec) -> TaskSpec:
+    """What tasks of one kind have in common: all but their names."""
+    return replace(task, task_id=TaskId(""), needs=())
+
+
+@dataclass(slots=True)
+class _Reader:
+    """What the lines so far told."""
+
+    name: str | None = None
+    components: dict[ComponentKey, ComponentSpec] = field(default_factory=dict)
+    kinds: dict[int, TaskSpec] = field(default_factory=dict)
+    models: dict[str, InventedModel] = field(default_factory=dict)
+    jobs: dict[JobId, Submitted] = field(default_factory=dict)
+    last_at: float = 0.0
+
+    def read(self, number: int, line: str) -> None:
+        """Take one more line."""
+        fields = Fields.of_line(number, line)
+        if self.name is None:
+            version = fields.whole("modelpool_trace", 0)
+            if version != VERSION:
+                raise fields.problem("modelpool_trace", version, f"{VERSION}, the version that is known here")
+            self.name = fields.text("name", "")
+        elif "at" in fields:
+            self._read_job(number, fields)
+        elif "component" in fields:
+            self._add(fields, _component(fields))
+        elif "kind" in fields:
+            self._read_kind(fields)
+        elif "model" in fields:
+            self._read_model(fields)
+        else:
+            raise fields.problem("", ", ".join(fields.names), "a line with component, kind, model, or at")
+        fields.end()
+
+    def workload(self) -> Workload:
+        """All of it."""
+        if self.name is None:
+            raise unusable_field("line 1", "nothing", '{"modelpool_trace": 1, "name": ...}')
+        return Workload(self.name, tuple(self.components.values()), tuple(self.jobs.values()))
+
+    def _add(self, fields: Fields, spec: ComponentSpec) -> None:
+        if spec.key in self.components:
+            raise fields.problem("component", spec.key, "each component once")
+        self.components[spec.key] = spec
+
+    def _read_kind(self, fields: Fields) -> None:
+        kind = fields.whole("kind", 0)
+        if kind in self.kinds:
+            raise fields.problem("kind", kind, "each number once")
+        self.kinds[kind] = TaskSpec(
+            task_id=TaskId(""),
+            stage=fields.one_of("stage", {stage.value: stage for stage in Stage}),
+            uses=tuple(self._use(use) for use in fields.objects("uses")),
+            activation_bytes=fields.whole("activation_bytes", 0),
+            run_seconds=fields.number("run_seconds", 0.0),
+            divisions=tuple(_division(division) for division in fields.objects("divisions")),
+            counted_bytes=fields.whole("counted_bytes", 0, 0),
+            together=fields.text("together", ""),
+        )
+
+    def _use(self, fields: Fields) -> ComponentUse:
+        use = ComponentUse(
+            component=ComponentKey(fields.text("component")),
+            scratch_bytes=fields.whole("scratch_bytes", 0, 0),
+            patch_digest=fields.text("patch_digest", UNPATCHED),
+            patched_bytes=fields.whole("patched_bytes", 0, 0),
+            passes=fields.whole("passes", 1, 1),
+            adapters=tuple(ComponentKey(name) for name in fields.texts("adapters")),
+        )
+        for name, key in [("component", use.component), *(("adapters", key) for key in use.adapters)]:
+            if key not in self.components:
+                raise fields.problem(name, key, "a component that stands on a line before")
+        fields.end()
+        return use
+
+    def _read_model(self, fields: Fields) -> None:
+        model = model_of(fields)
+        if model.name in self.models:
+            raise fields.problem("model", model.name, "each model once")
+        for spec in model.components:
+            self._add(fields, spec)
+        self.models[model.name] = model
+
+    def _read_job(self, number: int, fields: Fields) -> None:
+        at = fields.number("at", 0.0)
+        if at < self.last_at:
+            raise fields.problem("at", at, f"{self.last_at} or later: jobs are in order of time")
+        if "model" in fields:
+            job, adapters = short_job(number, fields, self.models)
+            for spec in adapters:
+                self.components.setdefault(spec.key, spec)
+        else:
+            job = self._job(fields)
+        if job.job_id in self.jobs:
+            raise fields.problem("job", job.job_id, "each job once")
+        if complaint := problem_with(job, self.components):
+            raise fields.problem("tasks", job.job_id, f"a well-formed job ({complaint})")
+        self.jobs[job.job_id] = Submitted(at, job)
+        self.last_at = at
+
+    def _job(self, fields: Fields) -> JobSpec:
+        return JobSpec(
+            job_id=JobId(fields.text("job")),
+            tasks=tuple(self._task(fields, f"tasks[{i}]", row) for i, row in enumerate(fields.items("tasks"))),
+            wanted=TaskId(fields.text("wanted")),
+            given=tuple(TaskId(name) for name in fields.texts("given")),
+            priority=fields.whole("priority", -(2**31), 0, 2**31),
+            user=UserId(fields.text("user", "")),
+            deadline=fields.number_or_none("deadline", 0.0),
+            batch=fields.text("batch", ""),
+        )
+
+    def _task(self, fields: Fields, place: str, row: object) -> TaskSpec:
+        if not isinstance(row, list) or len(row) < 2:
+            raise fields.problem(place, row, "[id, number of its kind, ids of the tasks that it needs ...]")
+        task_id, kind, *needs = row
+        if isinstance(kind, bool) or not isinstance(kind, int) or kind not in self.kinds:
+            raise fields.problem(f"{place}[1]", kind, "the number of a kind that stands on a line before")
+        names = [TaskId(fields.as_text(f"{place}[{i}]", name)) for i, name in enumerate(needs, start=2)]
+        return replace(self.kinds[kind], task_id=TaskId(fields.as_text(f"{place}[0]", task_id)), needs=tuple(names))
+
+
+def _component(fields: Fields) -> ComponentSpec:
+    return ComponentSpec(
+        ComponentKey(fields.text("component")),
+        fields.one_of("role", {role.value: role for role in Role}),
+        fields.whole("weight_bytes", 1),
+        fields.whole("upload_bytes", 1),
+    )
+
+
+def _division(fields: Fields) -> Division:
+    division = Division(
+        activation_bytes=fields.whole("activation_bytes", 0),
+        batch=fields.whole("batch", 0, 0),
+        tile=fields.whole("tile", 0, 0),
+        slowdown=fields.number("slowdown", 0.0, 1.0),
+        counted_bytes=fields.whole("counted_bytes", 0, 0),
+    )
+    fields.end()
+    return division
+
+
+def _kind_values(kind: TaskSpec) -> dict[str, object]:
+    """Its fields on a line; what is as it mostly is has none."""
+    told: dict[str, object] = {
+        "stage": kind.stage.value,
+        "uses": [_use_values(use) for use in kind.uses],
+        "activation_bytes": kind.activation_bytes,
+        "run_seconds": kind.run_seconds,
+    }
+    divisions = [_division_values(division) for division in kind.divisions]
+    rest = {"divisions": divisions, "counted_bytes": kind.counted_bytes, "together": kind.together}
+    return told | {name: value for name, value in rest.items() if value}
+
+
+def _division_values(division: Division) -> dict[str, object]:
+    told: dict[str, object] = {"activation_bytes": division.activation_bytes, "slowdown": division.slowdown}
+    rest = {"batch": division.batch, "tile": division.tile, "counted_bytes": division.counted_bytes}
+    return told | {name: value for name, value in rest.items() if value}
+
+
+def _use_values(use: ComponentUse) -> dict[str, object]:
+    told: dict[str, object] = {"component": use.component, "scratch_bytes": use.scratch_bytes}
+    if use.passes != 1:
+        told["passes"] = use.passes
+    rest = {"patch_digest": use.patch_digest, "patched_bytes": use.patched_bytes, "adapters": use.adapters}
+    return told | {name: value for name, value in rest.items() if value}
+
+
+def _job_values(submitted: Submitted, kinds: dict[TaskSpec, int]) -> dict[str, object]:
+    job = submitted.job
+    told: dict[str, object] = {"at": submitted.at, "job": job.job_id}
+    rest = {"user": job.user, "priority": job.priority, "batch": job.batch, "given": job.given}
+    told |= {name: value for name, value in rest.items() if value}
+    if job.deadline is not None:
+        told["deadline"] = job.deadline
+    tasks = [[task.task_id, kinds[_kind_of(task)], *task.needs] for task in job.tasks]
+    return told | {"tasks": tasks, "wanted": job.wanted}
+
+
+def _text(values: dict[str, object]) -> str:
+    try:
+        return json.dumps(values, allow_nan=False)
+    except ValueError as error:
+        raise UserError(f"{values}: {error}; expected finite numbers, which a trace can keep") from None

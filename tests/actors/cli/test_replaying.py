@@ -1,0 +1,81 @@
+"""`modelpool replay` and `modelpool trace`: a recorded log, decided again or made a workload of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actors.cli.simulating_work import read_trace
+from scheduler.log_trace import live_trace
+from tests.actors.cli.conftest import Command
+from tests.scheduler.recorded import RecordedShell, busy_afternoon
+
+
+@pytest.fixture(scope="module")
+def afternoon() -> RecordedShell:
+    return busy_afternoon()
+
+
+@pytest.fixture
+def log(afternoon: RecordedShell, tmp_path: Path) -> Path:
+    path = tmp_path / "pool.jsonl"
+    path.write_text("".join(afternoon.lines))
+    return path
+
+
+def test_the_same_decisions_are_made_again(command: Command, log: Path, afternoon: RecordedShell) -> None:
+    ended = command("replay", str(log), "--check")
+    assert ended.code == 0
+    assert ended.out.startswith(f"{len(afternoon.lines) - 1} events of ")
+    assert ended.out.endswith("every command is the one that was recorded\n")
+    [found] = command("replay", str(log), "--json").objects
+    assert (found["same"], found["difference"], found["events"]) == (True, None, len(afternoon.lines) - 1)
+
+
+def test_a_different_decision_is_told_and_is_no_success(command: Command, log: Path) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    number = next(n for n, line in enumerate(lines) if '"RunTask"' in line and n > 20)
+    lines[number] = lines[number].replace('"RunTask":{"worker_id":"', '"RunTask":{"worker_id":"other-')
+    log.write_text("".join(lines))
+    ended = command("replay", str(log))
+    assert ended.code == 1
+    assert f"{log}:{number + 1}: a different decision after: " in ended.out
+    assert "  worker_id: 'other-" in ended.out
+    assert "  what led there:\n" in ended.out
+    [found] = command("replay", str(log), "--json").objects
+    assert (found["same"], found["difference"]["line"]) == (False, number + 1)
+
+
+def test_a_log_makes_a_trace_that_can_be_simulated(command: Command, log: Path, afternoon: RecordedShell) -> None:
+    ended = command("trace", str(log), "jobs.trace")
+    assert ended.code == 0
+    assert ended.out.startswith("jobs.trace: 12 jobs over ")
+    assert "1 job among them had been cancelled" in ended.out
+    assert read_trace(Path("jobs.trace")) == live_trace(afternoon.entries, "pool").workload
+
+
+@pytest.mark.parametrize("name", ["replay", "trace"])
+def test_what_is_no_log_is_refused_by_name(command: Command, tmp_path: Path, name: str) -> None:
+    more = ["out"] if name == "trace" else []
+    strange = tmp_path / "strange"
+    strange.write_text('{"digest": 1}\n')
+    for path, complaint in (
+        (strange, f"{strange}: line 1: modelpool: found None"),
+        (tmp_path / "nowhere", f"{tmp_path / 'nowhere'}: cannot be read"),
+    ):
+        ended = command(name, str(path), *more)
+        assert ended.code == 2
+        assert complaint in ended.err
+    strange.write_bytes(b"\xff\xfe")
+    assert "is no text" in command(name, str(strange), *more).err
+    assert not Path("out").exists()
+
+
+def test_a_broken_line_is_told_by_number(command: Command, log: Path) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    lines[4] = lines[4].replace('"at":', '"when":', 1)
+    log.write_text("".join(lines))
+    ended = command("replay", str(log))
+    assert ended.code == 2
+    assert f"{log}: line 5: " in ended.err

@@ -1,0 +1,150 @@
+"""`modelpool top`: a frame of a pool, the rates between two, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import termios
+import threading
+
+import pytest
+from rich.console import Console
+
+from actors.cli.main import run
+from actors.cli.session import Session
+from actors.cli.top_view import BAR_CELLS, frame
+from actors.status import PoolStatus, ResidentPart, RunStatus, WorkerStatus
+from pool.spec import WorkerId
+from tests.actors.cli.conftest import Command
+from tests.actors.cli.fakes import FakePool
+
+MIB = 1 << 20
+BUSY = WorkerStatus(
+    id=WorkerId("gpu-0"),
+    state="busy",
+    device="sim:0",
+    incarnation=1,
+    capacity_bytes=64 * MIB,
+    used_bytes=48 * MIB,
+    resident=("shapes/unet@1", "shapes/vae@2"),
+    task="sample",
+    parts=(
+        ResidentPart("shapes/unet@1", 32 * MIB, 32 * MIB, True),
+        ResidentPart("shapes/vae@2", 16 * MIB, 20 * MIB, False),
+    ),
+    run=RunStatus("s-3", "ann", "sample", 1, 7, 20, 1.5, False),
+    runs=8,
+    runs_resident=6,
+)
+STARTING = WorkerStatus(WorkerId("gpu-1"), "starting", "", 2, 0, 0, (), None, "killed by signal 9")
+STATUS = PoolStatus(
+    workers=(BUSY, STARTING),
+    waiting={"encode": 0, "sample": 5, "decode": 1},
+    jobs={"live": 4, "succeeded": 10, "failed": 0, "cancelled": 0},
+    uploaded_bytes=100 * MIB,
+    streamed_bytes=0,
+    patch_switches=3,
+    tasks_resident=27,
+    tasks_total=30,
+    restarts=1,
+    seconds=50.0,
+    waiting_by_user={"ann": {"sample": 4}, "": {"sample": 1, "decode": 1}},
+    record="/logs/pool.jsonl",
+)
+
+
+class TopPool(FakePool):
+    """A pool with that status."""
+
+    def status(self) -> PoolStatus:
+        return STATUS
+
+
+def drawn(now: PoolStatus, before: PoolStatus | None = None) -> str:
+    console = Console(width=160, force_terminal=False, no_color=True)
+    with console.capture() as captured:
+        console.print(frame(now, before))
+    return captured.get()
+
+
+def test_a_frame_shows_gpus_bars_queues_and_rates(command: Command) -> None:
+    ended = command("top", "mine", "--once", "--every", "2", pool=TopPool())
+    assert ended.code == 0
+    assert "1 of 2 GPUs up, 1 busy; jobs: 4 live, 10 succeeded; up for 50.0 s" in ended.out
+    bar = "A" * (BAR_CELLS // 2) + "B" * (BAR_CELLS // 4) + "." * (BAR_CELLS // 4)
+    row = rf"^gpu-0 +sim:0 +busy +sample 7/20 of s-3, 1\.5 s +{re.escape(bar)} +48\.0 MiB of 64\.0 MiB +8 +75%"
+    assert re.search(row, ended.out, re.MULTILINE)
+    assert re.search(r"^gpu-1 +- +starting +- +- +- +0 +-", ended.out, re.MULTILINE)
+    assert re.search(r"^A +shapes/unet +32\.0 MiB +whole on 1, with LoRAs on 1$", ended.out, re.MULTILINE)
+    assert re.search(r"^B +shapes/vae +20\.0 MiB +whole on 0, a part on 1$", ended.out, re.MULTILINE)
+    assert re.search(r"^everybody +0 +5 +1$", ended.out, re.MULTILINE)
+    assert re.search(r"^ann +0 +4 +0$", ended.out, re.MULTILINE)
+    assert re.search(r"^no name +0 +1 +1$", ended.out, re.MULTILINE)
+    assert "0.20 jobs, 0.60 tasks a second since the start" in ended.out
+    assert "90% of 30 tasks found all weights there" in ended.out
+    assert re.search(r"^record +/logs/pool\.jsonl$", ended.out, re.MULTILINE)
+    assert re.search(r"^gpu-1 +killed by signal 9$", ended.out, re.MULTILINE)
+
+
+def test_rates_are_between_two_frames() -> None:
+    later = dataclasses.replace(
+        STATUS, seconds=54.0, jobs={**STATUS.jobs, "succeeded": 16}, tasks_total=50, uploaded_bytes=140 * MIB
+    )
+    text = drawn(later, STATUS)
+    assert "1.50 jobs, 5.00 tasks a second in the last 4.0 s" in text
+    assert "10.0 MiB uploaded, 0 B streamed a second in the last 4.0 s" in text
+
+
+def test_a_pool_that_has_done_nothing_yet_can_be_drawn() -> None:
+    nothing = PoolStatus((), {"encode": 0}, {"live": 0}, 0, 0, 0, 0, 0, 0)
+    text = drawn(nothing)
+    assert "0 of 0 GPUs up, 0 busy; jobs: no job yet" in text
+    assert "waiting" not in text
+
+
+def test_a_bar_is_never_longer_than_its_gpu() -> None:
+    """Whatever parts there are, and however they round."""
+    for count in (1, 3, 7, 40, 61):
+        parts = tuple(ResidentPart(f"c{number:02}", 64 * MIB // count, 64 * MIB, False) for number in range(count))
+        full = dataclasses.replace(BUSY, parts=parts, used_bytes=sum(part.resident_bytes for part in parts))
+        row = next(line for line in drawn(dataclasses.replace(STATUS, workers=(full,))).splitlines() if "gpu-0" in line)
+        bar = re.search(r"1\.5 s +([A-Z.]+) ", row)
+        assert bar is not None
+        assert len(bar[1]) == BAR_CELLS
+
+
+def test_on_a_terminal_it_draws_until_q(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pseudo-terminal whose keyboard says x, then q; the keys are as they were afterwards."""
+    ours, theirs = os.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    asked: list[float] = []
+
+    class Watched(TopPool):
+        def status(self) -> PoolStatus:
+            asked.append(1.0)
+            os.write(ours, b"x" if len(asked) < 3 else b"q")
+            return dataclasses.replace(STATUS, seconds=50.0 + len(asked))
+
+    with os.fdopen(theirs, "r", closefd=False) as keyboard, os.fdopen(theirs, "w") as screen:
+        monkeypatch.setattr("sys.stdin", keyboard)
+        monkeypatch.setattr("sys.stdout", screen)
+        before = termios.tcgetattr(keyboard)
+        drain = threading.Thread(target=_read_until_closed, args=(ours,), daemon=True)
+        drain.start()
+        assert run(["top", "mine", "--every", "0.1"], Session((), lambda options: Watched())) == 0
+        assert termios.tcgetattr(keyboard) == before
+    assert len(asked) == 3
+
+
+def _read_until_closed(terminal: int) -> None:
+    """Whoever looks at the screen: without that, whatever draws waits in the end."""
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 4096):
+            pass
+
+
+def test_without_a_terminal_it_prints_one_frame_and_too_short_pauses_are_refused(command: Command) -> None:
+    assert command("top", "mine", pool=TopPool()).out.count("GPUs up") == 1
+    assert command("top", "mine", "--every", "0", pool=TopPool()).code == 2

@@ -1,0 +1,60 @@
+"""The index of workers against a look at all of them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pool.residency import Residency, Resident
+from pool.spec import NodeId, WorkerId, WorkerSpec
+from scheduler.whereabouts import Whereabouts
+from scheduler.workers import Worker, WorkerStatus
+from tests.scheduler.world import DRAW, PAINT, TEXT
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 4),
+        st.sampled_from(["gone", "idle", "busy", "busy for who knows how long"]),
+        st.sets(st.sampled_from([TEXT, PAINT, DRAW])),
+        st.integers(0, 3),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_it_says_what_a_look_at_every_worker_says(steps) -> None:
+    where = Whereabouts()
+    workers = [Worker(WorkerId(f"w{n}"), 1, spec=spec_of(n)) for n in range(5)]
+    usable: set[Worker] = set()
+    for number, becomes, holds, end in steps:
+        worker = workers[number]
+        entries = tuple(Resident(component, 1) for component in sorted(holds))
+        worker.believe(None if becomes == "gone" else Residency(10 + number % 2, entries))
+        worker.status = WorkerStatus.BUSY if becomes.startswith("busy") else WorkerStatus.IDLE
+        worker.expected_end = float(end) if becomes == "busy" else None
+        where.note(worker, becomes != "gone")
+        usable = usable - {worker} if becomes == "gone" else usable | {worker}
+
+        idle = {w for w in usable if w.is_idle}
+        assert set(where.idle_workers()) == idle
+        assert (where.count, where.idle_count, where.busy_count) == (len(usable), len(idle), len(usable - idle))
+        assert where.capacities == tuple(sorted({w.capacity_bytes for w in usable}))
+        assert where.largest_idle_bytes == max((w.capacity_bytes for w in idle), default=0)
+        known = [(w.expected_end, w.worker_id) for w in usable - idle if w.expected_end is not None]
+        assert [entry[:2] for entry in where.busy] == sorted(known)
+        assert set(where.busy_unknown) == {w for w in usable - idle if w.expected_end is None}
+        for component in (TEXT, PAINT, DRAW):
+            holders = {w for w in usable if component in w.entries}
+            assert set(where.holders.get(component, ())) == holders
+            found = where.idle_holders(component, 2)
+            assert len(found) == min(2, len(holders & idle))
+            assert set(found) <= holders & idle
+        on_node = {w for w in usable if w.spec is not None and w.spec.node == "n"}
+        assert set(where.on_node.get(NodeId("n"), ())) == on_node
+
+
+def spec_of(number: int) -> WorkerSpec:
+    """Two of five stand on a machine with a name."""
+    node = NodeId("n" if number < 2 else "")
+    return WorkerSpec(WorkerId(f"w{number}"), 1, 10 + number % 2, 1.0, "card", node=node)

@@ -1,0 +1,73 @@
+"""What running several tasks at once is worth where GPUs gain by it, and what it costs where they do not.
+
+Proves, with models on GPUs with room: nothing is lost and everybody is served, also when runs fail and workers are
+lost; a backlog is done sooner where a further picture costs a part of one, at next to no cost where it does not; no
+more bytes are moved for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from pool.errors import GIB
+from pool.spec import JobSpec, RunErrorKind, WorkerId
+from scheduler.config import SchedulerConfig
+from scheduler.invariants import validate
+from scheduler.messages import Submitted
+from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.disturbances import Disturbances
+from scheduler.simulated.machines import SimulatedGpu
+from scheduler.state import SchedulerState
+from scheduler.workloads.arrivals import all_at_once
+from scheduler.workloads.mix import Mix
+from scheduler.workloads.models import InventedModel
+
+
+def alike(job: JobSpec) -> JobSpec:
+    """With tasks that may be run together, as pictures of a real model are."""
+    return replace(job, tasks=tuple(replace(task, together=task.stage.value) for task in job.tasks))
+
+
+def served(limit: int, marginal: float, seed: int, failing: float = 0.0, jobs: int = 120) -> VirtualCluster:
+    """Two GPUs, three models, and all jobs at once."""
+    rng = Random(seed)
+    what = Mix([InventedModel(f"m{n}", diffusion_bytes=(2 + n) * GIB) for n in range(3)], steps=(10, 20))
+    gpus = [SimulatedGpu(WorkerId(f"gpu-{n}"), 40 * GIB, 10.0 * GIB, marginal=marginal) for n in range(2)]
+    disturbances = Disturbances(
+        run_error=lambda command: RunErrorKind.INTERNAL if command.mates and rng.random() < failing else None
+    )
+    state = SchedulerState(SchedulerConfig(story_length=None, batch_limit=limit))
+    cluster = VirtualCluster(state, gpus, disturbances=disturbances)
+    cluster.start(what.components)
+    for submission in what.submissions(all_at_once(jobs), Random(seed)):
+        cluster.post(Submitted(submission.at, alike(submission.job)))
+    cluster.run()
+    assert not cluster.errors
+    assert len(cluster.outcomes) == jobs
+    validate(state)
+    return cluster
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_backlog_is_done_sooner_where_a_further_picture_costs_less(seed: int) -> None:
+    alone, shared = served(1, 0.4, seed), served(4, 0.4, seed)
+    assert max(run.batched for run in alone.runs) == 1
+    assert max(run.batched for run in shared.runs) == 4
+    assert shared.now < 0.75 * alone.now
+    assert shared.totals.uploaded_bytes <= 1.1 * alone.totals.uploaded_bytes
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_costs_next_to_nothing_where_it_gains_nothing(seed: int) -> None:
+    alone, shared = served(1, 1.0, seed), served(4, 1.0, seed)
+    assert shared.now < 1.05 * alone.now
+    together = sum(run.batched > 1 for run in shared.runs)
+    assert together < 0.5 * len(shared.runs), "it was tried, and left"
+
+
+def test_shared_runs_that_fail_take_nobody_along() -> None:
+    """Every second shared run fails, and nothing else does: what was in it is made alone."""
+    assert served(4, 0.4, 3, failing=0.5).totals.runs > 0
