@@ -45,6 +45,7 @@ from pool.errors import UserError
 from pool.spec import ComponentSpec, JobId, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec, WorkerId
 from scheduler.history import JobHistory, find_job, history_of
 from scheduler.messages import CancelAsked, ComponentsKnown, Outcome, ResolveJob, Submitted, WorkersWanted
+from scheduler.snapshot import take_snapshot
 from scheduler.state import SchedulerState
 
 if TYPE_CHECKING:
@@ -214,8 +215,9 @@ class Controller:
 
     async def status(self) -> PoolStatus:
         """The pool, now."""
-        seconds, running = self._clock.now() - self._opened_at, self._dispatcher.running()
-        return pool_status(self._state.snapshot(), self._dispatcher.troubles, running, seconds, self._recorder.words)
+        now, running = self._clock.now(), self._dispatcher.running()
+        snapshot, seconds = take_snapshot(self._state, now), now - self._opened_at
+        return pool_status(snapshot, self._dispatcher.troubles, running, seconds, self._recorder.words)
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
         """The status once every worker is up or given up, or when `timeout_seconds` are over."""
@@ -234,7 +236,7 @@ class Controller:
 
     async def history(self, job: str) -> JobHistory:
         """What is remembered of the job with this id, or with this in its id. Raises UnknownName."""
-        return history_of(self._state, find_job(self._state, job))
+        return history_of(self._state, find_job(self._state, job), self._clock.now())
 
     async def memory_reports(self) -> dict[WorkerId, HostMemory]:
         """The host memory of every worker that answers."""

@@ -35,6 +35,7 @@ class TaskSummary:
     divided          how the run was divided for want of memory, in words; empty when it was not
     rungs            what was done about running out of memory before it ended, in order
     why              what the choice of the worker was made of; None when nobody said
+    batched          tasks that went through the module together with it, itself included; figures are its share
     """
 
     stage: Stage
@@ -49,6 +50,7 @@ class TaskSummary:
     divided: str = ""
     rungs: tuple[str, ...] = ()
     why: Why | None = None
+    batched: int = 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,7 +81,10 @@ class Recorder:
         self.flush()
         file, self._file = self._file, None
         if file is not None:
-            file.close()
+            try:
+                file.close()
+            except OSError as error:  # what a full disk did not take is tried again here
+                self.trouble = self.trouble or f"{self.path}: no longer recorded ({error})"
 
     def _write_entries(self, entries: Sequence[tuple[Event, Sequence[Command]]]) -> None:
         try:

@@ -5,6 +5,7 @@ Knows names and numbers; not which models exist (the catalog says) nor where any
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
@@ -17,6 +18,15 @@ from pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG, SCHEDULES, resolve_
 #: sizes are multiples of this: the VAE halves a picture three times
 SIZE_STEP = 8
 MAX_SEED = 2**64 - 1
+_SIZE = f"a multiple of {SIZE_STEP} from {SIZE_STEP} to 16384"
+#: what is expected of each field that is a whole number
+_WHOLE = {
+    "steps": f"a whole number from 1 to {MAX_STEPS}",
+    "width": _SIZE,
+    "height": _SIZE,
+    "seed": "a whole number from 0 to 2**64 - 1",
+    "priority": f"a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}",
+}
 
 
 class LoraChoice(Strict):
@@ -60,11 +70,21 @@ class GenerateRequest(Strict):
     user: str | None = None
     deadline: float | None = None
 
+    @field_validator(*_WHOLE, mode="before")
+    @classmethod
+    def _whole(cls, value: Any, info: Any) -> int | None:
+        """Numbers, and words of job files that are numbers; True is none."""
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        is_written = isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,30}", value.strip(), re.ASCII)
+        if isinstance(value, bool) or not (value is None or is_whole or is_written):
+            raise unusable_field(info.field_name, value, _WHOLE[info.field_name])
+        return None if value is None else int(value)
+
     @field_validator("steps")
     @classmethod
     def _steps(cls, value: int) -> int:
         if not 1 <= value <= MAX_STEPS:
-            raise unusable_field("steps", value, f"a whole number from 1 to {MAX_STEPS}")
+            raise unusable_field("steps", value, _WHOLE["steps"])
         return value
 
     @field_validator("cfg")
@@ -78,21 +98,21 @@ class GenerateRequest(Strict):
     @classmethod
     def _size(cls, value: int | None, info: Any) -> int | None:
         if value is not None and (value < SIZE_STEP or value > 16384 or value % SIZE_STEP):
-            raise unusable_field(info.field_name, value, f"a multiple of {SIZE_STEP} from {SIZE_STEP} to 16384")
+            raise unusable_field(info.field_name, value, _SIZE)
         return value
 
     @field_validator("seed")
     @classmethod
     def _seed(cls, value: int | None) -> int | None:
         if value is not None and not 0 <= value <= MAX_SEED:
-            raise unusable_field("seed", value, "a whole number from 0 to 2**64 - 1")
+            raise unusable_field("seed", value, _WHOLE["seed"])
         return value
 
     @field_validator("priority")
     @classmethod
     def _priority(cls, value: int) -> int:
         if abs(value) > MOST_PRIORITY:
-            raise unusable_field("priority", value, f"a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}")
+            raise unusable_field("priority", value, _WHOLE["priority"])
         return value
 
     @field_validator("user")
@@ -103,7 +123,7 @@ class GenerateRequest(Strict):
     @field_validator("deadline", mode="before")
     @classmethod
     def _deadline(cls, value: Any) -> float | None:
-        return None if value is None else parse_seconds(value)
+        return None if value is None else parse_seconds(value, what="a time from now,")
 
     @model_validator(mode="after")
     def _names(self) -> GenerateRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actors.wire import StepDone
 from pool.spec import UNPATCHED, TaskId, WorkerId
@@ -32,6 +32,8 @@ class RunStatus:
     steps: int
     seconds: float
     stopping: bool
+    #: further tasks that go through the module together with it
+    mates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class PoolStatus:
     restarts     times that a worker was started again
     seconds      since the pool was opened
     waiting_by_user  user -> stage -> tasks that have not started
+    seconds_by_user  user -> GPU-seconds that were had, loads included
+    deadlines_met, deadlines_missed  jobs with a deadline that were done by it, and that were not, since the start
     record       the file that the scheduler's events go to, or why none does any more; "" when none was asked for
     """
 
@@ -93,6 +97,9 @@ class PoolStatus:
     seconds: float = 0.0
     waiting_by_user: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     record: str = ""
+    seconds_by_user: Mapping[str, float] = field(default_factory=dict)
+    deadlines_met: int = 0
+    deadlines_missed: int = 0
 
 
 def pool_status(
@@ -119,6 +126,9 @@ def pool_status(
         seconds=seconds,
         waiting_by_user=snapshot.waiting_by_user,
         record=record,
+        seconds_by_user=snapshot.seconds_by_user,
+        deadlines_met=snapshot.deadlines_met,
+        deadlines_missed=snapshot.deadlines_missed,
     )
 
 
@@ -139,6 +149,8 @@ def _worker_status(worker: WorkerSnapshot, runs: Mapping[TaskId, RunStatus], tro
     residency = worker.residency
     entries = residency.entries if residency else ()
     run = runs.get(worker.task_id) if worker.task_id else None
+    if run is not None and worker.mates:
+        run = replace(run, mates=len(worker.mates))
     return WorkerStatus(
         id=worker.worker_id,
         state=worker.status,

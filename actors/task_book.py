@@ -165,4 +165,5 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         divided="" if cost.division is None else cost.division.words,
         rungs=tuple(rung.value for rung in cost.rungs),
         why=entry.why,
+        batched=cost.batched,
     )

@@ -33,11 +33,11 @@ TOO_LATE = "deadline: "
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)([dhms]))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
-_EXPECTED = "a time from now, such as 90 (seconds), 45s, 10m, 2h or 1h30m"
+_EXPECTED = "such as 90 (seconds), 45s, 10m, 2h or 1h30m, above 0 and up to 366d"
 
 
-def parse_seconds(value: Any, name: str = "deadline") -> float:
-    """90.0 of 90, '90', '90s' and '1m30s'. Raises UnusableField."""
+def parse_seconds(value: Any, name: str = "deadline", what: str = "a time") -> float:
+    """90.0 of 90, '90', '90s' and '1m30s'. Raises UnusableField, naming the field, and `what` was expected."""
     seconds = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value)
@@ -48,7 +48,7 @@ def parse_seconds(value: Any, name: str = "deadline") -> float:
         elif re.fullmatch(r"\d+(\.\d+)?", text):
             seconds = float(text)
     if not 0 < seconds <= MOST_DEADLINE_SECONDS:
-        raise unusable_field(name, value, _EXPECTED)
+        raise unusable_field(name, value, f"{what} {_EXPECTED}")
     return seconds
 
 

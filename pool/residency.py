@@ -49,6 +49,7 @@ __all__ = [
     "claims",
     "needed_bytes",
     "plan",
+    "upload_bytes_of",
 ]
 
 #: what was just used has the age of capacity / YOUTH_PART bytes. From benchmarks/vram.py: 1/64 to 1/16 of the capacity
@@ -131,7 +132,7 @@ class ResidencyPlan:
 
 def needed_bytes(uses: Iterable[ComponentUse], activation_bytes: int) -> int:
     """The smallest budget that a task runs in: its activations and its largest scratch."""
-    return activation_bytes + max((u.scratch_bytes for u in uses), default=0)
+    return activation_bytes + max([u.scratch_bytes for u in uses], default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ def plan(
         before = now.of(use.component)
         if before is not None and before.resident_bytes > target_bytes:
             evict.append(Move(use.component, before.resident_bytes - target_bytes))
-        uploaded_bytes = _upload_bytes(before, use, spec, target_bytes)
+        uploaded_bytes = upload_bytes_of(before, use, spec, target_bytes)
         if uploaded_bytes:
             upload.append(Move(use.component, uploaded_bytes))
         if before is not None and before.patch_digest != use.patch_digest:
@@ -369,7 +370,7 @@ def _after(others: Iterable[Resident], lost: Mapping[ComponentKey, int]) -> list
     return kept
 
 
-def _upload_bytes(before: Resident | None, use: ComponentUse, spec: ComponentSpec, target_bytes: int) -> int:
+def upload_bytes_of(before: Resident | None, use: ComponentUse, spec: ComponentSpec, target_bytes: int) -> int:
     """Bytes on the bus to bring `before` to `target_bytes` with the patches of `use`."""
     if before is None:
         return _on_the_bus(spec, target_bytes)

@@ -24,7 +24,10 @@ UNPATCHED = ""  #: the digest of the empty patch set
 
 
 class Stage(Enum):
-    """The three kinds of task that a picture is made of, in order."""
+    """The three kinds of task that a picture is made of, in order. Hashed by identity: tasks are looked up by it with
+    every event, and an Enum's own hash is a call of Python."""
+
+    __hash__ = object.__hash__
 
     ENCODE = "encode"
     SAMPLE = "sample"
@@ -131,6 +134,8 @@ class TaskSpec:
     @property
     def least_activation_bytes(self) -> int:
         """What its most divided run needs."""
+        if not self.divisions:
+            return self.activation_bytes
         return min((d.activation_bytes for d in self.divisions), default=self.activation_bytes)
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import merge
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
@@ -19,8 +20,12 @@ from pool.spec import ComponentKey, WorkerId
 from scheduler.costs import Signature
 from scheduler.jobs import Order, Task
 from scheduler.ordered import Ordered
+from scheduler.signatures import LAST_RANK
 
 _ORDER = attrgetter("order")
+
+#: lines of one batch that are looked through for somebody else whom it passes over
+MOST_OF_A_BATCH = 256
 
 #: a component with its patch set; None for a task that uses no component
 _Use: TypeAlias = tuple[ComponentKey, str] | None
@@ -49,6 +54,9 @@ class Backlog:
         self.capacities: tuple[int, ...] = ()
         #: tasks that go first, by when they should be done
         self.hurried: list[tuple[float, Order, Task]] = []
+        self._hurried_by: dict[Task, float] = {}
+        #: tasks that wait, by what they were asked for with
+        self._batches: dict[str, int] = {}
         #: the time now; a task that is filed is ready since then
         self.at = 0.0
         #: lines by the smallest known capacity that they fit in, and a last class for those that fit in none
@@ -58,6 +66,8 @@ class Backlog:
         self._by_use: dict[_Use, dict[Line, None]] = {}
         self._by_component: dict[ComponentKey, Ordered[Line]] = {}
         self._by_adapter: dict[ComponentKey, dict[Line, None]] = {}
+        #: lines of the last stage
+        self._finishing: Ordered[Line] = Ordered()
         #: tasks that wait, by everything that they use
         self._waiting: dict[ComponentKey, int] = {}
         self._count = 0
@@ -80,7 +90,10 @@ class Backlog:
 
     def add(self, task: Task) -> None:
         """File a task that has become ready, at its place in the order."""
-        task.ready_at = self.at
+        if task.ready_at is None:
+            task.ready_at = self.at
+        if task.batch:
+            self._batches[task.batch] = self._batches.get(task.batch, 0) + 1
         line = self._lines.get(task.signature)
         if line is None:
             line = self._lines[task.signature] = Line(task)
@@ -100,34 +113,77 @@ class Backlog:
         """Take out a task; its order must be the one that it was filed with."""
         line = self._lines[task.signature]
         line.tasks.remove(task)
-        if not line.tasks:
+        head = line.tasks.head
+        if head is None:
             self._unfile(line)
             del self._lines[task.signature]
-        elif line.head is task:
-            self._reorder(line, line.tasks[0])
+        elif head is not line.head:
+            self._reorder(line, head)
         for use in task.signature.uses:
             left = self._waiting[use.component] - 1
             if left:
                 self._waiting[use.component] = left
             else:
                 del self._waiting[use.component]
-        if self.hurried:
-            self.hurried = [entry for entry in self.hurried if entry[2] is not task]
+        self._calm(task)
+        if task.batch:
+            self._batches[task.batch] -= 1
+            if not self._batches[task.batch]:
+                del self._batches[task.batch]
         self._count -= 1
 
-    def start(self, task: Task, capacity_bytes: int, workers: int) -> None:
+    def start(self, task: Task, capacity_bytes: int, workers: int, limit: float) -> None:
         """Take out a task that a worker of this capacity starts, one of so many that are up. Whom it passes over is
-        counted, if that waits longest of all that fit there; jobs that were asked for together do not count."""
-        oldest = self.oldest(capacity_bytes)
-        if oldest is not None and oldest is not task and not (task.batch and task.batch == oldest.batch):
-            is_hurried = self.hurried and any(entry[2] is task for entry in self.hurried)
-            oldest.passed += 0.0 if is_hurried else 1.0 / workers
+        counted, if that waits longest of all that fit there and were not asked for together with it; who was passed
+        over as often as `limit` goes before all others of its priority."""
+        passed = self._passed_by(task, capacity_bytes)
+        if passed is not None:
+            passed.passed += 1.0 / workers
+            if passed.passed >= limit:
+                self.hurry(passed, -inf)
         self.remove(task)
+
+    def _passed_by(self, task: Task, capacity_bytes: int) -> Task | None:
+        """Who waits longest of those that this start passes over; None when nobody does."""
+        if task in self._hurried_by:
+            return None
+        oldest = self.oldest(capacity_bytes)
+        if oldest is None or oldest is task or not task.batch or oldest.batch != task.batch:
+            return None if oldest is task else oldest
+        if self._batches[task.batch] == self._count:
+            return None
+        for line in islice(self.lines(capacity_bytes), MOST_OF_A_BATCH):
+            if line.order >= task.order:
+                return None
+            if line.head.batch != task.batch:
+                return line.head
+        return None
 
     def hurry(self, task: Task, deadline: float) -> None:
         """Let a task that waits here go before all others of its priority; among such, by deadline. Until it is taken
-        out."""
+        out. Of two deadlines of one task the sooner counts."""
+        known = self._hurried_by.get(task)
+        if known is not None:
+            if known <= deadline:
+                return
+            self._calm(task)
+        self._hurried_by[task] = deadline
         insort(self.hurried, (deadline, task.order, task))
+
+    def hurried_now(self, at: float) -> Iterator[tuple[float, Order, Task]]:
+        """Those that go first now, in order: deadlines that are over hurry nobody any more."""
+        entries = self.hurried
+        for entry in entries:
+            if entry[0] > -inf:
+                break
+            yield entry
+        for place in range(bisect_left(entries, (at,)), len(entries)):
+            yield entries[place]
+
+    def _calm(self, task: Task) -> None:
+        deadline = self._hurried_by.pop(task, None)
+        if deadline is not None:
+            del self.hurried[bisect_left(self.hurried, (deadline, task.order))]
 
     def set_capacities(self, capacities: tuple[int, ...]) -> None:
         """Live workers have these distinct capacities now."""
@@ -140,17 +196,23 @@ class Backlog:
 
     def oldest(self, capacity_bytes: int) -> Task | None:
         """The first task in order that fits in `capacity_bytes`, which is one of the known capacities."""
-        filled = self._filled(capacity_bytes)
-        if not filled:
-            return None
-        line = filled[0][0] if len(filled) == 1 else min((lines[0] for lines in filled), key=_ORDER)
-        return line.head
+        first: Line | None = None
+        for lines in self._classes[: bisect_left(self.capacities, capacity_bytes) + 1]:
+            line = lines.head
+            if line is not None and (first is None or line.order < first.order):
+                first = line
+        return None if first is None else first.head
 
     def lines(self, capacity_bytes: int, after: Order | tuple[int, ...] | None = None) -> Iterator[Line]:
         """Every line that fits in it, in order of the first tasks; from those that do not come before `after`."""
         filled = self._filled(capacity_bytes)
         parts = [iter(lines) if after is None else lines.from_order(after) for lines in filled]
         return parts[0] if len(parts) == 1 else merge(*parts, key=_ORDER)
+
+    @property
+    def reads_adapters(self) -> bool:
+        """A task here reads an adapter."""
+        return bool(self._by_adapter)
 
     def line(self, signature: Signature) -> Line | None:
         """The line of these tasks, if any waits."""
@@ -170,6 +232,10 @@ class Backlog:
         lines = self._by_component.get(component)
         return [] if lines is None else lines.first(most)
 
+    def finishing(self, most: int) -> list[Line]:
+        """The first lines, in order, of tasks that finish a job's work."""
+        return self._finishing.first(most)
+
     def of_adapter(self, adapter: ComponentKey) -> Mapping[Line, None]:
         """The lines that read this adapter."""
         return self._by_adapter.get(adapter, {})
@@ -182,6 +248,8 @@ class Backlog:
         self._classes[self._class_of(line)].add(line)
         self._by_use.setdefault(_first_use(line.signature), {})[line] = None
         uses = line.signature.uses
+        if line.signature.rank == LAST_RANK:
+            self._finishing.add(line)
         if uses:
             self._by_component.setdefault(uses[0].component, Ordered()).add(line)
         for use in uses:
@@ -193,6 +261,8 @@ class Backlog:
         first = _first_use(line.signature)
         _drop(self._by_use, first, line)
         uses = line.signature.uses
+        if line.signature.rank == LAST_RANK:
+            self._finishing.remove(line)
         if uses:
             lines = self._by_component[uses[0].component]
             lines.remove(line)
@@ -207,6 +277,8 @@ class Backlog:
         filed = [self._classes[self._class_of(line)]]
         if line.signature.uses:
             filed.append(self._by_component[line.signature.uses[0].component])
+        if line.signature.rank == LAST_RANK:
+            filed.append(self._finishing)
         for lines in filed:
             lines.remove(line)
         line.head, line.order = head, head.order
@@ -215,7 +287,7 @@ class Backlog:
 
     def _filled(self, capacity_bytes: int) -> list[Ordered[Line]]:
         within = bisect_left(self.capacities, capacity_bytes) + 1
-        return [lines for lines in self._classes[:within] if lines]
+        return [lines for lines in self._classes[:within] if lines.head is not None]
 
     def _class_of(self, line: Line) -> int:
         return bisect_left(self.capacities, line.signature.needed_bytes)

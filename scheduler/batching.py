@@ -37,6 +37,8 @@ PAYS_BELOW = 0.97
 LOOKED_AT_EACH = 4
 #: workers that are looked at for taking their part
 MOST_WORKERS = 16
+#: tasks that go first that are looked at; more of them leave no time for batches
+MOST_HURRIED = 64
 #: sizes that were found too large and are remembered
 MOST_REMEMBERED = 1024
 
@@ -60,7 +62,7 @@ class Batching:
         if line is None or len(line.tasks) <= 1 or not may_share(task) or worker.capacity_bytes is None:
             return ()
         oldest = question.backlog.oldest(worker.capacity_bytes)
-        if oldest is None or question.backlog.hurried or oldest.priority > task.priority:
+        if oldest is None or oldest.priority > task.priority or _somebody_hurries(question, task, worker):
             return ()
         window_seconds = question.config.share_window_seconds * question.workers.count
         latest_tag = max(task.tag, turn_end(oldest.order, window_seconds))
@@ -95,6 +97,17 @@ class Batching:
                 break
             chosen, least_seconds = members, seconds
         return chosen
+
+
+def _somebody_hurries(question: Question, task: Task, worker: Worker) -> bool:
+    """A task of another line that fits the worker goes before all that would run with `task`."""
+    capacity_bytes = worker.capacity_bytes or 0
+    return any(
+        other.signature is not task.signature
+        and other.priority >= task.priority
+        and other.signature.needed_bytes <= capacity_bytes
+        for _, _, other in islice(question.backlog.hurried_now(question.at), MOST_HURRIED)
+    )
 
 
 def may_share(task: Task) -> bool:

@@ -18,16 +18,7 @@ from pool.spec import ComponentKey, ComponentSpec, RunCost, TaskReport, TaskSpec
 from scheduler.estimates import Estimate
 from scheduler.nodes import Expected, Node, Nodes, Reads
 from scheduler.run_kinds import RunKinds, gpu_name
-from scheduler.signatures import (
-    MOST_PREDICTIONS,
-    Known,
-    Setup,
-    Signature,
-    SignatureKey,
-    new_signature,
-    predict,
-    signature_key,
-)
+from scheduler.signatures import Known, Setup, Signature, SignatureKey, new_signature, predict, signature_key
 from scheduler.workers import Worker
 
 __all__ = ["Costs", "Setup", "Signature", "predict"]
@@ -85,8 +76,7 @@ class Costs:
             if self.components.get(spec.key, spec) != spec or spec.key in self._unsized:
                 self._unsized.discard(spec.key)
                 for signature in self._signatures.values():
-                    signature.predictions.clear()
-                    signature.known.clear()
+                    signature.forget_sizes()
             self.components[spec.key] = spec
 
     def acquire(self, spec: TaskSpec) -> Signature:
@@ -96,8 +86,7 @@ class Costs:
         if signature is None:
             kind = self.run_kinds.kind(spec.stage, tuple(use.component for use in spec.uses))
             signature = self._signatures[key] = new_signature(spec, kind)
-            adapters = (adapter for use in spec.uses for adapter in use.adapters)
-            self._unsized.update(adapter for adapter in adapters if adapter not in self.components)
+            self._unsized.update(signature.adapters.difference(self.components))
         elif signature.tasks == 0:
             del self._spare[signature]
         signature.tasks += 1
@@ -118,57 +107,64 @@ class Costs:
         known = signature.known.get(worker)
         # `Known.holds`, written out: this is asked more often than anything else
         if (
-            known is not None
-            and known.version == worker.version
-            and (known.files is None or known.files.version == known.files_version)
+            known is None
+            or known.version != worker.version
+            or (known.files is not None and known.files.version != known.files_version)
         ):
-            seconds: float | None = known.seconds
-        else:
-            seconds = self._moving_seconds(signature, worker, known)
-        if seconds is None or not task.divisions:
-            return seconds
-        assert worker.capacity_bytes is not None, f"{worker.worker_id} never was up"
-        slowdown = signature.way(worker.capacity_bytes).slowdown
-        return seconds + (slowdown - 1.0) * self.resident_seconds(task, signature, worker)
-
-    def _moving_seconds(self, signature: Signature, worker: Worker, known: Known | None) -> float | None:
-        """Time to move weights before and during the run; `known` is what held for the worker before. None when it does
-        not fit there."""
-        seen = [worker.entries.get(use.component) for use in signature.uses]
-        node = self.nodes.of(worker.spec)
-        if (
-            known is not None
-            and known.seen == seen
-            and known.conditions == worker.conditions
-            and known.node is node
-            and (known.files is None or known.files.version == known.files_version)
-        ):
-            known.version = worker.version  # what changed there does not concern this signature
+            known = self._look(signature, worker, known)
+            if known is None:
+                return None
+        if not task.divisions:
             return known.seconds
-        setup = self.setup(signature, worker)
-        if setup is None:
+        slowdown = signature.way(known.capacity_bytes).slowdown
+        return known.seconds + (slowdown - 1.0) * self.resident_seconds(task, signature, worker)
+
+    def _look(self, signature: Signature, worker: Worker, known: Known | None) -> Known | None:
+        """What a run would move there now, and how long that takes; `known` is what held for the worker before. None
+        when it does not fit there."""
+        capacity_bytes, link_bytes_per_second = worker.capacity_bytes, worker.link_bytes_per_second
+        assert capacity_bytes is not None, f"{worker.worker_id} never was up"
+        if signature.needed_bytes > capacity_bytes:
             return None
-        seconds = self._setup_seconds(setup, worker, node)
-        signature.known[worker] = Known(
-            version=worker.version,
-            conditions=worker.conditions,
-            seen=seen,
-            seconds=seconds,
-            node=node,
-            files=node if setup.reads else None,
-            files_version=node.version if node is not None else 0,
+        seen = tuple(map(worker.entries.get, signature.components))
+        spec, setup = worker.spec, None
+        node = self.nodes.of(spec) if spec is not None and spec.node else None
+        if known is not None and known.capacity_bytes == capacity_bytes and known.seen == seen:
+            setup = known.setup
+            if (
+                known.link_bytes_per_second == link_bytes_per_second
+                and known.node is node
+                and (known.files is None or known.files.version == known.files_version)
+            ):
+                known.version, known.seen = worker.version, seen  # what changed there does not concern this signature
+                return known
+        if setup is None:
+            setup = predict(signature, seen, capacity_bytes, self.components)
+        known = signature.known[worker] = Known(
+            worker.version,
+            link_bytes_per_second,
+            capacity_bytes,
+            seen,
+            setup,
+            self._setup_seconds(setup, worker, node),
+            node,
+            node if setup.reads else None,
+            0 if node is None else node.version,
         )
-        return seconds
+        return known
 
     def seconds_of(self, setup: Setup, worker: Worker) -> float:
         """Time to bring what is missing, to patch anew and to stream."""
         return self._setup_seconds(setup, worker, self.nodes.of(worker.spec))
 
     def _setup_seconds(self, setup: Setup, worker: Worker, node: Node | None) -> float:
+        switches = setup.switches
         moving_seconds = (setup.upload_bytes + setup.streamed_bytes) / worker.link_bytes_per_second
         if node is not None and setup.reads:
-            moving_seconds = max(moving_seconds, node.missing_bytes(setup.reads) / node.storage_bytes_per_second)
-        return moving_seconds + setup.switches * self.patch_seconds(worker) if setup.switches else moving_seconds
+            reading_seconds = node.missing_bytes(setup.reads) / node.storage_bytes_per_second
+            if reading_seconds > moving_seconds:
+                moving_seconds = reading_seconds
+        return moving_seconds + switches * self.patch_seconds(worker) if switches else moving_seconds
 
     def patch_seconds(self, worker: Worker) -> float:
         """Time beside moving bytes that it takes `worker` to give a resident component other patches."""
@@ -176,17 +172,10 @@ class Costs:
 
     def setup(self, signature: Signature, worker: Worker) -> Setup | None:
         """What to move on a live worker once its present run is over; None when it does not fit there."""
-        capacity_bytes = worker.capacity_bytes
-        assert capacity_bytes is not None, f"{worker.worker_id} never was up"
-        if signature.needed_bytes > capacity_bytes:
-            return None
-        key = (capacity_bytes, tuple([worker.entries.get(use.component) for use in signature.uses]))
-        setup = signature.predictions.get(key)
-        if setup is None:
-            if len(signature.predictions) >= MOST_PREDICTIONS:
-                signature.predictions.clear()
-            setup = signature.predictions[key] = predict(signature, key[1], capacity_bytes, self.components)
-        return setup
+        known = signature.known.get(worker)
+        if known is None or known.version != worker.version:
+            known = self._look(signature, worker, known)
+        return None if known is None else known.setup
 
     def makes_room(self, signature: Signature, worker: Worker) -> bool:
         """Whether weights of other components would have to leave a live worker that it fits on."""
@@ -200,7 +189,7 @@ class Costs:
         assert setup is not None, f"the task does not fit on {worker.worker_id}"
         if worker.used_bytes - setup.own_bytes > setup.room_bytes:
             return plan(now, signature.uses, self.components, setup.way.activation_bytes, outlook=outlook).after
-        used = {use.component for use in signature.uses}
+        used = signature.components
         others = [entry for entry in now.entries if entry.component not in used]
         return Residency(now.capacity_bytes, (*others, *setup.arrived))
 
@@ -225,7 +214,8 @@ class Costs:
         """A run is placed on `worker`, whose residency is still that of before: its files will be in the memory of the
         machine. Once a run, before what it leaves is assumed."""
         self._expected.pop(worker.worker_id, None)
-        node, setup = self.nodes.of(worker.spec), self.setup(signature, worker)
+        node = self.nodes.of(worker.spec)
+        setup = None if node is None else self.setup(signature, worker)
         if node is not None and setup is not None and setup.reads:
             self._expected[worker.worker_id] = (node, node.expect(setup.reads, self.at))
 

@@ -117,14 +117,13 @@ class Demand:
         task_id = task.spec.task_id
         self.results.made(task_id, result_bytes, task.spec.stage is Stage.ENCODE)
         self.let_go(task)
-        needing, task.demand = task.demand, {}
-        for job_id in needing:
-            del self.jobs[job_id].demands[task_id]
-        self.turns.made(task, [self.jobs[job_id] for job_id in needing])
+        needing, task.demand = [self.jobs[job_id] for job_id in task.demand], {}
+        for job in needing:
+            del job.demands[task_id]
+        self.turns.made(task, needing)
         self.forget(task, "done")
         self._result_is_there(task_id)
-        for job_id in needing:
-            job = self.jobs[job_id]
+        for job in needing:
             if job.spec.wanted == task_id:
                 self._end(job, Outcome.SUCCEEDED, result=task_id)
 
@@ -219,9 +218,10 @@ class Demand:
                 self._drop_demand(job, task_id)
         new = {task_id: spec for task_id, spec in needed.items() if task_id not in job.demands}
         for task_id, spec in new.items():
-            if not self._is_on_worker(task_id) and (error := self._unfit(spec)):
+            known = self.tasks.get(task_id)
+            if (known is None or not known.on_worker) and (error := self._unfit(spec)):
                 return self.fail(job, error)
-            if task_id not in self.tasks and (error := self._refused(spec)):
+            if known is None and (error := self._refused(spec)):
                 return self.fail(job, error)
         for position, task_id in enumerate(job.tasks):
             if task_id in new:
@@ -235,10 +235,12 @@ class Demand:
             task.demand[job.spec.job_id] = None
             self.turns.wanted_by(task, job)
             return
-        task = Task(spec, self._costs.acquire(spec), (job.number, position), batch=job.spec.batch)
+        number, payer = (job.number, position), job.spec.user
+        task = Task(spec, self._costs.acquire(spec), number, payer=payer, batch=job.spec.batch)
         task.set_priority(job.priority, job.tag)
         task.demand[job.spec.job_id] = None
-        self.turns.wanted_by(task, job)
+        if job.urgent:
+            self.turns.wanted_by(task, job)
         self.tasks[spec.task_id] = task
         self.results.add_reader(spec.task_id, spec.needs)
         self._story.born(task, f"{spec.stage.value} for {job.spec.job_id}")
@@ -265,9 +267,14 @@ class Demand:
 
     def _unblock(self, task: Task) -> None:
         """Make a blocked task ready when all that it reads is there."""
-        if task.status is TaskStatus.BLOCKED and all(n in self.results.held for n in task.spec.needs):
-            self._story.move(task, TaskStatus.READY)
-            self.turns.file(task)
+        if task.status is not TaskStatus.BLOCKED:
+            return
+        held = self.results.held
+        for need in task.spec.needs:
+            if need not in held:
+                return
+        self._story.move(task, TaskStatus.READY)
+        self.turns.file(task)
 
     def _make_again(self, task_id: TaskId) -> None:
         """A result is gone: block what reads it, and demand its task for the jobs that still need it."""

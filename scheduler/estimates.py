@@ -33,13 +33,18 @@ class Estimate:
 
     def add(self, measured: float) -> None:
         """Take in one measurement."""
-        if len(self._latest) == REMEMBERED:
-            del self._ascending[bisect_left(self._ascending, self._latest.popleft())]
-        self._latest.append(measured)
-        insort(self._ascending, measured)
-        middle, odd = divmod(len(self._ascending), 2)
+        latest, ascending = self._latest, self._ascending
+        if len(latest) == REMEMBERED:
+            oldest = latest.popleft()
+            if oldest == measured:  # the same are left
+                latest.append(measured)
+                return
+            del ascending[bisect_left(ascending, oldest)]
+        latest.append(measured)
+        insort(ascending, measured)
+        middle, odd = divmod(len(ascending), 2)
         if odd:
-            self.value = self._ascending[middle]
+            self.value = ascending[middle]
         else:
-            lower, upper = self._ascending[middle - 1 : middle + 1]
+            lower, upper = ascending[middle - 1 : middle + 1]
             self.value = (lower + min(upper, MOST_APART * lower)) / 2

@@ -61,22 +61,38 @@ def read_header(line: str) -> Header:
     return Header(read(SchedulerConfig, found.get("config"), "line 1: config"), version)
 
 
-def read_entries(lines: Iterable[str]) -> Iterator[Entry]:
-    """The lines after the first. A last one that was cut off while it was written is left out.
+class Entries:
+    """The entries of a log, one by one; once. A last line that was cut off while it was written is left out."""
 
-    Raises UserError, with the number of the line and the field, for what no recorder wrote.
-    """
-    for number, line in enumerate(lines, start=2):
-        if not line.endswith("\n"):
-            return  # only the last line can be without an end: its writer was stopped in the middle
-        place = f"line {number}"
-        found = _object(line, place)
-        commands = found.get("commands")
-        if not isinstance(commands, list):
-            raise unusable_field(f"{place}: commands", commands, "a list")
-        event: Event = read_named(_EVENTS, found.get("event"), f"{place}: event")
-        made = [read_named(_COMMANDS, c, f"{place}: commands[{index}]") for index, c in enumerate(commands)]
-        yield Entry(number, event, tuple(made))
+    def __init__(self, lines: Iterable[str]) -> None:
+        """`lines` are those after the first, with their ends."""
+        self._lines = lines
+        #: the number of a last line that was left out; None while there is none, or it was not reached
+        self.cut_off: int | None = None
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Raises UserError, with the number of the line and the field, for what no recorder wrote."""
+        for number, line in enumerate(self._lines, start=2):
+            if not line.endswith("\n"):  # only the last one can be without: its writer was stopped in the middle
+                self.cut_off = number
+                return
+            yield _entry(number, line)
+
+
+def read_entries(lines: Iterable[str]) -> Entries:
+    """The entries of the lines after the first."""
+    return Entries(lines)
+
+
+def _entry(number: int, line: str) -> Entry:
+    place = f"line {number}"
+    found = _object(line, place)
+    commands = found.get("commands")
+    if not isinstance(commands, list):
+        raise unusable_field(f"{place}: commands", commands, "a list")
+    event: Event = read_named(_EVENTS, found.get("event"), f"{place}: event")
+    made = [read_named(_COMMANDS, c, f"{place}: commands[{index}]") for index, c in enumerate(commands)]
+    return Entry(number, event, tuple(made))
 
 
 def _object(line: str, place: str) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class JobHistory:
 
     status        "active", "stopping", or how it ended: "succeeded", "failed", "cancelled"
     at            when this was asked for
-    submitted_at  None when that is not remembered; so are its tasks then
+    submitted_at  None when that is not remembered; of a job that has ended, what was asked for is gone then too
     tasks         in the order of the job
     lines         its moves and those of its tasks up to its end, oldest first
     complete      False when some of it is not remembered any more
@@ -110,8 +110,8 @@ def find_job(state: SchedulerState, text: str) -> JobId:
     raise UnknownName(f"unknown job {text!r}; {len(known)} are known, the last of them {_some(known)}")
 
 
-def history_of(state: SchedulerState, job_id: JobId) -> JobHistory:
-    """What is remembered of a job that `find_job` found."""
+def history_of(state: SchedulerState, job_id: JobId, now: float | None = None) -> JobHistory:
+    """What is remembered of a job that `find_job` found. Without `now` that is at the last event."""
     live = state.demand.jobs.get(job_id)
     mine = list(state.log.entries({job_id}))
     status = live.status.value if live is not None else state.demand.ended[job_id].value
@@ -123,7 +123,7 @@ def history_of(state: SchedulerState, job_id: JobId) -> JobHistory:
     seen = JobHistory(
         job_id=job_id,
         status=status,
-        at=state.at,
+        at=state.at if now is None else now,
         submitted_at=None if submitted is None else submitted[0],
         ended_at=None if ended is None else ended[0],
         note=str(ended[5]) if ended is not None and isinstance(ended[5], str) else "",

@@ -12,8 +12,9 @@ from pool.residency import Resident, needed_bytes, plan
 from pool.spec import JobId, Rung, Stage
 from scheduler.costs import predict
 from scheduler.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
-from scheduler.state import LEAST_TICK_SECONDS, SchedulerState
+from scheduler.state import SchedulerState
 from scheduler.story import dump
+from scheduler.ticks import LEAST_TICK_SECONDS
 from scheduler.turn_invariants import validate_turns
 from scheduler.workers import Worker, WorkerStatus
 
@@ -228,7 +229,7 @@ def _pool(state: SchedulerState) -> None:
     for task in state.demand.tasks.values():
         if task.on_worker and state.config.run_timeout_seconds is not None:
             latest = max(state.at, state.hanging.deadline(task)) + 2 * LEAST_TICK_SECONDS
-            due = state.tick_due
+            due = state.ticks.due
             assert due is not None, _story(state, task.spec.task_id, "may hang, and nobody will look")
             assert due <= latest, _story(state, task.spec.task_id, f"is looked at as late as {due}, not by {latest}")
     totals = state.fleet.totals
@@ -244,7 +245,7 @@ def _nothing_waits_in_vain(state: SchedulerState) -> None:
     could_start = [line.head for line in state.demand.backlog.lines(largest_bytes)]
     busy = state.fleet.usable(WorkerStatus.BUSY)
     assert not could_start or busy, f"{could_start[0].name} waits, {idle[0].name} is idle and nothing runs"
-    assert not could_start or state.tick_due is not None, f"{could_start[0].name} waits and nobody will look again"
+    assert not could_start or state.ticks.due is not None, f"{could_start[0].name} waits and nobody will look again"
     if could_start:
         oldest = could_start[0]
         assert oldest.passed < state.config.overtaking_limit, _story(state, oldest.name, "is overdue and waits")

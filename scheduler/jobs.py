@@ -6,7 +6,7 @@ Knows nothing of workers but their names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
@@ -158,8 +158,8 @@ class Task:
     hurried_by: float = inf
     #: name of what it was asked for with; "" when it was asked for alone
     batch: str = ""
-    #: since when it waits, while READY
-    ready_at: float = 0.0
+    #: since when it could start, as often as it was filed anew; None before, and once it has started
+    ready_at: float | None = None
     #: times that it was sent to a worker
     attempt: int = 0
     #: runs that ended badly and count against the limit
@@ -209,6 +209,10 @@ class Task:
         late = inf if self.timed_out_at is None else self.timed_out_at
         return late if self.stop_asked_at is None else min(late, self.stop_asked_at)
 
+    def waited_seconds(self, at: float) -> float:
+        """For how long it could have started."""
+        return 0.0 if self.ready_at is None else at - self.ready_at
+
     @property
     def on_worker(self) -> bool:
         """A worker has it."""
@@ -227,7 +231,7 @@ def needed_tasks(
     needed = set() if wanted in held else {wanted}
     for task_id in reversed(job.tasks):
         if task_id in needed and not on_worker(task_id):
-            needed.update(n for n in job.tasks[task_id].needs if n not in held)
+            needed.update([n for n in job.tasks[task_id].needs if n not in held])
     tasks = {task_id: task for task_id, task in job.tasks.items() if task_id in needed}
     missing = min(needed.difference(tasks), default=None)
     return tasks, missing
@@ -239,17 +243,15 @@ def problem_with(job: JobSpec, known: Container[ComponentKey]) -> str | None:
     for task in job.tasks:
         if task.task_id in makeable:
             return f"tasks: {task.task_id} is named twice or is also given, expected each id once"
-        if unmade := _first_not_in(task.needs, makeable):
-            return f"tasks: {task.task_id} needs {unmade}, expected an earlier task or a given result"
-        if unknown := _first_not_in((use.component for use in task.uses), known):
-            return f"tasks: {task.task_id} uses {unknown}, expected a component that was announced"
-        if len({use.component for use in task.uses}) < len(task.uses):
+        for need in task.needs:
+            if need not in makeable:
+                return f"tasks: {task.task_id} needs {need}, expected an earlier task or a given result"
+        for use in task.uses:
+            if use.component not in known:
+                return f"tasks: {task.task_id} uses {use.component}, expected a component that was announced"
+        if len(task.uses) > 1 and len({use.component for use in task.uses}) < len(task.uses):
             return f"tasks: {task.task_id} uses a component twice, expected each once"
         makeable.add(task.task_id)
     if job.wanted not in makeable:
         return f"wanted: found {job.wanted}, expected one of the job's tasks"
     return None
-
-
-def _first_not_in(names: Iterable[str], known: Container[str]) -> str | None:
-    return next((n for n in names if n not in known), None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TypeAlias
 
-from pool.spec import ComponentKey, ComponentSpec, JobId, JobSpec, Stage, TaskId, TaskReport, TaskSpec, WorkerId
+from pool.spec import ComponentKey, ComponentSpec, JobId, Stage, TaskId, TaskReport, TaskSpec, WorkerId
 from scheduler.event_log import Entry
 from scheduler.jobs import problem_with
 from scheduler.messages import CancelAsked, ComponentsKnown, RunEnded, Submitted, WorkerUp
@@ -58,7 +58,7 @@ def live_trace(entries: Iterable[Entry], name: str) -> LiveTrace:
         _take_in(seen, entry)
     start = next(iter(seen.jobs.values())).at if seen.jobs else 0.0
     ratios = {kind: median(measured) for kind, measured in {**seen.batched, **seen.alone}.items()}
-    jobs = tuple(Submitted(s.at - start, _as_measured(s.job, ratios, start)) for s in seen.jobs.values())
+    jobs = tuple(_as_measured(submitted, ratios, start) for submitted in seen.jobs.values())
     return LiveTrace(
         workload=Workload(name, tuple(seen.components.values()), jobs),
         measured=sum(map(len, (*seen.alone.values(), *seen.batched.values()))),
@@ -101,10 +101,12 @@ def _measure(seen: _Seen, report: TaskReport) -> None:
     ratios.setdefault(_kind(task), []).append(computing_seconds / (task.run_seconds * slowdown))
 
 
-def _as_measured(job: JobSpec, ratios: dict[RunKind, float], start: float) -> JobSpec:
+def _as_measured(submitted: Submitted, ratios: dict[RunKind, float], start: float) -> Submitted:
+    at, job = submitted.at - start, submitted.job
     tasks = tuple(replace(task, run_seconds=task.run_seconds * ratios.get(_kind(task), 1.0)) for task in job.tasks)
-    deadline = None if job.deadline is None else job.deadline - start
-    return replace(job, tasks=tasks, deadline=deadline)
+    # of a long submission later parts may come after their deadline: as late as can be, which is missed as well
+    deadline = None if job.deadline is None else max(at, job.deadline - start)
+    return Submitted(at, replace(job, tasks=tasks, deadline=deadline))
 
 
 def _kind(task: TaskSpec) -> RunKind:

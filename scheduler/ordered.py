@@ -47,6 +47,12 @@ class Ordered(Generic[T]):
             raise IndexError(f"place {place} of {len(self)}")
         return self._members[self._front + place]
 
+    @property
+    def head(self) -> T | None:
+        """The first member; None when there is none."""
+        members, front = self._members, self._front
+        return members[front] if front < len(members) else None
+
     def first(self, count: int) -> list[T]:
         """So many from the front, or all."""
         return self._members[self._front : self._front + count]
@@ -75,10 +81,16 @@ class Ordered(Generic[T]):
         """Take it out; its order must be the one that it was filed with."""
         members, front = self._members, self._front
         at = front
-        if front >= len(members) or members[front] is not member:
-            at = bisect_right(members, member.order, front, key=_ORDER) - 1
-            assert at >= front, f"{member} is not filed where its order says"
-            assert members[at] is member, f"{member} is not filed where its order says"
+        if front < len(members) and members[front] is member:
+            front += 1
+            if front == len(members) or (front > _MOST_EMPTY and 2 * front > len(members)):
+                del members[:front]
+                front = 0
+            self._front = front
+            return
+        at = bisect_right(members, member.order, front, key=_ORDER) - 1
+        assert at >= front, f"{member} is not filed where its order says"
+        assert members[at] is member, f"{member} is not filed where its order says"
         if at - front > len(members) - at:
             del members[at]
             return

@@ -55,10 +55,13 @@ class Recovery:
 
     def ended_well(self, task: Task) -> None:
         """A run of such a task succeeded: whatever was held against its like is over."""
-        self._proven[_sizes(task.spec)] = None
-        self._proven.move_to_end(_sizes(task.spec))
-        if len(self._proven) > MOST_PROVEN:
-            self._proven.popitem(last=False)
+        sizes = _sizes(task.spec)
+        if sizes in self._proven:
+            self._proven.move_to_end(sizes)
+        else:
+            self._proven[sizes] = None
+            if len(self._proven) > MOST_PROVEN:
+                self._proven.popitem(last=False)
         task.timed_out_at = None
         if len(self.quarantine):
             for key in _keys(task.spec):
@@ -232,7 +235,7 @@ def _keys(spec: TaskSpec) -> tuple[Hashable, ...]:
 
 def _sizes(spec: TaskSpec) -> Hashable:
     """What the memory that a task takes depends on: by counted figures, since corrected ones change from run to run."""
-    uses = tuple((use.component, use.patch_digest) for use in spec.uses)
+    uses = tuple([(use.component, use.patch_digest) for use in spec.uses])
     return (spec.stage, uses, spec.counted_bytes or spec.activation_bytes)
 
 

@@ -87,6 +87,8 @@ class Results:
 
     def sweep(self) -> list[TaskId]:
         """Decide about every result whose readers or givers changed; return those to release, in order."""
+        if not self._touched and not self._strays:
+            return []
         released, self._strays = self._strays, []
         for task_id in self._touched:
             result = self.held.get(task_id)

@@ -119,14 +119,16 @@ class RunKinds:
         of_size = seen.of_size.get(size)
         if of_size is None:
             of_size = seen.of_size[size] = Estimate()
-        before = (seen.all_sizes.value, of_size.value, len(of_size) < LEAST_OF_SIZE)
-        seen.all_sizes.add(measured)
+        all_sizes, few = seen.all_sizes, len(of_size) < LEAST_OF_SIZE
+        of_all_before, of_size_before = all_sizes.value, of_size.value
+        all_sizes.add(measured)
         of_size.add(measured)
-        if (seen.all_sizes.value, of_size.value, len(of_size) < LEAST_OF_SIZE) != before:
+        if few or all_sizes.value != of_all_before or of_size.value != of_size_before:
             kind.forget_ratios()
-        for other in kind.measured:
-            if other != gpu:
-                self._compare(kind, gpu, other)
+        if len(kind.measured) > 1:
+            for other in kind.measured:
+                if other != gpu:
+                    self._compare(kind, gpu, other)
 
     def batch_share(self, kind: RunKind, device_name: str, members: int, size: int | None = None) -> float:
         """What one of so many tasks that share a run takes of it, as a multiple of what it takes alone; of tasks of one

@@ -151,14 +151,17 @@ class Shares:
     def begin(self, job: Job) -> list[Job]:
         """A task of a job was placed."""
         account = self.account(job.spec.user)
-        flow = account.flows[job.priority]
-        tagged = self._give_tag(flow, job) if job.tag == NO_TAG and len(self._live) > 1 else []
-        if job.tag == NO_TAG:
+        flow, shared = account.flows[job.priority], len(self._live) > 1
+        tagged = self._give_tag(flow, job) if shared and job.tag == NO_TAG else []
+        due = job.tag
+        if due == NO_TAG:
             flow.untagged.pop(job.spec.job_id, None)
             flow.begun[job.spec.job_id] = job
-        self.virtual_seconds = max(self.virtual_seconds, account.paid if job.tag == NO_TAG else job.tag)
+            due = account.paid
+        if due > self.virtual_seconds:
+            self.virtual_seconds = due
         job.begun = True
-        return tagged + self._give_tags(flow)
+        return tagged + self._give_tags(flow) if shared else tagged
 
     def leave(self, job: Job) -> list[Job]:
         """A job is over, begun or not."""

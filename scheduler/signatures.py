@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from pool.division import choose_division
-from pool.residency import Residency, ResidencyPlan, Resident, needed_bytes, plan
+from pool.residency import Residency, ResidencyPlan, Resident, needed_bytes, plan, upload_bytes_of
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Stage, TaskSpec
 from scheduler.nodes import Node, Reads
 from scheduler.run_kinds import RunKind, size_class
@@ -21,13 +21,13 @@ from scheduler.workers import Worker
 SignatureKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[Division, ...]]
 #: later stages bring a picture nearer to its end
 STAGE_RANK: Mapping[Stage, int] = {Stage.ENCODE: 0, Stage.SAMPLE: 1, Stage.DECODE: 2}
+LAST_RANK = max(STAGE_RANK.values())
 #: predictions that one signature remembers; partly evicted components make many
 MOST_PREDICTIONS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What a run would move on a worker.
+class Setup(NamedTuple):
+    """What a run would move on a worker. A tuple: one is made for every worker that a task is held against.
 
     own_bytes       what of the used components is resident now
     room_bytes      what the weights of other components may keep while the task runs
@@ -52,17 +52,33 @@ class Setup:
         return max(0, worker.used_bytes - self.own_bytes - self.room_bytes) + self.shrunk_bytes
 
 
+class Whole(NamedTuple):
+    """The components of a signature when all of them are whole and carry its patches.
+
+    parts    its uses, the sizes of their components, and the LoRAs that their patches are made of, as they are read
+    arrived  how they are then
+    """
+
+    weight_bytes: int
+    parts: tuple[tuple[ComponentUse, ComponentSpec, Mapping[ComponentKey, int]], ...]
+    arrived: tuple[Resident, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Known:
-    """Extra seconds of a signature on a worker, and what they hold for.
+    """What a signature would move on a worker, the extra seconds of that, and what both hold for.
 
-    node   the machine of the worker
-    files  the same where they depend on which files it has in memory, as they were at `files_version`
+    link_bytes_per_second, capacity_bytes   of the worker, as `setup` and `seconds` were reckoned with
+    seen    entries of the used components
+    node    the machine of the worker
+    files   the same where `seconds` depends on which files it has in memory, as they were at `files_version`
     """
 
     version: int
-    conditions: tuple[float, ...]
-    seen: list[Resident | None]
+    link_bytes_per_second: float
+    capacity_bytes: int
+    seen: tuple[Resident | None, ...]
+    setup: Setup
     seconds: float
     node: Node | None
     files: Node | None
@@ -79,6 +95,10 @@ class Signature:
 
     stage: Stage
     uses: tuple[ComponentUse, ...]
+    #: of `uses`
+    components: tuple[ComponentKey, ...]
+    #: LoRAs of the patch sets of `uses`
+    adapters: frozenset[ComponentKey]
     #: a task that has it: what it says of sizes and ways holds for all of them
     pattern: TaskSpec
     #: beside weights and activations
@@ -95,7 +115,11 @@ class Signature:
     tasks: int = 0
     #: capacity -> the way that a worker of that capacity runs it
     ways: dict[int, Division] = field(default_factory=dict)
-    #: (capacity, entries of the used components) -> what a run would move
+    #: what it comes to where there is room for all; made when it is first asked for
+    whole: Whole | None = None
+    #: capacity -> what a run would move where nothing of it is resident: on most workers of a large pool
+    cold: dict[int, Setup] = field(default_factory=dict)
+    #: (capacity, entries of the used components) -> what a run would move where there is less room
     predictions: dict[tuple[int, tuple[Resident | None, ...]], Setup] = field(default_factory=dict)
     known: dict[Worker, Known] = field(default_factory=dict)
 
@@ -105,6 +129,13 @@ class Signature:
         if way is None:
             way = self.ways[capacity_bytes] = choose_division(self.pattern, capacity_bytes - self.scratch_bytes)
         return way
+
+    def forget_sizes(self) -> None:
+        """Sizes of components are not what they were."""
+        self.whole = None
+        self.cold.clear()
+        self.predictions.clear()
+        self.known.clear()
 
     def working_bytes(self, capacity_bytes: int) -> int:
         """What a run on a worker of this capacity needs beside weights."""
@@ -121,6 +152,8 @@ def new_signature(spec: TaskSpec, kind: RunKind) -> Signature:
     return Signature(
         stage=spec.stage,
         uses=spec.uses,
+        components=kind.components,
+        adapters=frozenset([adapter for use in spec.uses for adapter in use.adapters]),
         pattern=spec,
         scratch_bytes=needed_bytes(spec.uses, 0),
         needed_bytes=needed_bytes(spec.uses, spec.least_activation_bytes),
@@ -142,6 +175,29 @@ def predict(
     With nothing leased, what is resident of other components decides what is evicted and nothing else: the plan is made
     without them, and the room that it leaves them is kept. The signature must fit in `capacity_bytes`.
     """
+    is_cold = not any(seen)
+    setup = signature.cold.get(capacity_bytes) if is_cold else None
+    if setup is None:
+        setup = predict_whole(signature, seen, capacity_bytes, components)
+    if setup is None:
+        key = (capacity_bytes, seen)
+        setup = signature.predictions.get(key)
+        if setup is None:
+            if len(signature.predictions) >= MOST_PREDICTIONS:
+                signature.predictions.clear()
+            setup = signature.predictions[key] = predict_by_plan(signature, seen, capacity_bytes, components)
+    if is_cold:
+        signature.cold[capacity_bytes] = setup
+    return setup
+
+
+def predict_by_plan(
+    signature: Signature,
+    seen: tuple[Resident | None, ...],
+    capacity_bytes: int,
+    components: Mapping[ComponentKey, ComponentSpec],
+) -> Setup:
+    """`predict`, by asking the plan itself: right for all cases."""
     own = tuple(entry for entry in seen if entry is not None)
     way = signature.way(capacity_bytes)
     moves = plan(Residency(capacity_bytes, own), signature.uses, components, way.activation_bytes)
@@ -158,6 +214,57 @@ def predict(
     )
 
 
+def predict_whole(
+    signature: Signature,
+    seen: tuple[Resident | None, ...],
+    capacity_bytes: int,
+    components: Mapping[ComponentKey, ComponentSpec],
+) -> Setup | None:
+    """`predict`, where there is room for all components whole: then a plan is a sum, made here without asking for one.
+    None where there is not, or where more is resident than a component has."""
+    whole = signature.whole
+    if whole is None:
+        whole = signature.whole = _whole(signature.uses, components)
+    way = signature.way(capacity_bytes)
+    room_bytes = capacity_bytes - way.activation_bytes - signature.scratch_bytes - whole.weight_bytes
+    if room_bytes < 0:
+        return None
+    uploaded_bytes = switches = own_bytes = 0
+    reads: dict[ComponentKey, int] = {}
+    for (use, spec, loras), before in zip(whole.parts, seen, strict=True):
+        if before is None:
+            read_bytes = spec.upload_bytes
+        else:
+            held_bytes, weight_bytes = before.resident_bytes, spec.weight_bytes
+            own_bytes += held_bytes
+            if before.patch_digest != use.patch_digest:
+                switches += 1
+            elif held_bytes == weight_bytes:
+                continue
+            if held_bytes > weight_bytes:
+                return None
+            read_bytes = upload_bytes_of(before, use, spec, weight_bytes)
+        if read_bytes:
+            uploaded_bytes += read_bytes
+            reads[spec.key] = read_bytes
+            if loras:
+                reads.update(loras)
+    return Setup(uploaded_bytes, 0, switches, own_bytes, room_bytes, 0, whole.arrived, way, tuple(reads.items()))
+
+
+def _whole(uses: Iterable[ComponentUse], components: Mapping[ComponentKey, ComponentSpec]) -> Whole:
+    parts = tuple((use, components[use.component], _lora_reads(use, components)) for use in uses)
+    arrived = tuple(
+        Resident(use.component, spec.weight_bytes, use.patch_digest, use.patched_bytes) for use, spec, _ in parts
+    )
+    return Whole(sum(spec.weight_bytes for _, spec, _ in parts), parts, arrived)
+
+
+def _lora_reads(use: ComponentUse, components: Mapping[ComponentKey, ComponentSpec]) -> dict[ComponentKey, int]:
+    """What is read of LoRAs where these patches are applied anew. Those of unknown size are left out."""
+    return {adapter: components[adapter].upload_bytes for adapter in use.adapters if adapter in components}
+
+
 def files_read(
     uses: Iterable[ComponentUse], moves: ResidencyPlan, components: Mapping[ComponentKey, ComponentSpec]
 ) -> Reads:
@@ -172,5 +279,5 @@ def files_read(
         read_bytes = min(uploads.get(use.component, 0) + streams_bytes, spec.upload_bytes)
         if read_bytes:
             reads[use.component] = read_bytes
-            reads.update({a: components[a].upload_bytes for a in use.adapters if a in components})
+            reads.update(_lora_reads(use, components))
     return tuple(reads.items())

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pool.residency import Residency
 from pool.spec import JobId, Stage, TaskId, UserId, WorkerId
 from scheduler.jobs import JobStatus, Task, TaskStatus
+from scheduler.signatures import STAGE_RANK
 
 if TYPE_CHECKING:
     from scheduler.state import SchedulerState
+
+#: whose account a task is on, that of the first job that wants it; what it is; where it stands
+_KIND = attrgetter("payer", "signature.rank", "status")
+_STAGES = {rank: stage for stage, rank in STAGE_RANK.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +103,19 @@ class Snapshot:
     deadlines_missed: int = 0
 
 
-def take_snapshot(state: SchedulerState) -> Snapshot:
-    """What is so now. Copies; later events do not show in it."""
+def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
+    """What is so at `now`, without it at the last event. Copies; later events do not show in it."""
+    at = state.at if now is None else now
     demand, totals = state.demand, state.fleet.totals
-    queues = _Queues()
-    running = []
-    for task in demand.tasks.values():
-        if task.worker_id is not None:
-            running.append(_running(state, task, task.worker_id))
-        else:
-            queues.add(task, _user(state, task))
+    ready, blocked, by_user = _queues(demand.tasks.values())
     return Snapshot(
-        at=state.at,
+        at=at,
         jobs_live=len(demand.jobs),
-        jobs_stopping=sum(job.status is JobStatus.STOPPING for job in demand.jobs.values()),
+        jobs_stopping=[job.status for job in demand.jobs.values()].count(JobStatus.STOPPING),
         resolved={outcome.value: count for outcome, count in demand.resolved.items()},
-        ready=queues.ready,
-        blocked=queues.blocked,
-        running=tuple(running),
+        ready=ready,
+        blocked=blocked,
+        running=tuple(_running_tasks(state, at)),
         workers=_workers(state),
         runs=totals.runs,
         runs_resident=totals.runs_resident,
@@ -122,38 +125,41 @@ def take_snapshot(state: SchedulerState) -> Snapshot:
         results_held=len(demand.results.held),
         results_kept=len(demand.results.kept),
         results_kept_bytes=demand.results.kept_bytes,
-        waiting_by_user=queues.by_user,
+        waiting_by_user=by_user,
         seconds_by_user={str(user): account.seconds for user, account in demand.turns.shares.accounts.items()},
         deadlines_met=demand.turns.deadlines.met,
         deadlines_missed=demand.turns.deadlines.missed,
     )
 
 
-class _Queues:
-    """Waiting tasks, counted in one pass: there may be very many."""
-
-    def __init__(self) -> None:
-        self.ready = {stage.value: 0 for stage in Stage}
-        self.blocked = dict(self.ready)
-        self.by_user: dict[str, dict[str, int]] = {}
-
-    def add(self, task: Task, user: UserId | None) -> None:
-        """Count a task that no worker has."""
-        stage = task.spec.stage.value
-        counts = self.ready if task.status is TaskStatus.READY else self.blocked
-        counts[stage] += 1
-        if user is not None:
-            mine = self.by_user.setdefault(user, {})
-            mine[stage] = mine.get(stage, 0) + 1
+def _queues(tasks: Iterable[Task]) -> tuple[dict[str, int], dict[str, int], dict[str, dict[str, int]]]:
+    """Tasks that are ready and that are blocked, by stage, and both by user. There may be very many, and the pool
+    waits meanwhile: what is done for each of them is done without Python's own steps."""
+    ready = {stage.value: 0 for stage in Stage}
+    blocked = dict(ready)
+    by_user: dict[str, dict[str, int]] = {}
+    for (user, rank, status), count in Counter(map(_KIND, tasks)).items():
+        if status in (TaskStatus.READY, TaskStatus.BLOCKED):
+            stage = _STAGES[rank].value
+            (ready if status is TaskStatus.READY else blocked)[stage] += count
+            mine = by_user.setdefault(user, {})
+            mine[stage] = mine.get(stage, 0) + count
+    return ready, blocked, by_user
 
 
-def _running(state: SchedulerState, task: Task, worker_id: WorkerId) -> RunningTask:
+def _running_tasks(state: SchedulerState, at: float) -> Iterator[RunningTask]:
+    for worker in state.fleet.workers.values():
+        for task_id in worker.task_ids:
+            yield _running(state, state.demand.tasks[task_id], worker.worker_id, at)
+
+
+def _running(state: SchedulerState, task: Task, worker_id: WorkerId, at: float) -> RunningTask:
     return RunningTask(
         task_id=task.spec.task_id,
         stage=task.spec.stage.value,
         attempt=task.attempt,
         worker_id=worker_id,
-        seconds=state.at - task.started_at,
+        seconds=at - task.started_at,
         stopping=task.status is TaskStatus.STOPPING,
         job_id=next(iter(task.demand), None),
         user=_user(state, task),

@@ -56,7 +56,6 @@ from scheduler.messages import (
     ComponentsKnown,
     EndWorker,
     Event,
-    LookAgain,
     Mate,
     ReleaseResult,
     ResultLost,
@@ -78,12 +77,10 @@ from scheduler.recovery import Recovery
 from scheduler.snapshot import Snapshot, take_snapshot
 from scheduler.story import Story, StoryLine
 from scheduler.switching import SwitchAccount
+from scheduler.ticks import Ticks
 from scheduler.unfit import why_unfit
 from scheduler.why import Rule, Start
 from scheduler.workers import Fleet, Worker, WorkerStatus
-
-#: between two looks at a run that is overdue
-LEAST_TICK_SECONDS = 0.05
 
 
 class SchedulerState:
@@ -109,8 +106,7 @@ class SchedulerState:
         self.batching = Batching(self.config.batch_limit)
         #: for loads that serve who waited long
         self.switching = SwitchAccount(self.config.switch_share)
-        #: when the `Tick`s are due that were asked for, soonest first
-        self._ticks: list[float] = []
+        self.ticks = Ticks(self._out)
         #: what all waiting tasks were held against; None when that was not possible
         self._judged_bytes: int | None = None
 
@@ -142,16 +138,18 @@ class SchedulerState:
             case StartFailed():
                 self._start_failed(event)
             case Tick():
-                self._ticks = self._ticks[1:]
+                self.ticks.came()
                 self._end_what_hangs()
         self.demand.turns.settle(self.at)
         self._start_what_can()
         if isinstance(event, Submitted):
             self.reading_ahead.job_came()
-        self._tick_after_if_due(self.demand.turns.next_look)
-        self._tick_after_if_due(self.hanging.watch(self.at, isinstance(event, Tick)))
-        self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
-        commands = list(self._out)
+        if (next_look := self.demand.turns.next_look) < inf:
+            self.ticks.ask_after(next_look - self.at, self.at)
+        if (overdue := self.hanging.watch(self.at, isinstance(event, Tick))) < inf:
+            self.ticks.ask_after(overdue - self.at, self.at)
+        self._out += map(ReleaseResult, self.demand.results.sweep())
+        commands = self._out.copy()
         self._out.clear()
         return commands
 
@@ -169,7 +167,9 @@ class SchedulerState:
         backlog = self.demand.backlog
         if len(self.demand.pinned):
             self._start_pinned()
-            self._tick_after_if_due(self.recovery.time_passed(self.at))
+            if (pinned_until := self.recovery.time_passed(self.at)) < inf:
+                self.ticks.ask_after(pinned_until - self.at, self.at)
+            self.demand.turns.settle(self.at)  # who was let go may start, or is held back by a limit no more
         if not len(backlog):
             return
         workers = self.fleet.whereabouts
@@ -218,20 +218,7 @@ class SchedulerState:
                 break  # the others are free later
         if not waits:
             return  # nothing waits for a run of unknown length: what is ready fits on no idle worker
-        self._tick_after(min(waits))
-
-    def _tick_after(self, seconds: float) -> None:
-        """Have a Tick within so long, and no sooner than makes sense. An earlier one than those on their way is asked
-        for beside them."""
-        due = self.at + max(LEAST_TICK_SECONDS, seconds)
-        if not self._ticks or due < self._ticks[0] - LEAST_TICK_SECONDS:
-            self._ticks.insert(0, due)
-            self._out.append(LookAgain(due - self.at))
-
-    @property
-    def tick_due(self) -> float | None:
-        """When the next Tick is due; None when none was asked for."""
-        return self._ticks[0] if self._ticks else None
+        self.ticks.ask_after(min(waits), self.at)
 
     def _start(self, choice: Choice) -> None:
         """Send the task and assume what its weights do to the residency; the report confirms or corrects it."""
@@ -239,7 +226,8 @@ class SchedulerState:
         assert worker.residency is not None, f"{worker.name} is not up"
         wanted = self.batching.mates(self._question(), choice) if self.batching.limit > 1 else ()
         if task.pinned_to is None:
-            self.demand.backlog.start(task, worker.residency.capacity_bytes, self.fleet.whereabouts.count)
+            limit = self.config.overtaking_limit
+            self.demand.backlog.start(task, worker.residency.capacity_bytes, self.fleet.whereabouts.count, limit)
             self.switching.spend(choice.spent_seconds)
         else:
             self.demand.pinned.remove(task)
@@ -279,6 +267,7 @@ class SchedulerState:
         """A task that waits nowhere any more is the worker's."""
         worker = choice.worker
         task.attempt += 1
+        task.ready_at = None
         task.stop_asked_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.started_at = self.at
@@ -316,10 +305,12 @@ class SchedulerState:
     def _run_ended(self, event: RunEnded) -> None:
         report = event.report
         worker = self.fleet.current(report.worker_id, report.incarnation)
-        task = self.demand.tasks.get(report.task_id)
-        if worker is None or task is None or task.name not in worker.task_ids or task.attempt != report.attempt:
+        task_id = report.task_id
+        task = self.demand.tasks.get(task_id)
+        is_there = worker is not None and (task_id == worker.task_id or task_id in worker.mates)
+        if worker is None or task is None or not is_there or task.attempt != report.attempt:
             if report.error is None:
-                self.demand.results.stray(report.task_id)  # the run was given up; its result came all the same
+                self.demand.results.stray(task_id)  # the run was given up; its result came all the same
             return
         if report.error is not None and report.error.kind is RunErrorKind.WORKER_LOST:
             self._end_and_lose(worker, report.error)  # it says itself that it is over
@@ -351,10 +342,6 @@ class SchedulerState:
         """Ask runs to stop that take too long; end the workers of those that do not stop."""
         for worker, message in self.hanging.ask_to_stop(self.at):
             self._end_and_lose(worker, RunError(RunErrorKind.WORKER_LOST, message))
-
-    def _tick_after_if_due(self, due: float) -> None:
-        if due < float("inf"):
-            self._tick_after(due - self.at)
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def _task(state: SchedulerState, task: Task) -> None:
     assert task.payer == jobs[0].spec.user, f"{name} is on the account of {task.payer!r}, asked for by {jobs[0].name}"
     due = min((job.spec.deadline or 0.0 for job in jobs if job.urgent), default=math.inf)
     assert task.hurried_by == due, f"{name} is hurried by {task.hurried_by}, expected {due}"
-    assert (task.reserved_in is None) == (task.reserved_seconds == 0.0), f"{name} has seconds from where?"
+    assert task.reserved_in is not None or task.reserved_seconds == 0.0, f"{name} has seconds from where?"
     if task.reserved_in is not None:
         payer = state.demand.turns.shares.accounts.get(task.payer)
         assert task.reserved_in.account is payer, f"{name} has its seconds from another account than {task.payer!r}"
@@ -122,6 +122,6 @@ def _deadlines(state: SchedulerState) -> None:
                 f"{job.name} is {'' if job.urgent else 'not '}urgent, others of its deadline are"
             )
     if deadlines.next_look < math.inf:
-        due = state.tick_due
+        due = state.ticks.due
         assert due is not None, f"nobody will look for deadlines, though at {deadlines.next_look} there is need"
         assert due <= max(at, deadlines.next_look) + 1.0, f"deadlines are looked at as late as {due}"

@@ -118,15 +118,17 @@ class Turns:
                     self._hurry(self._tasks[task_id], job)
         if self._raises and len(self._priorities) > 1:
             self._raise(at)
-        self._settle_limits()
+        if self._are_limited:
+            self._settle_limits()
 
     # ---- tasks -------------------------------------------------------------------------------------------------------
 
     def wanted_by(self, task: Task, job: Job) -> None:
         """One more job demands the task, and is noted there; the first one too."""
-        if len(task.demand) == 1:
+        is_first = len(task.demand) == 1
+        if is_first:
             self._put_on_account(task, job.spec.user)
-        if len(task.demand) == 1 or (-job.priority, job.tag) < (-task.priority, task.tag):
+        if is_first or (-job.priority, job.tag) < (-task.priority, task.tag):
             self._stand(task, job.priority, job.tag)
         if job.urgent:
             self._hurry(task, job)
@@ -154,7 +156,7 @@ class Turns:
 
     def file(self, task: Task) -> None:
         """A ready task waits: in the backlog, for the worker that it is pinned to, or for its payer's limit."""
-        limit = self._limit(task)
+        limit = self._limit(task) if self._are_limited else None
         if task.pinned_to is not None:
             self._pinned.add(task)
         elif limit is not None:
@@ -168,33 +170,35 @@ class Turns:
         """A ready task waits no longer."""
         if task.pinned_to is not None:
             self._pinned.remove(task)
-        elif self._limit(task) is not None:
+        elif self._are_limited and self._limit(task) is not None:
             self.limits.remove(task)
         else:
             self._backlog.remove(task)
 
     def may_start(self, task: Task) -> bool:
         """Whether the limit of its payer lets a pinned task start."""
-        return self.limits.may_start(task, self._limit(task))
+        return not self._are_limited or self.limits.may_start(task, self._limit(task))
 
     def start(self, task: Task) -> None:
         """A worker has the task now, which waits nowhere any more."""
         assert task.worker_id is not None, f"{task.name} runs nowhere"
-        limit = self._limit(task)
+        limit = self._limit(task) if self._are_limited else None
         if limit is not None:
             self.limits.start(task, limit)
             self._settle_limits()
         job = self._jobs[next(iter(task.demand))]
-        self._stand_anew(self.shares.begin(job))
+        if tagged := self.shares.begin(job):
+            self._stand_anew(tagged)
 
     def end(self, task: Task) -> None:
         """The worker that has the task lets it go."""
-        if task.worker_id is not None:
+        if self._are_limited and task.worker_id is not None:
             self.limits.end(task)
 
     def pay(self, task: Task, cost: RunCost) -> None:
         """A run of the task ended with a report, well or badly."""
-        self._release(task)
+        if task.reserved_in is not None:
+            self._release(task)
         self.shares.pay(task.payer, cost.load_seconds + cost.run_seconds, cost.load_seconds)
 
     def made(self, task: Task, needing: Iterable[Job]) -> None:
@@ -205,18 +209,18 @@ class Turns:
 
     def forget(self, task: Task) -> None:
         """The task is gone, whether it ran or not."""
-        self._release(task)
+        if task.reserved_in is not None:
+            self._release(task)
 
     # ---- from here on: what follows ----------------------------------------------------------------------------------
 
     def _limit(self, task: Task) -> int | None:
-        return self.shares.share_of(task.payer).running_limit if self._are_limited else None
+        return self.shares.share_of(task.payer).running_limit
 
     def _settle_limits(self) -> None:
-        if self._are_limited:
-            for task in self.limits.settle():
-                if task.hurried_by < math.inf:
-                    self._backlog.hurry(task, task.hurried_by)
+        for task in self.limits.settle():
+            if task.hurried_by < math.inf:
+                self._backlog.hurry(task, task.hurried_by)
 
     def _unfile_for(self, task: Task, change: Callable[[], None]) -> None:
         """Change what a task is filed by."""
@@ -228,7 +232,7 @@ class Turns:
         self.file(task)
 
     def _stand(self, task: Task, priority: int, tag: float) -> None:
-        if (priority, tag) != (task.priority, task.tag):
+        if priority != task.priority or tag != task.tag:
             self._unfile_for(task, lambda: task.set_priority(priority, tag))
 
     def _stand_anew(self, jobs: Iterable[Job]) -> None:

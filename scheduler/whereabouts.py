@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 Sort: TypeAlias = tuple[int, str]
 
 
+#: memories of one size: the larger one over the smaller
+_ALIKE = 1.05
+
+
 class _Filed:
     """What a worker was filed under."""
 
@@ -57,6 +61,7 @@ class Whereabouts:
         self._filed: dict[Worker, _Filed] = {}
         #: sort -> workers of it, idle and busy
         self._sorts: dict[Sort, int] = {}
+        self._are_alike = True
 
     @property
     def count(self) -> int:
@@ -65,8 +70,8 @@ class Whereabouts:
 
     @property
     def are_alike(self) -> bool:
-        """They are of one sort."""
-        return len(self._sorts) < 2
+        """They are of one device, and their memories differ by little: what is free on a card differs by some pages."""
+        return self._are_alike
 
     @property
     def busy_count(self) -> int:
@@ -76,7 +81,7 @@ class Whereabouts:
     @property
     def largest_idle_bytes(self) -> int:
         """Most memory of an idle worker; 0 when there is none."""
-        return max((capacity_bytes for capacity_bytes, _ in self.idle), default=0)
+        return max([capacity_bytes for capacity_bytes, _ in self.idle], default=0)
 
     @property
     def capacities(self) -> tuple[int, ...]:
@@ -130,11 +135,15 @@ class Whereabouts:
             filed.is_idle, filed.sort, filed.end = is_idle, sort, end
             self._file_state(worker, filed)
         if filed.entries is not worker.entries:
-            self._hold(worker, filed.entries, worker.entries)
+            if filed.entries.keys() != worker.entries.keys():
+                self._hold(worker, filed.entries, worker.entries)
             filed.entries = worker.entries
 
     def _file_state(self, worker: Worker, filed: _Filed) -> None:
-        self._sorts[filed.sort] = self._sorts.get(filed.sort, 0) + 1
+        count = self._sorts.get(filed.sort, 0)
+        self._sorts[filed.sort] = count + 1
+        if not count:
+            self._compare_sorts()
         if filed.is_idle:
             self.idle_count += 1
             self.idle.setdefault(filed.sort, {})[worker] = None
@@ -143,10 +152,16 @@ class Whereabouts:
         else:
             insort(self.busy, (filed.end, worker.worker_id, worker))
 
+    def _compare_sorts(self) -> None:
+        sizes = [capacity_bytes for capacity_bytes, _ in self._sorts]
+        few_devices = len({device for _, device in self._sorts}) < 2
+        self._are_alike = few_devices and max(sizes, default=0) <= _ALIKE * min(sizes, default=0)
+
     def _unfile_state(self, worker: Worker, filed: _Filed) -> None:
         self._sorts[filed.sort] -= 1
         if not self._sorts[filed.sort]:
             del self._sorts[filed.sort]
+            self._compare_sorts()
         if filed.is_idle:
             self.idle_count -= 1
             workers = self.idle[filed.sort]

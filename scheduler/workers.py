@@ -139,25 +139,32 @@ class Worker:
         """It is up."""
         return self.residency is not None
 
-    @property
-    def conditions(self) -> tuple[float, ...]:
-        """What a prediction depends on beside the entries."""
-        return (self.link_bytes_per_second, self.capacity_bytes or 0)
-
     def believe(self, residency: Residency | None) -> None:
-        """Take this for what is on the GPU. Entries that stay equal stay the same objects: they compare fast."""
-        if residency == self.residency:
-            return
-        before, self.residency = self.entries, residency
-        self.entries = {}
-        self.used_bytes = 0
+        """Take this for what is on the GPU. Entries are compared with every event, and fast where they are the same
+        objects: so those that only came anew are taken for those that were there, and the other way round where nothing
+        else is new, since the next report will have them again."""
+        before, now = self.entries, self.residency
         if residency is None:
+            self.residency, self.entries, self.used_bytes = None, {}, 0
             return
+        if now is not None and residency.capacity_bytes == now.capacity_bytes and residency.entries == now.entries:
+            self.residency = residency
+            for entry in residency.entries:
+                before[entry.component] = entry
+            return
+        entries: dict[ComponentKey, Resident] = {}
+        used_bytes, is_changed = 0, len(residency.entries) != len(before)
         for entry in residency.entries:
-            known = before.get(entry.component)
-            self.entries[entry.component] = entry if known is None or known is entry or known != entry else known
-            self.used_bytes += entry.resident_bytes
-        if self.entries != before or residency.capacity_bytes != self.capacity_bytes:
+            key = entry.component
+            known = before.get(key)
+            if known is not entry and known is not None and known == entry:
+                entries[key] = known
+            else:
+                entries[key] = entry
+                is_changed = is_changed or known is not entry
+            used_bytes += entry.resident_bytes
+        self.residency, self.entries, self.used_bytes = residency, entries, used_bytes
+        if is_changed or residency.capacity_bytes != self.capacity_bytes:
             self.capacity_bytes = residency.capacity_bytes
             self.version += 1
 
@@ -361,7 +368,7 @@ class Fleet:
         self._note(worker)
 
     def _note(self, worker: Worker) -> None:
-        self.whereabouts.note(worker, worker.live and worker.wanted)
+        self.whereabouts.note(worker, worker.wanted and worker.residency is not None)
 
     def _forget(self, worker: Worker) -> None:
         if worker.live:

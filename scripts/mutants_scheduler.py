@@ -1,24 +1,33 @@
 """Plants known bugs in the scheduler, one at a time, and says which of them the tests catch. A tool for developers.
 
-Works on a copy in a temporary folder; nothing in the working tree changes. Takes some minutes.
+Works on a copy in a temporary folder; nothing in the working tree changes. Each bug says which tests should catch it:
+these run first, and all others only when they pass. Takes some minutes.
 
-    .venv/bin/python scripts/mutants_scheduler.py [WORD ...]     only bugs whose name holds one of the words
+    .venv/bin/python scripts/mutants_scheduler.py [WORD ...]     only bugs whose name or file holds one of the words
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: cheapest first: a run stops at the first test that fails
-TESTS = ("tests/scheduler", "tests/pool/test_residency.py", "tests/simulation")
-
+#: where a bug is looked for that says nothing of its tests
+LIKELY = ("tests/scheduler",)
+#: where it is looked for when these pass
+ALL_TESTS = ("tests/scheduler", "tests/pool/test_residency.py", "tests/simulation")
+#: knows nothing of the core, and needs more than the copy has
+LEFT_OUT = "tests/scheduler/workloads"
+#: a bug that makes one test take so long is caught: the whole of them take less
+MOST_SECONDS = 30
 
 #: a failure is enough; what its smallest form would be does not matter here
 NO_SHRINKING = """
@@ -30,12 +39,13 @@ settings.load_profile("mutants")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """In `path`, `old` (which occurs once) becomes `new`."""
+    """In `path`, `old` (which occurs once) becomes `new`. `tests` are those that should catch it."""
 
     name: str
     path: str
     old: str
     new: str
+    tests: tuple[str, ...] = LIKELY
 
 
 #: the bugs to plant; data, beside this script
@@ -44,25 +54,23 @@ MUTANTS_FILE = Path(__file__).with_suffix(".json")
 
 def read_mutants() -> tuple[Mutant, ...]:
     """Every bug that is known to this tool."""
-    return tuple(Mutant(**row) for row in json.loads(MUTANTS_FILE.read_text(encoding="utf-8")))
+    rows = json.loads(MUTANTS_FILE.read_text(encoding="utf-8"))
+    return tuple(Mutant(**{**row, "tests": tuple(row.get("tests", LIKELY))}) for row in rows)
 
 
 def main(words: list[str]) -> int:
-    """Try every mutant that is asked for; the exit status is 1 when one is missed."""
-    chosen = [m for m in read_mutants() if not words or any(word in m.name for word in words)]
+    """Try every mutant that is asked for; the exit status is 1 when one is missed or can not be planted any more."""
+    chosen = [m for m in read_mutants() if not words or any(word in m.name or word in m.path for word in words)]
+    if problems := unplantable(chosen):
+        print("\n".join(problems))
+        return 1
     missed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for name in ("pool", "scheduler", "tests"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", copy)
-        with (copy / "tests" / "conftest.py").open("a", encoding="utf-8") as conftest:
-            conftest.write(NO_SHRINKING)
-        if (failing := _first_failure(copy)) is not None:
-            print(f"the tests fail without any mutant: {failing}")
-            return 1
+        copy = Copy(Path(folder))
+        for tests in dict.fromkeys(m.tests for m in chosen):
+            copy.check(tests)
         for mutant in chosen:
-            caught_by = _try(copy, mutant)
+            caught_by = copy.plant(mutant)
             print(f"{'caught' if caught_by else 'MISSED'}  {mutant.name}: {caught_by or '-'}", flush=True)
             if caught_by is None:
                 missed.append(mutant.name)
@@ -70,38 +78,84 @@ def main(words: list[str]) -> int:
     return 1 if missed else 0
 
 
-def _try(copy: Path, mutant: Mutant) -> str | None:
-    """The test that catches it, or None. Raises ValueError when the source is no longer what the mutant expects."""
-    path = copy / mutant.path
-    source = path.read_text(encoding="utf-8")
-    if source.count(mutant.old) != 1:
-        raise ValueError(f"{mutant.name}: {mutant.path} has {source.count(mutant.old)} places like it, expected one")
-    path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+def unplantable(mutants: Iterable[Mutant]) -> list[str]:
+    """What is wrong with these mutants: the source is no longer what they expect (then, where it went), they are no
+    code, or their tests are gone."""
+    sources = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in ROOT.glob("[ps]*/**/*.py")}
+    found = []
+    for mutant in mutants:
+        source = sources.get(mutant.path, "")
+        if (places := source.count(mutant.old)) == 1:
+            found += _not_code(mutant, source.replace(mutant.old, mutant.new))
+        else:
+            elsewhere = ", ".join(path for path, text in sources.items() if mutant.old in text and path != mutant.path)
+            there = f"; it is in {elsewhere}" if elsewhere else ""
+            found.append(f"{mutant.name}: {mutant.path} has {places} places like it, expected one{there}")
+        found += [f"{mutant.name}: found no {tests}" for tests in mutant.tests if not (ROOT / tests).exists()]
+    return found
+
+
+def _not_code(mutant: Mutant, planted: str) -> list[str]:
+    """A mutant that no interpreter reads would be caught by any test."""
     try:
-        return _first_failure(copy)
-    finally:
-        path.write_text(source, encoding="utf-8")
+        ast.parse(planted)
+    except SyntaxError as error:
+        return [f"{mutant.name}: {error}"]
+    return []
 
 
-def _first_failure(copy: Path) -> str | None:
-    """The first test that fails, None when all pass."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "--tb=no",
-        "--hypothesis-seed=1",
-        *TESTS,
-    ]
-    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return None
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].split(" - ")[0] if failed else f"pytest ended with {done.returncode}"
+class Copy:
+    """A copy of the sources and tests in a folder, where bugs are planted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        #: tests that passed without any bug
+        self._checked: set[tuple[str, ...]] = set()
+        self._planted = 0
+        for name in ("pool", "scheduler", "tests"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        with (folder / "tests" / "conftest.py").open("a", encoding="utf-8") as conftest:
+            conftest.write(NO_SHRINKING)
+
+    def check(self, tests: tuple[str, ...]) -> None:
+        """Raises ValueError when these tests fail without any bug; they are run once."""
+        if tests not in self._checked and (failing := self._first_failure(tests)) is not None:
+            raise ValueError(f"the tests fail without any mutant: {failing}")
+        self._checked.add(tests)
+
+    def plant(self, mutant: Mutant) -> str | None:
+        """The test that catches it, or None."""
+        caught_by = self._with(mutant, mutant.tests)
+        if caught_by is None and mutant.tests != ALL_TESTS:
+            self.check(ALL_TESTS)
+            caught_by = self._with(mutant, ALL_TESTS)
+        return caught_by
+
+    def _with(self, mutant: Mutant, tests: tuple[str, ...]) -> str | None:
+        path = self._folder / mutant.path
+        source, at = path.read_text(encoding="utf-8"), path.stat().st_mtime
+        path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+        self._planted += 1
+        os.utime(path, (self._planted, self._planted))  # compiled files are told apart by this time and by size
+        try:
+            return self._first_failure(tests)
+        finally:
+            path.write_text(source, encoding="utf-8")
+            os.utime(path, (at, at))
+
+    def _first_failure(self, tests: tuple[str, ...]) -> str | None:
+        """The first test that fails, None when all pass."""
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", "--hypothesis-seed=1"),
+            *("-o", f"timeout={MOST_SECONDS}", f"--ignore={LEFT_OUT}", *tests),
+        ]
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode == 0:
+            return None
+        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        return failed[0].split(" - ")[0] if failed else f"pytest ended with {done.returncode}"
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def story(context: typer.Context, job: Job, as_json: options.AsJson = False, poo
     say(console, headline(history), "bold")
     names = {str(history.job_id): "job", **task_names(history)}
     since = history.submitted_at if history.submitted_at is not None else history.at
+    when = "when" if history.submitted_at is not None else "from now"
     rows = [
         (
             f"{line.at - since:+.3f} s",
@@ -69,7 +70,7 @@ def story(context: typer.Context, job: Job, as_json: options.AsJson = False, poo
         for cause, note in [(_shortened(line.cause, names), _shortened(line.note, names))]
     ]
     if rows:
-        show(console, rows_table(["when", "what", "became", "because", "note"], rows, right=["when"]))
+        show(console, rows_table([when, "what", "became", "because", "note"], rows, right=[when]))
 
 
 def task_names(history: JobHistory) -> dict[str, str]:
@@ -86,18 +87,30 @@ def task_names(history: JobHistory) -> dict[str, str]:
 
 def headline(history: JobHistory) -> str:
     """The job in a line."""
-    if history.submitted_at is None:
-        return f"job {history.job_id}: {history.status}; its story is not remembered any more"
-    until = history.at if history.ended_at is None else history.ended_at
-    took = f"{until - history.submitted_at:.2f} s"
-    text = f"job {history.job_id}: {history.status} " + (f"for {took}" if history.ended_at is None else f"after {took}")
-    asked = [f"of {history.user}"] if history.user else []
-    asked += [f"priority {history.priority}"] if history.priority else []
-    if history.deadline is not None:
-        asked.append(f"wanted within {history.deadline - history.submitted_at:.1f} s")
+    text = f"job {history.job_id}: {history.status}"
+    if history.submitted_at is not None:
+        until = history.at if history.ended_at is None else history.ended_at
+        took = f"{until - history.submitted_at:.2f} s"
+        text += f" for {took}" if history.ended_at is None else f" after {took}"
+    asked = _asked(history)
     text += f" ({', '.join(asked)})" if asked else ""
     note = history.note.removeprefix(history.status).removeprefix(": ")
-    return f"{text}: {note}" if note else text
+    text += f": {note}" if note else ""
+    if history.submitted_at is None:
+        text += f"; {'when it came' if history.tasks else 'its story'} is not remembered any more"
+    return text
+
+
+def _asked(history: JobHistory) -> list[str]:
+    """On what terms the job was asked for; a deadline counts from its submission, or from now where that is gone."""
+    asked = [f"of {history.user}"] if history.user else []
+    asked += [f"priority {history.priority}"] if history.priority else []
+    if history.deadline is None:
+        return asked
+    if history.submitted_at is not None:
+        return [*asked, f"wanted within {history.deadline - history.submitted_at:.1f} s"]
+    left = history.deadline - history.at
+    return [*asked, f"wanted {left:.1f} s from now" if left >= 0 else f"wanted {-left:.1f} s ago"]
 
 
 def _history(context: typer.Context, job: str, pool: str | None) -> JobHistory:
@@ -130,12 +143,18 @@ def _without_attempts(history: JobHistory, task: TaskHistory) -> str:
         return "waits for a worker" + (f"; later tasks went first {task.passed:.1f} times" if task.passed else "")
     if history.status == "succeeded":
         return "did not run: its result was there already, of a job that is not remembered any more"
-    return "did not run"
+    if history.status == "active":
+        return "its result is there, of a run that is not remembered any more"
+    return "did not run" if history.complete else "is not needed any more"
 
 
 def _started(history: JobHistory, task: TaskHistory, attempt: Attempt) -> str:
-    since = 0.0 if history.submitted_at is None else attempt.at - history.submitted_at
-    when = f"{since:.2f} s after the job came" if since >= 0 else f"{-since:.2f} s before, for an earlier job"
+    if history.submitted_at is None:
+        when = f"{history.at - attempt.at:.2f} s ago"
+    elif attempt.at >= history.submitted_at:
+        when = f"{attempt.at - history.submitted_at:.2f} s after the job came"
+    else:
+        when = f"{history.submitted_at - attempt.at:.2f} s before, for an earlier job"
     again = f", attempt {attempt.attempt}" if attempt.attempt > 1 else ""
     choice = attempt.why
     among = f"{choice.idle} idle and {choice.busy} busy"

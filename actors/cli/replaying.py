@@ -21,7 +21,9 @@ from actors.cli import options
 from pool.errors import CorruptFile, UserError
 
 if TYPE_CHECKING:
-    from scheduler.event_log import Entry, Header
+    from rich.console import Console
+
+    from scheduler.event_log import Entries, Header
     from scheduler.replay import Difference, Replayed
 
 EXIT_DIFFERENT = 1
@@ -45,11 +47,14 @@ def replay(
     wall_seconds = time.monotonic() - began
     if as_json:
         plain = json.dumps(dataclasses.asdict(outcome), default=_value)
-        print_json(sys.stdout, {**json.loads(plain), "same": outcome.same})
+        print_json(sys.stdout, {**json.loads(plain), "same": outcome.same, "cut_off": entries.cut_off})
     else:
         console = people_console(sys.stdout)
         rate = f", decided again in {wall_seconds:.2f} s" if wall_seconds > 0 else ""
-        say(console, f"{outcome.events} events of {outcome.seconds:.1f} s, {outcome.commands} commands{rate}")
+        ends = ", of a log that ends in the middle" if entries.cut_off is not None else ""
+        told = f"{outcome.events} events of {outcome.seconds:.1f} s{ends}, {outcome.commands} commands{rate}"
+        say(console, told)
+        _say_cut_off(console, log, entries)
         for line in _outcome_lines(log, outcome):
             say(console, line)
     if not outcome.same:
@@ -62,14 +67,18 @@ def trace(
 ) -> None:
     """Make a workload of a recorded log, for `modelpool simulate`: its jobs at their times, with measured seconds."""
     from actors.cli.screen import counted, people_console, say
-    from actors.cli.simulating_work import save_trace
+    from actors.cli.simulating_work import require_replaceable, save_trace
     from scheduler.log_trace import live_trace
 
+    require_replaceable("OUT", out)
     with _opened(log) as (_, entries):
         live = live_trace(entries, log.stem)
-    save_trace(out, live.workload)
-    console = people_console(sys.stdout)
     workload = live.workload
+    if not workload.jobs:
+        raise UserError(f"{log}: found no jobs that can be simulated, expected at least one")
+    save_trace("OUT", out, workload)
+    console = people_console(sys.stdout)
+    _say_cut_off(console, log, entries)
     say(console, f"{out}: {counted(len(workload.jobs), 'job')} over {workload.seconds:.1f} s")
     say(console, f"run seconds from {counted(live.measured, 'run')} that ended well")
     if live.cancelled:
@@ -79,7 +88,7 @@ def trace(
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[Header, Iterator[Entry]]]:
+def _opened(path: Path) -> Iterator[tuple[Header, Entries]]:
     """A log, open: its header and its entries. Every complaint names the file. Raises UserError."""
     from scheduler.event_log import read_entries, read_header
 
@@ -92,6 +101,13 @@ def _opened(path: Path) -> Iterator[tuple[Header, Iterator[Entry]]]:
         raise CorruptFile(f"{path}: is no text, so no log of a pool") from None
     except UserError as problem:
         raise type(problem)(f"{path}: {problem}") from None
+
+
+def _say_cut_off(console: Console, log: Path, entries: Entries) -> None:
+    from actors.cli.screen import say
+
+    if entries.cut_off is not None:
+        say(console, f"{log}:{entries.cut_off}: this last line is cut off, and left out", "yellow")
 
 
 def _outcome_lines(log: Path, outcome: Replayed) -> Iterator[str]:

@@ -94,6 +94,8 @@ def down(name: Name = None) -> None:
 
 def status_facts(status: PoolStatus) -> list[tuple[str, str]]:
     """The numbers of a pool that belong to no worker."""
+    from actors.cli.tables import terms_facts
+
     waiting = ", ".join(f"{count} {stage}" for stage, count in status.waiting.items() if count)
     resident = f"{status.tasks_resident} of {status.tasks_total} found their weights resident"
     moved = f"{format_bytes(status.uploaded_bytes)} uploaded, {format_bytes(status.streamed_bytes)} streamed"
@@ -104,6 +106,7 @@ def status_facts(status: PoolStatus) -> list[tuple[str, str]]:
         ("weights", f"{moved}, {status.patch_switches} LoRA switches"),
         ("workers started again", str(status.restarts)),
     ]
+    facts += terms_facts(status)
     return facts + [(str(worker.id), worker.trouble) for worker in status.workers if worker.trouble]
 
 

@@ -95,7 +95,7 @@ def simulate(
     from actors.cli.simulating_pictures import require_drawable
     from actors.cli.simulating_runs import parse_policies, parse_prices, prices_of, setting_of
     from actors.cli.simulating_tables import as_plain, shown
-    from actors.cli.simulating_work import load_work, save_trace
+    from actors.cli.simulating_work import load_work, require_replaceable, save_trace
 
     if seeds < 1:
         raise unusable_field("--seeds", seeds, "a whole number from 1")
@@ -103,13 +103,16 @@ def simulate(
         raise UserError("--gpus: nothing was given, expected GPUs such as 64xH100,32x4090 or 4x24GiB")
     if plot is not None:
         require_drawable(plot)
+    if save_as is not None:
+        require_replaceable("--save-trace", save_as)
     work = load_work(trace)
     if seeds > 1 and not work.has_seeds:
         raise unusable_field("--seeds", seeds, "1 for a trace file, which is the same every time")
+    require_seed(seed, work)
     setting = None if gpus is None else setting_of(gpus, node, measured_on, config)
     policies, prices = parse_policies(policy), parse_prices(price)
     if save_as is not None:
-        save_trace(save_as, work.make(seed))
+        save_trace("--save-trace", save_as, work.make(seed))
         say(people_console(), f"written: {save_as}")
     if setting is None:
         return
@@ -125,6 +128,12 @@ def simulate(
             say(people_console(), f"drawn: {path}")
     if any(one.figures.succeeded < one.figures.jobs for of_seeds in found.by_policy.values() for one in of_seeds):
         raise typer.Exit(EXIT_FAILED)
+
+
+def require_seed(seed: int, work: Work) -> None:
+    """Raise UnusableField for a seed that would change nothing."""
+    if seed != 0 and not work.has_seeds:
+        raise unusable_field("--seed", seed, "0 for a trace file, which is the same every time")
 
 
 def run_all(
@@ -163,7 +172,7 @@ def draw(path: Path, found: Simulation, drawn: dict[str, Drawn]) -> Iterator[Pat
     several = len(drawn) > 1
     if several:
         compared = {
-            name: Compared([one.figures for one in of_seeds], drawn[name].latencies, POLICIES[name].is_bound)
+            name: Compared([one.figures for one in of_seeds], drawn[name].latencies, POLICIES[name].is_ideal)
             for name, of_seeds in found.by_policy.items()
         }
         draw_comparison(path, title, compared)

@@ -38,17 +38,19 @@ MOST_TIMELINES = 3
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One policy on a comparison page: figures of each seed, and the latencies of the first in ascending order.
-    `is_bound` is for what no pool can be."""
+    `is_ideal` is for what no pool can be."""
 
     figures: Sequence[Figures]
     latencies: Sequence[float]
-    is_bound: bool = False
+    is_ideal: bool = False
 
 
 def require_drawable(path: Path) -> None:
     """Raise UserError where no picture can be written; said before anything is simulated."""
     if path.suffix.lower() not in ENDINGS:
         raise unusable_field("--plot", str(path), f"a file that ends in {', '.join(ENDINGS)}")
+    if path.is_dir():
+        raise unusable_field("--plot", str(path), "a file; this is a folder")
     if not path.absolute().parent.is_dir():
         raise unusable_field("--plot", str(path), "a file in a folder that there is")
 
@@ -85,14 +87,30 @@ def draw_comparison(path: Path, title: str, policies: Mapping[str, Compared]) ->
     panels = [
         (shown["jobs/min"], 1.0, "jobs a minute"),
         (shown["p99"], 1.0, "p99 latency, seconds"),
-        (shown["loading"], 3600.0, "GPU-hours lost to loading"),
-        (shown["moved"], 1e12, "weights moved to GPUs, TB"),
+        (shown["loading"], *_time_lost(policies)),
+        (shown["moved"], *_bytes_moved(policies)),
     ]
     axes = right.subplots(2, 2, sharey=True)
     for place, (measure, scale, label) in enumerate(panels):
         _draw_bars(axes.flat[place], measure, scale, label, policies)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     _save(figure, path)
+
+
+def _time_lost(policies: Mapping[str, Compared]) -> tuple[float, str]:
+    """What to divide seconds lost to loading by, and how that is called."""
+    most = max((one.loading_seconds for compared in policies.values() for one in compared.figures), default=0.0)
+    scale, unit = _time_unit(most)
+    return scale, f"GPU-{unit} lost to loading"
+
+
+def _bytes_moved(policies: Mapping[str, Compared]) -> tuple[float, str]:
+    most = max(
+        (one.uploaded_bytes + one.streamed_bytes for compared in policies.values() for one in compared.figures),
+        default=0,
+    )
+    scale, unit = (1e12, "TB") if most >= 1e12 else (1e9, "GB")
+    return scale, f"weights moved to GPUs, {unit}"
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -129,6 +147,8 @@ def _draw_rows(axes: Axes, drawn: Timeline, gpus: Sequence[WorkerId], colours: M
 
 
 def _draw_sums(axes: Axes, drawn: Timeline, scale: float) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     ends = [0.0, *(step.end / scale for step in drawn.steps)]
     running = [step.running for step in drawn.steps]
     both = [step.running + step.loading for step in drawn.steps]
@@ -141,6 +161,7 @@ def _draw_sums(axes: Axes, drawn: Timeline, scale: float) -> None:
     beside = axes.twinx()
     beside.stairs([step.unfinished for step in drawn.steps], ends, color="#d55e00", linewidth=1.5, baseline=None)
     beside.set_ylim(bottom=0)
+    beside.yaxis.set_major_locator(MaxNLocator(integer=True))
     beside.set_ylabel("unfinished jobs", color="#d55e00")
     beside.tick_params(axis="y", colors="#d55e00")
     _without_frame(beside)
@@ -157,20 +178,21 @@ def _model_legend(colours: Mapping[str, str], models: int) -> tuple[list[Any], l
 
 
 def _draw_latencies(axes: Axes, policies: Mapping[str, Compared]) -> None:
-    peers = [name for name, one in policies.items() if name != OURS and not one.is_bound]
+    peers = [name for name, one in policies.items() if name != OURS and not one.is_ideal]
     styles = dict(zip(peers, _styles(), strict=False))
-    bounds = [name for name, one in policies.items() if one.is_bound]
-    styles |= dict(zip(bounds, [("#555555", "--"), ("#555555", ":"), ("#999999", "-.")], strict=False))
+    ideals = [name for name, one in policies.items() if one.is_ideal]
+    styles |= dict(zip(ideals, [("#555555", "--"), ("#555555", ":"), ("#999999", "-.")], strict=False))
     for name, one in policies.items():
         count = len(one.latencies)
         if count == 0:
             continue
         colour, dashes = (OURS_COLOUR, "-") if name == OURS else styles[name]
+        seen = [max(seconds, 1e-3) for seconds in one.latencies]
         axes.step(
-            [max(seconds, 1e-3) for seconds in one.latencies],
-            [(place + 1) / count for place in range(count)],
+            [seen[0], *seen],
+            [place / count for place in range(count + 1)],
             where="post",
-            label=f"{name} (bound)" if one.is_bound else name,
+            label=f"{name} (ideal)" if one.is_ideal else name,
             color=colour,
             linestyle=dashes,
             linewidth=2.6 if name == OURS else 1.3,
@@ -202,14 +224,16 @@ def _styles() -> Iterable[tuple[str, str]]:
 
 
 def _draw_bars(axes: Axes, measure: Measure, scale: float, label: str, policies: Mapping[str, Compared]) -> None:
-    """One bar a policy: ours in its colour, bounds hollow."""
+    """One bar a policy: ours in its colour, ideal ones hollow."""
+    from matplotlib.ticker import MaxNLocator
+
     found = spreads(measure, {name: one.figures for name, one in policies.items()})
     names = list(found)
     values = [one.median / scale for one in found.values()]
     below = [(one.median - one.least) / scale for one in found.values()]
     above = [(one.most - one.median) / scale for one in found.values()]
     edges = [OURS_COLOUR if name == OURS else PEER_COLOUR for name in names]
-    fills = ["#ffffff" if policies[name].is_bound else edge for name, edge in zip(names, edges, strict=True)]
+    fills = ["#ffffff" if policies[name].is_ideal else edge for name, edge in zip(names, edges, strict=True)]
     axes.barh(range(len(names)), values, color=fills, edgecolor=edges, height=0.72)
     if any([*below, *above]):
         axes.errorbar(
@@ -225,6 +249,7 @@ def _draw_bars(axes: Axes, measure: Measure, scale: float, label: str, policies:
     better = "more" if measure.more_is_better else "less"
     axes.set_title(f"{label} ({better} is better)", fontsize=9, loc="left")
     axes.tick_params(axis="x", labelsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     _without_frame(axes)
 
 

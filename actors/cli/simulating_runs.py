@@ -6,7 +6,6 @@ itself is `scheduler.simulated`.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pool.errors import UserError, format_bytes, parse_bytes, unknown_name, unusable_field
+from scheduler.messages import Outcome
 from scheduler.simulated.figures import Figures
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 #: words that mean every policy there is
 ALL = "all"
 OURS = "modelpool"
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|seconds|m|min|minutes|h|hours|d|days)?", re.IGNORECASE)
-_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,9 @@ class Simulated:
     wall_seconds: float
     #: why jobs failed, each reason with the first job that it stopped
     failures: tuple[tuple[str, str], ...]
+    #: jobs with a deadline that were done by it, and that were not; those that nobody wants any more are neither
+    deadlines_met: int = 0
+    deadlines_missed: int = 0
 
     @property
     def events_per_second(self) -> float:
@@ -118,8 +119,24 @@ def simulate_one(
     for job, error in cluster.errors.items():
         reasons.setdefault(error.message, job)
     figured = figures(cluster, _weights(workload, setting.scheduler))
-    found = Simulated(policy, seed, figured, timed.events, timed.seconds, wall_seconds, tuple(reasons.items()))
+    met, missed = _deadlines(cluster)
+    found = Simulated(
+        policy, seed, figured, timed.events, timed.seconds, wall_seconds, tuple(reasons.items()), met, missed
+    )
     return found, cluster
+
+
+def _deadlines(cluster: VirtualCluster[TimedCore]) -> tuple[int, int]:
+    """Met and missed, by whatever policy: one that knows no deadlines has them all the same."""
+    met = missed = 0
+    for job_id, submitted in cluster.submitted.items():
+        outcome, deadline = cluster.outcomes.get(job_id), submitted.job.deadline
+        if deadline is None or outcome is Outcome.CANCELLED:
+            continue
+        in_time = outcome is Outcome.SUCCEEDED and submitted.at + cluster.latency_seconds[job_id] <= deadline
+        met += in_time
+        missed += not in_time
+    return met, missed
 
 
 def _made(
@@ -178,9 +195,16 @@ def parse_prices(given: Sequence[str] | None) -> dict[str, float]:
 
 
 def prices_of(groups: Sequence[GpuGroup], prices: dict[str, float]) -> dict[str, float] | None:
-    """The price of an hour of each group's kind, None when no prices were given. Raises UserError for one without."""
+    """The price of an hour of each group's kind, None when no prices were given. Raises UserError for one without, and
+    for a price of what is no kind."""
+    from scheduler.gpu_kinds import kind_of
+
     if not prices:
         return None
+    names = {name for group in groups for name in (group.kind, group.kind.partition(":")[0])}
+    for name in prices:
+        if name not in names and kind_of(name) is None:
+            raise unknown_name("kind of GPU in --price", name, names)
     found = {}
     for group in groups:
         name = group.kind if group.kind in prices else group.kind.partition(":")[0]
@@ -188,15 +212,6 @@ def prices_of(groups: Sequence[GpuGroup], prices: dict[str, float]) -> dict[str,
             raise UserError(f"--price: nothing was given for {group.kind}, expected --price {name}=NUMBER")
         found[group.kind] = prices[name]
     return found
-
-
-def parse_duration(field: str, text: str) -> float:
-    """Seconds of '30s', '90m', '2h', '1.5h', '45'. Raises UnusableField."""
-    match = _DURATION.fullmatch(text.strip())
-    seconds = float(match[1]) * _UNIT_SECONDS[(match[2] or "s")[0].lower()] if match else 0.0
-    if seconds <= 0:
-        raise unusable_field(field, text, "a time such as 30s, 90m or 2h")
-    return seconds
 
 
 def parse_node(text: str | None) -> NodeShape:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli import options
-from actors.cli.simulating import CONFIG, NODE, OURS, PRICE, REFERENCE, SEED, TRACE
+from actors.cli.simulating import CONFIG, NODE, OURS, PRICE, REFERENCE, SEED, TRACE, require_seed
 from pool.errors import DoesNotFit, UserError, unusable_field
 
 if TYPE_CHECKING:
@@ -98,14 +98,14 @@ def plan_cluster(
 
 
 def _goal(deadline: str | None, latency: str | None) -> Goal:
-    from actors.cli.simulating_runs import parse_duration
+    from actors.terms import parse_seconds
     from scheduler.simulated.sizing import Goal
 
     if deadline is None and latency is None:
         raise UserError("--deadline, --latency: nothing was given, expected one of them, such as --deadline 2h")
     return Goal(
-        None if deadline is None else parse_duration("--deadline", deadline),
-        None if latency is None else parse_duration("--latency", latency),
+        None if deadline is None else parse_seconds(deadline, "--deadline"),
+        None if latency is None else parse_seconds(latency, "--latency"),
     )
 
 
@@ -126,6 +126,7 @@ def make_plan(
         raise unusable_field("--policy", policy, "one policy")
     prices = prices_of(setting.groups, parse_prices(price))
     work = load_work(trace)
+    require_seed(seed, work)
     workload = work.make(seed)
     late_seconds = workload.jobs[-1].at - workload.jobs[0].at if workload.jobs else 0.0
     if goal.deadline_seconds is not None and goal.deadline_seconds <= late_seconds:

@@ -41,7 +41,7 @@ def shown(found: Simulation) -> tuple[RenderableType, ...]:
         parts += _failures(found)
         return tuple(parts)
     ((one,),) = found.by_policy.values()
-    parts.append(facts_table(_facts(one, found.prices)))
+    parts.append(facts_table(_facts(one, found.prices, has_disks=found.setting.shape.gpus > 0)))
     parts.append(_gpus_table(one.figures.gpus))
     if len(one.figures.users) > 1:
         parts.append(_users_table(one.figures))
@@ -78,10 +78,12 @@ def plain_run(one: Simulated, prices: dict[str, float] | None) -> dict[str, Any]
         "core_seconds": one.core_seconds,
         "events_per_second": one.events_per_second,
         "failures": [{"reason": reason, "first_job": job} for reason, job in one.failures],
+        "deadlines_met": one.deadlines_met,
+        "deadlines_missed": one.deadlines_missed,
     }
 
 
-def _facts(one: Simulated, prices: dict[str, float] | None) -> list[tuple[str, str]]:
+def _facts(one: Simulated, prices: dict[str, float] | None, has_disks: bool) -> list[tuple[str, str]]:
     figures = one.figures
     late = figures.latency
     ended = [f"{figures.succeeded} succeeded"]
@@ -105,11 +107,11 @@ def _facts(one: Simulated, prices: dict[str, float] | None) -> list[tuple[str, s
             f"99% {duration(late.p99_seconds)}, all {duration(late.longest_seconds)}",
         ),
         ("weights", f"{figures.resident_share:.1%} of {counted(figures.runs, 'run')} found all of theirs"),
-        ("LoRAs", _lora_words(figures)),
+        ("LoRAs", _lora_words(figures, has_disks)),
         (
             "bytes",
-            f"{_amount(figures.uploaded_bytes)} uploaded, {_amount(figures.streamed_bytes)} streamed, "
-            f"{_amount(figures.storage_bytes)} from disks",
+            f"{_amount(figures.uploaded_bytes)} uploaded, {_amount(figures.streamed_bytes)} streamed"
+            + (f", {_amount(figures.storage_bytes)} from disks" if has_disks else ""),
         ),
         (
             "GPU time",
@@ -122,13 +124,17 @@ def _facts(one: Simulated, prices: dict[str, float] | None) -> list[tuple[str, s
     if prices is not None:
         each = figures.cost(prices) / figures.succeeded if figures.succeeded else 0.0
         facts.append(("cost", f"{figures.cost(prices):.2f}, idle time too; {each:.4f} a job"))
+    if one.deadlines_met or one.deadlines_missed:
+        facts.append(("deadlines", f"{one.deadlines_met} met, {one.deadlines_missed} missed"))
     facts.append(("core", _core_words(one)))
     return facts
 
 
-def _lora_words(figures: Figures) -> str:
+def _lora_words(figures: Figures, has_disks: bool) -> str:
     if not figures.adapters_needed:
         return "none asked for"
+    if not has_disks:
+        return f"{figures.adapters_needed} that runs needed; patches changed {figures.patch_switches}x"
     loads = f"{figures.adapters_loaded} of {figures.adapters_needed} that runs needed"
     return (
         f"{figures.lora_loads_per_job:.3f} read from disks a job ({loads}); patches changed {figures.patch_switches}x"
@@ -205,6 +211,7 @@ def _compared(found: Simulation) -> list[RenderableType]:
     all_figures = [figures for of_seeds in by_policy.values() for figures in of_seeds]
     silent = set() if any(figures.adapters_needed for figures in all_figures) else {"LoRAs/job"}
     silent |= set() if any(len(figures.users) > 1 for figures in all_figures) else {"even"}
+    silent |= set() if found.setting.shape.gpus else {"LoRAs/job", "from disk"}
     measures = [measure for measure in MEASURES if measure.name not in silent]
     if found.prices is not None:
         prices = found.prices
@@ -220,7 +227,7 @@ def _compared(found: Simulation) -> list[RenderableType]:
             for measure in measures
             if (measure.name in _REASONS) == tells_why
         }
-        columns |= {"events/s": speed} if tells_why else {}
+        columns |= {"events/s": speed} if tells_why else _deadline_column(found)
         rows = []
         for name, of_seeds in found.by_policy.items():
             rows.append((name, *(column[name][0] for column in columns.values())))
@@ -231,12 +238,23 @@ def _compared(found: Simulation) -> list[RenderableType]:
     return tables
 
 
+def _deadline_column(found: Simulation) -> dict[str, dict[str, tuple[str, str]]]:
+    """The share of the deadlines that were met, where there were any; of all seeds together."""
+    sums = {
+        name: (sum(one.deadlines_met for one in of_seeds), sum(one.deadlines_missed for one in of_seeds))
+        for name, of_seeds in found.by_policy.items()
+    }
+    if not any(met + missed for met, missed in sums.values()):
+        return {}
+    return {"in time": {name: (f"{met / (met + missed or 1):.0%}", "") for name, (met, missed) in sums.items()}}
+
+
 def _column(measure: Measure, found: dict[str, Spread]) -> dict[str, tuple[str, str]]:
     """What stands in the column for each policy: the median with its mark and multiple, and the ends."""
     from scheduler.peers import POLICIES
 
     words = _WORDS[measure.name]
-    leading = best(measure, {name: one for name, one in found.items() if not POLICIES[name].is_bound})
+    leading = best(measure, {name: one for name, one in found.items() if not POLICIES[name].is_ideal})
     ours = found.get(OURS)
     column = {}
     for name, one in found.items():
@@ -251,7 +269,7 @@ def _legend(found: Simulation) -> list[tuple[str, str]]:
     from scheduler.peers import POLICIES
 
     about = [
-        ("*", "the best of its column; bounds, which no pool can reach, are not counted"),
+        ("*", "the best of its column; ideal policies, which no pool can have, are not counted"),
         *([("(1.50x)", f"a multiple of {OURS}'s")] if OURS in found.by_policy and len(found.by_policy) > 1 else []),
         ("found", "runs that found all their weights on the GPU; moved: weights uploaded and streamed to GPUs"),
         ("loading", "GPU time spent on moving weights before runs; events/s: of the core, on this machine"),

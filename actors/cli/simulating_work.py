@@ -6,6 +6,7 @@ Knows files and words; what a trace says is read by `scheduler.workloads.trace_l
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pool.errors import CorruptFile, OutputFailed, UserError, unknown_name
 if TYPE_CHECKING:
     from scheduler.workloads.workload import Workload
 
+#: enough to see what a file is
+_FIRST_BYTES = 4096
 _EXPECTED = "a trace file, or a built-in workload such as zipf:jobs=2000,models=12"
 
 
@@ -42,6 +45,8 @@ def load_work(text: str) -> Work:
 
     name, _, parameters = text.partition(":")
     if name not in BUILT_IN:
+        if path.is_dir():
+            raise UserError(f"{text}: is a folder; expected {_EXPECTED}")
         if os.sep in text or path.suffix:
             raise UserError(f"{text}: no such file; expected {_EXPECTED}")
         raise unknown_name("workload", name, BUILT_IN)
@@ -65,14 +70,32 @@ def read_trace(path: Path) -> Workload:
         raise CorruptFile(f"{path}: {error}") from None
 
 
-def save_trace(path: Path, workload: Workload) -> None:
-    """Write a workload as a trace: whole or not at all. Raises OutputFailed."""
+def require_replaceable(field: str, path: Path) -> None:
+    """Raise OutputFailed unless a trace may be written there: where there is nothing, or an older trace."""
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise OutputFailed(f"{field}: {path} is no plain file; expected a name for a new file")
+    try:
+        with path.open("rb") as file:
+            begin = file.read(_FIRST_BYTES)
+    except OSError as error:
+        raise OutputFailed(f"{field}: {path} cannot be written: {error.strerror}") from None
+    if begin.strip() and b'"modelpool_trace"' not in begin.partition(b"\n")[0]:
+        raise OutputFailed(f"{field}: {path} is there and is no trace, so it is not written over")
+
+
+def save_trace(field: str, path: Path, workload: Workload) -> None:
+    """Write a workload as a trace: whole or not at all. Raises OutputFailed, naming `field`."""
     from scheduler.workloads.trace_lines import to_lines
 
+    require_replaceable(field, path)
     part = path.with_name(path.name + ".part")
     try:
         with part.open("w", encoding="utf-8") as file:
             file.writelines(line.rstrip("\n") + "\n" for line in to_lines(workload))
         part.replace(path)
     except OSError as error:
-        raise OutputFailed(f"--save-trace: {path} cannot be written: {error.strerror}") from None
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise OutputFailed(f"{field}: {path} cannot be written: {error.strerror}") from None

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from actors.status import PoolStatus
     from pool.catalog import LoraListing, ModelListing
 
+#: users that are told of one by one
+MOST_USERS = 6
+
 
 def summary_table(summary: Summary) -> Table:
     """What each worker did for a submission, and all of them together."""
@@ -66,6 +69,20 @@ def status_table(status: PoolStatus) -> Table:
             ", ".join(name.split("@")[0] for name in worker.resident) or "-",
         )
     return table
+
+
+def terms_facts(status: PoolStatus) -> list[tuple[str, str]]:
+    """What came of deadlines, where there were any, and who had the GPUs, where there are several users."""
+    facts = []
+    if status.deadlines_met or status.deadlines_missed:
+        facts.append(("deadlines", f"{status.deadlines_met} met, {status.deadlines_missed} missed"))
+    most = sorted(status.seconds_by_user.items(), key=lambda item: (-item[1], item[0]))
+    if len(most) > 1:
+        named = [f"{user or 'no name'} {duration(seconds)}" for user, seconds in most[:MOST_USERS]]
+        rest = sum(seconds for _, seconds in most[MOST_USERS:])
+        named += [f"{len(most) - MOST_USERS} more {duration(rest)}"] if len(most) > MOST_USERS else []
+        facts.append(("GPU time", ", ".join(named)))
+    return facts
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:

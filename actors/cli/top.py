@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: rates are over so many seconds
 RATE_SECONDS = 10.0
 LEAST_SECONDS = 0.1
+MOST_SECONDS = 3600.0
 
 
 def top(
@@ -38,8 +39,8 @@ def top(
     """Show GPUs, what is on them, queues and rates of a running pool, live. q or Ctrl-C ends it; the pool goes on."""
     from actors.cli.screen import people_console, show
 
-    if every < LEAST_SECONDS:
-        raise unusable_field("--every", every, f"at least {LEAST_SECONDS} seconds")
+    if not LEAST_SECONDS <= every <= MOST_SECONDS:
+        raise unusable_field("--every", every, f"a number of seconds from {LEAST_SECONDS:g} to {MOST_SECONDS:g}")
     console = people_console(sys.stdout)
     with session_of(context).open_pool(PoolOptions(pool=name or name_of_running())) as pool:
         if once or not console.is_terminal:

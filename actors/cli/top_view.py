@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.cli.screen import duration
-from actors.cli.tables import facts_table, rows_table
+from actors.cli.tables import facts_table, rows_table, terms_facts
 from pool.errors import format_bytes
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def _task(worker: WorkerStatus) -> str:
         return "-"
     step = f" {run.step}/{run.steps}" if run.steps else ""
     stopping = ", stopping" if run.stopping else ""
-    return f"{run.stage}{step} of {run.job_id or 'nobody'}, {duration(run.seconds)}{stopping}"
+    mates = f" and {run.mates} more" if run.mates else ""
+    return f"{run.stage}{step} of {run.job_id or 'nobody'}{mates}, {duration(run.seconds)}{stopping}"
 
 
 def _bar(worker: WorkerStatus, letters: Mapping[str, str]) -> Text:
@@ -140,6 +141,7 @@ def _facts(now: PoolStatus, before: PoolStatus | None) -> list[tuple[str, str]]:
             f"{_share(now.tasks_resident, now.tasks_total)} of {now.tasks_total} tasks found all weights there",
         ),
     ]
+    facts += terms_facts(now)
     facts += [("record", now.record)] if now.record else []
     return facts + [(str(worker.id), worker.trouble) for worker in now.workers if worker.trouble]
 

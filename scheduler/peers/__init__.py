@@ -1,4 +1,5 @@
-"""Placement as others do it, over the same simulated workers, and bounds: what our own policy is measured against."""
+"""What our own policy is measured against: placement as others do it, over the same simulated workers, ideal policies,
+and bounds."""
 
 from scheduler.peers.policies import POLICIES, Policy
 

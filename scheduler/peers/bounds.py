@@ -1,7 +1,10 @@
 """What no policy can do better than, for a batch that is known whole. Pure functions of jobs, GPUs and sizes.
 
-They hold for every schedule in the simulated world, ours and the clairvoyant's: equal task ids count once, nothing is
-resident at first, and starting workers takes no time. They need not be reached by any.
+They hold for every schedule in the simulated world, ours and the clairvoyant's: equal task ids count once, results that
+are given and tasks that no wanted result depends on take nothing, whatever may run in one batch does, nothing is
+resident at first, and starting workers takes no time. Runs take what their tasks say: where chance makes them shorter
+(`Disturbances.run_factor`), and where memory loads nothing (`NothingLoads`), they do not hold. They need not be reached
+by any schedule.
 """
 
 from __future__ import annotations
@@ -47,29 +50,61 @@ def least_load_seconds(
 def least_makespan_seconds(jobs: Sequence[JobSpec], gpus: Sequence[SimulatedGpu], load_seconds: float = 0.0) -> float:
     """The soonest that a batch can be done from when all GPUs are up: all work shared out evenly by speed, with at
     least `load_seconds` GPU-seconds of loading between them; and no job sooner than its longest chain on the fastest
-    GPU."""
+    GPU. Where a further task of a batch costs less than one alone, all that use the same weights are one batch."""
     speeds = [gpu.speed for gpu in gpus]
     if not speeds:
         return 0.0
-    tasks = {task.task_id: task for job in jobs for task in job.tasks}
-    work_seconds = sum(task.run_seconds for task in tasks.values())
+    work_seconds = _work_seconds(_needed(jobs), min(1.0, *(gpu.marginal for gpu in gpus)))
     # a GPU-second of loading takes from the slowest GPU the least
     even_seconds = (work_seconds + load_seconds * min(speeds)) / sum(speeds)
-    return max([even_seconds, *[chain_seconds(job) / max(speeds) for job in jobs]])
+    given = frozenset(task_id for job in jobs for task_id in job.given)
+    return max([even_seconds, *[chain_seconds(job, given) / max(speeds) for job in jobs]])
 
 
-def chain_seconds(job: JobSpec) -> float:
-    """The longest way through the tasks of a job that its wanted result depends on, at speed 1."""
-    ends: dict[TaskId, float] = {}
+def chain_seconds(job: JobSpec, given: Iterable[TaskId] = ()) -> float:
+    """The longest way through the tasks of a job that its wanted result depends on and that are given neither to it nor
+    to others, at speed 1."""
+    ends: dict[TaskId, float] = dict.fromkeys([*job.given, *given], 0.0)
     for task in job.tasks:
-        ends[task.task_id] = task.run_seconds + max((ends.get(need, 0.0) for need in task.needs), default=0.0)
+        if task.task_id not in ends:
+            begin = max((ends.get(need, 0.0) for need in task.needs), default=0.0)
+            ends[task.task_id] = begin + least_run_seconds(task)
     return ends.get(job.wanted, 0.0)
 
 
+def least_run_seconds(task: TaskSpec) -> float:
+    """What it takes at speed 1 in the fastest way to do it, whole or in parts."""
+    return task.run_seconds * min([1.0, *(way.slowdown for way in task.divisions)])
+
+
+def _work_seconds(tasks: Iterable[TaskSpec], marginal: float) -> float:
+    """GPU-seconds at speed 1. However many batches the tasks of the same weights are: each takes its longest task and
+    `marginal` of the others, which is no less than one batch of all of them takes."""
+    alike: dict[tuple[ComponentUse, ...], list[float]] = {}
+    for task in tasks:
+        alike.setdefault(task.uses, []).append(least_run_seconds(task))
+    return sum(marginal * sum(seconds) + (1.0 - marginal) * max(seconds) for seconds in alike.values())
+
+
+def _needed(jobs: Iterable[JobSpec]) -> list[TaskSpec]:
+    """The tasks that wanted results depend on, each once. What one job is given need not be made for another."""
+    jobs = list(jobs)
+    given = {task_id for job in jobs for task_id in job.given}
+    found: dict[TaskId, TaskSpec] = {}
+    for job in jobs:
+        tasks = {task.task_id: task for task in job.tasks}
+        left = [job.wanted]
+        while left:
+            task_id = left.pop()
+            if task_id in tasks and task_id not in found and task_id not in given:
+                found[task_id] = tasks[task_id]
+                left.extend(tasks[task_id].needs)
+    return list(found.values())
+
+
 def _by_component(jobs: Iterable[JobSpec]) -> dict[ComponentKey, list[ComponentUse]]:
-    tasks: dict[TaskId, TaskSpec] = {task.task_id: task for job in jobs for task in job.tasks}
     found: dict[ComponentKey, list[ComponentUse]] = {}
-    for task in tasks.values():
+    for task in _needed(jobs):
         for use in task.uses:
             found.setdefault(use.component, []).append(use)
     return found

@@ -1,13 +1,14 @@
 """An offline planner that knows a batch whole: how little can be loaded when everything may be reordered.
 
-What it is a bound of. For jobs that all arrive at one time, it is a schedule that can be carried out in the simulated
-world, with a makespan planned for `factor` times the least there is (`scheduler.peers.bounds`). The GPU-seconds that it
-spends on loading are those of the best plan that this method finds, not the least possible ones: these lie between
-`least_load_seconds` and its own. No policy that decides as it goes has its freedom: it starts when all is known, lets
-any job wait for all others, needs no fairness, and has true run times. Of jobs that arrive later it knows nothing
-before; it plans them as a batch of their own, behind what is planned. Latencies of single jobs say nothing here.
-The workers' memory is told the whole sequence (`KnownFuture`), and files are read ahead. The plan counts bytes over
-links, not reads from disks: where the disks of a machine hold up its GPUs, others may load in less time.
+What it is. For jobs that all arrive at one time, it is a schedule that can be carried out in the simulated world, with
+a makespan planned for `factor` times the least there is (`scheduler.peers.bounds`). The GPU-seconds that it spends on
+loading are those of the best plan that this method finds, not the least possible ones: these lie between
+`least_load_seconds` and its own. It is a plan and no bound: another schedule may well be better. No policy that decides
+as it goes has its freedom: it starts when all is known, lets any job wait for all others, needs no fairness, and has
+true run times. Of jobs that arrive later it knows nothing before; it plans them as a batch of their own, behind what is
+planned. Latencies of single jobs say nothing here. The workers' memory is told the whole sequence (`KnownFuture`), and
+files are read ahead. The plan counts bytes over links, not reads from disks: where the disks of a machine hold up its
+GPUs, others may load in less time.
 """
 
 from __future__ import annotations

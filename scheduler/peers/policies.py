@@ -16,7 +16,7 @@ from scheduler.peers.clairvoyant import Clairvoyant
 from scheduler.peers.pressure import Pressure
 from scheduler.peers.queueing import EncodesShared, FirstIdle
 from scheduler.peers.spreading import ByChance, LeastLoaded, RoundRobin
-from scheduler.peers.sticky import MOST_MODELS, Sticky
+from scheduler.peers.sticky import MOST_LORA_IDS, MOST_MODELS, Sticky, with_loras
 from scheduler.peers.storage_aware import StorageAware
 from scheduler.simulated.cluster import Core
 from scheduler.simulated.machines import SimulatedGpu
@@ -41,13 +41,14 @@ class Policy:
     """A way to run a pool.
 
     source    whose rule it is, in a line
-    is_bound  nobody can run a pool so: it knows or has what nobody does
+    is_ideal  nobody can run a pool so: it knows or has what nobody does. It is no bound: these are in
+              `scheduler.peers.bounds`
     """
 
     name: str
     source: str
     _make: Callable[[Sequence[SimulatedGpu], Random], Made]
-    is_bound: bool = False
+    is_ideal: bool = False
 
     def make(
         self, gpus: Iterable[SimulatedGpu], components: Iterable[ComponentSpec] = (), rng: Random | None = None
@@ -81,6 +82,11 @@ _ALL = (
         lambda gpus, rng: (Sticky(gpus, rng), WholeModels(MOST_MODELS)),
     ),
     Policy(
+        "sticky_by_lora",
+        f"as sticky, but by model and LoRAs, {MOST_LORA_IDS} of them each, as Ray Serve LLM multiplexes",
+        lambda gpus, rng: (Sticky(gpus, rng, MOST_LORA_IDS, with_loras), WholeComponents()),
+    ),
+    Policy(
         "pressure",
         "current model first, then 10 x requests + seconds waited, as SwarmUI",
         lambda gpus, rng: (Pressure(gpus), WholeComponents()),
@@ -102,11 +108,11 @@ _ALL = (
     ),
     Policy(
         "infinite_cache",
-        "bound: in order to the first idle worker, and nothing is ever loaded",
+        "ideal: nothing is ever loaded, and jobs go in order to the fastest GPU that is idle",
         lambda gpus, rng: (EncodesShared(gpus), NothingLoads()),
-        is_bound=True,
+        is_ideal=True,
     ),
-    Policy("clairvoyant", "bound: a plan of the whole batch with everything known", _clairvoyant, is_bound=True),
+    Policy("clairvoyant", "ideal: a plan of the whole batch with everything known", _clairvoyant, is_ideal=True),
 )
 
 POLICIES: Mapping[str, Policy] = MappingProxyType({policy.name: policy for policy in _ALL})

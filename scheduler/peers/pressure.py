@@ -2,8 +2,9 @@
 
 After its source (`BackendHandler`, commit 062407c). Each backend has one current model. A request goes to a free
 backend whose current model is the one it wants. For models that wait otherwise, pressure is 10 x requests + seconds
-since the first of them; a free backend loads the model with the highest, if that has waited at least 1.5 s and no
-backend is loading it already; of free backends the one unused for longest. LoRAs do not count. To its advantage:
+since the first of them; a free backend loads the model with the highest, if no backend is loading it already and it has
+waited at least 1.5 s, or there is no choice because only one backend is free; of free backends the one unused for
+longest. LoRAs do not count. To its advantage:
 memory behind a backend keeps whole components while they fit (ComfyUI does, SwarmUI does not know), the last encoding
 is kept by each backend (ComfyUI's cache of the last prompt), and nothing is lost to polling.
 """
@@ -64,10 +65,12 @@ class Pressure(Pulling):
             for worker in self.fleet.workers.values()
             if worker.job is not None and self._is_loading(worker, worker.job)
         }
+        free = [worker for worker in self.fleet.usable() if worker.job is None]
+        least_seconds = LEAST_WAIT_SECONDS - ROUNDING_SECONDS if len(free) > 1 else 0.0
         ready = [
             model
             for model, first_at in self._first_at.items()
-            if self.at - first_at >= LEAST_WAIT_SECONDS - ROUNDING_SECONDS and model not in loading
+            if self.at - first_at >= least_seconds and model not in loading
         ]
         for model in sorted(ready, key=lambda model: (-self._pressure(model), next(iter(self._wanted[model])))):
             for worker in sorted(idle, key=lambda worker: (worker.idle_since, worker.rank)):

@@ -1,7 +1,8 @@
 """Peers with one queue for all, in order of arrival, and an idle worker that takes its head.
 
 `FirstIdle` is the usual pool of workers, each with a cache of its own. `EncodesShared` is the same with results of
-equal encodes kept: on memories that load nothing it is the bound "infinite_cache".
+equal encodes kept: on memories that load nothing it is "infinite_cache". That is no bound: where GPUs are unlike, a job
+that comes when only slow ones are idle may be done later than if it had waited.
 """
 
 from __future__ import annotations

@@ -10,14 +10,16 @@ After its documentation on model multiplexing and the behaviour of its request r
    room;
 4. where nobody has room, wait. A replica that has room again first gets the first request for a model that it has, then
    the first of all.
-Its id names the base model only. To its advantage: replicas know at once what others have been given, nothing is lost
-to probing and back-off, and of replicas that have the model the least busy of all is taken, not of two.
+For `@serve.multiplexed` the id names the base model only. Ray Serve LLM multiplexes adapters so: there the id is the
+model with its LoRAs, and a replica has more of them (`with_loras`, `MOST_LORA_IDS`; its memory is bounded by bytes). To
+its advantage: replicas know at once what others have been given, nothing is lost to probing and back-off, and of
+replicas that have the model the least busy of all is taken, not of two.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from random import Random
 
@@ -31,17 +33,38 @@ from scheduler.simulated.machines import SimulatedGpu
 #: Ray Serve's defaults
 MOST_MODELS = 3
 MOST_ONGOING = 5
+#: ids with LoRAs that a replica has. Ray Serve LLM leaves it to people
+MOST_LORA_IDS = 10
 MATCHING_SECONDS = 1.0
 #: less than this is rounding
 ROUNDING_SECONDS = 1e-9
 
 
+def base_model(job: PeerJob) -> str:
+    """The model that is routed by; LoRAs do not count."""
+    return job.model
+
+
+def with_loras(job: PeerJob) -> str:
+    """The model with all LoRAs of the job."""
+    loras = dict.fromkeys(key for task in job.job.tasks for use in task.uses for key in use.adapters)
+    return "+".join([job.model, *loras])
+
+
 class Sticky(Pushing):
     """Requests stay with the replicas that have their model, as far as these keep up."""
 
-    def __init__(self, gpus: Iterable[SimulatedGpu], rng: Random) -> None:
+    def __init__(
+        self,
+        gpus: Iterable[SimulatedGpu],
+        rng: Random,
+        most_ids: int = MOST_MODELS,
+        id_of: Callable[[PeerJob], str] = base_model,
+    ) -> None:
         super().__init__(gpus)
         self._rng = rng
+        self._most_ids = most_ids
+        self._id_of = id_of
         #: models of each replica, the longest unused first
         self._models: dict[WorkerId, OrderedDict[str, None]] = {}
         #: requests that wait for room, in order: all, and those for each model
@@ -55,14 +78,14 @@ class Sticky(Pushing):
     def arrived(self, job: PeerJob) -> None:
         """Route it at once, or let it wait for room."""
         self._pending[job.number] = job
-        self._pending_of.setdefault(job.model, {})[job.number] = job
+        self._pending_of.setdefault(self._id_of(job), {})[job.number] = job
         if not self._route(job, self.at + MATCHING_SECONDS):
             self._matching.append((self.at + MATCHING_SECONDS, job))
             self._out.append(LookAgain(MATCHING_SECONDS))
 
     def place(self, job: PeerJob, among: list[PeerWorker]) -> PeerWorker:
         """Of replicas with room those that have the model, or else two by chance of those with the fewest."""
-        having = [worker for worker in among if job.model in self._models_of(worker)]
+        having = [worker for worker in among if self._id_of(job) in self._models_of(worker)]
         if having:
             return min(having, key=lambda worker: (worker.in_flight, worker.rank))
         fewest = min(len(self._models_of(worker)) for worker in among)
@@ -73,9 +96,9 @@ class Sticky(Pushing):
     def give(self, worker: PeerWorker, job: PeerJob) -> None:
         """It has the model from now on, and no longer the one that it used longest ago."""
         models = self._models_of(worker)
-        models[job.model] = None
-        models.move_to_end(job.model)
-        if len(models) > MOST_MODELS:
+        models[self._id_of(job)] = None
+        models.move_to_end(self._id_of(job))
+        if len(models) > self._most_ids:
             models.popitem(last=False)
         super().give(worker, job)
 
@@ -108,7 +131,7 @@ class Sticky(Pushing):
 
     def _no_longer_pending(self, job: PeerJob) -> None:
         del self._pending[job.number]
-        del self._pending_of[job.model][job.number]
+        del self._pending_of[self._id_of(job)][job.number]
 
     def _fill(self, worker: PeerWorker) -> None:
         """Requests for models that the replica has first, then whatever may go there."""
@@ -132,9 +155,9 @@ class Sticky(Pushing):
         among = [worker for worker in fitting if worker.in_flight < MOST_ONGOING]
         if not among:
             return False
-        having = [worker for worker in among if job.model in self._models_of(worker)]
+        having = [worker for worker in among if self._id_of(job) in self._models_of(worker)]
         is_early = self.at < matching_until - ROUNDING_SECONDS
-        if not having and is_early and any(job.model in self._models_of(worker) for worker in fitting):
+        if not having and is_early and any(self._id_of(job) in self._models_of(worker) for worker in fitting):
             return False
         self._no_longer_pending(job)
         self.give(self.place(job, having or among), job)

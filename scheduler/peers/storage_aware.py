@@ -2,10 +2,13 @@
 
 After its paper (OSDI 2024) and `storage_aware_scheduler`: requests in order of arrival, each to the server with the
 least estimated start: what waits there before it, and the bytes that are missing over the bandwidth of the best tier
-that has them (memory of the machine, or its disks). Nothing is known of jobs to come, and nothing is placed again. To
-its advantage: its wait counts the expected runs too, with the true speeds; what is on the GPU costs nothing;
-components and adapters count each by its own bytes; and its guess of what a worker keeps is the very rule by which
-that worker evicts (whole components, least recently used first), as long as nothing unexpected happens.
+that has them (memory of the machine, or its disks). Nothing is known of jobs to come, and nothing is placed again.
+ServerlessLLM lets a request wait until a GPU is free; here each has its place when it comes, which mostly helps: the
+queues that it makes are known to it. Jobs that come before the machines are known wait until every worker that starts
+has told of its own, or has failed to start. To its advantage: its wait counts the expected runs too, with the true
+speeds; what is on the GPU costs nothing; components and adapters count each by its own bytes; and its guess of what a
+worker keeps is the very rule by which that worker evicts (whole components, least recently used first), as long as
+nothing unexpected happens.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pool.residency import needed_bytes
-from pool.spec import ComponentKey, JobId, NodeId, TaskSpec, WorkerId
+from pool.spec import ComponentKey, JobId, NodeId, TaskSpec, WorkerId, WorkerSpec
 from scheduler.peers.base import Pushing
 from scheduler.peers.fleet import PeerWorker
 from scheduler.peers.jobs import PeerJob
@@ -42,6 +45,20 @@ class StorageAware(Pushing):
         self._files: dict[NodeId | WorkerId, OrderedDict[ComponentKey, int]] = {}
         #: estimated seconds of each job where it was placed
         self._seconds: dict[JobId, float] = {}
+        #: workers as they introduced themselves last
+        self._specs: dict[WorkerId, WorkerSpec] = {}
+
+    def arrived(self, job: PeerJob) -> None:
+        """It gets its place as soon as all machines are known."""
+        if self._knows_machines():
+            super().arrived(job)
+        else:
+            self._early.append(job)
+
+    def dispatch(self) -> None:
+        """Nothing begins before the machines are known."""
+        if self._knows_machines():
+            super().dispatch()
 
     def place(self, job: PeerJob, among: list[PeerWorker]) -> PeerWorker:
         """Where it starts soonest by what is expected to be there."""
@@ -60,8 +77,13 @@ class StorageAware(Pushing):
     def freed(self, worker: PeerWorker) -> None:
         """What is left to do there is what waits there."""
         super().freed(worker)
+        if worker.spec is not None:
+            self._specs[worker.worker_id] = worker.spec
         waiting_seconds = sum(self._seconds.get(job.job.job_id, 0.0) for job in worker.queue)
         self._of(worker).free_at = self.at + waiting_seconds
+
+    def _knows_machines(self) -> bool:
+        return all(worker.worker_id in self._specs or worker.failures for worker in self.fleet.usable())
 
     def _of(self, worker: PeerWorker) -> _Expected:
         return self._expected.setdefault(worker.worker_id, _Expected())
@@ -99,9 +121,10 @@ class StorageAware(Pushing):
                 if key in self.components:
                     files[key] = self.components[key].upload_bytes
                     files.move_to_end(key)
-        if worker.spec is not None and worker.spec.host_bytes:
+        spec = self._specs.get(worker.worker_id)
+        if spec is not None and spec.host_bytes:
             used_bytes = sum(files.values())
-            while used_bytes > worker.spec.host_bytes and files:
+            while used_bytes > spec.host_bytes and files:
                 used_bytes -= files.popitem(last=False)[1]
 
     def _assume_task(self, worker: PeerWorker, expected: _Expected, task: TaskSpec) -> None:
@@ -120,7 +143,7 @@ class StorageAware(Pushing):
         return self._files.setdefault(worker.gpu.node or worker.worker_id, OrderedDict())
 
     def _storage_rate(self, worker: PeerWorker) -> float:
-        spec = worker.spec
+        spec = self._specs.get(worker.worker_id)
         if spec is None or not spec.storage_bytes_per_second:
             return worker.gpu.link_bytes_per_second
         return spec.storage_bytes_per_second

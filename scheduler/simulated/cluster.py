@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from pool.residency import Residency
+from pool.residency import Move, Residency
 from pool.spec import (
     ComponentKey,
     ComponentSpec,
@@ -49,9 +49,10 @@ from scheduler.messages import (
     WorkersWanted,
     WorkerUp,
 )
+from scheduler.simulated.batches import Batch, Run, half_loaded
 from scheduler.simulated.disturbances import Disturbances
-from scheduler.simulated.hosts import SimulatedNode
-from scheduler.simulated.machines import Machine, Machines, Run, SimulatedGpu, Work
+from scheduler.simulated.hosts import SimulatedNode, StorageReads
+from scheduler.simulated.machines import Machine, Machines, SimulatedGpu, Work
 from scheduler.simulated.memories import PlannedMemory, WorkerMemory
 from scheduler.simulated.records import SimulatedRun, SimulationTotals, model_name, shares
 
@@ -111,6 +112,12 @@ class VirtualCluster(Generic[CoreT]):
         return tuple(self._machines.gpus.values())
 
     @property
+    def storage(self) -> StorageReads:
+        """What has come from the storage of all machines until now, fetched ahead or not. It may be more than runs
+        read: what was fetched ahead is nobody's."""
+        return self._machines.storage(self.now)
+
+    @property
     def residencies(self) -> dict[WorkerId, Residency]:
         """What is on the GPU of each live worker."""
         return {worker_id: machine.residency for worker_id, machine in self._machines.live.items()}
@@ -150,11 +157,15 @@ class VirtualCluster(Generic[CoreT]):
         match event:
             case RunEnded(report=report):
                 machine = self._machines.live.get(report.worker_id)
-                run = None if machine is None else machine.runs.get(Mate(report.task_id, report.attempt))
-                if machine is None or run is None or run.number != number:
+                batch = None if machine is None else machine.batch
+                run = None if batch is None else batch.runs.get(Mate(report.task_id, report.attempt))
+                if machine is None or batch is None or run is None or run.number != number:
                     return None  # the worker was lost, or the run stopped earlier
-                del machine.runs[run.member]
-                self._record(at, run, report)
+                batch.share(at)
+                del batch.runs[run.member]
+                if not batch.runs:
+                    machine.batch = None
+                self._record(at, batch, run, report)
                 if report.error is None:
                     self.held.add(report.task_id)
             case WorkerUp(worker=spec):
@@ -218,45 +229,55 @@ class VirtualCluster(Generic[CoreT]):
         members = (Mate(command.task_id, command.attempt), *command.mates)
         tasks = [self._tasks[member.task_id][0] for member in members]
         assert machine.incarnation == command.incarnation, f"{command} goes to a worker that is gone"
-        assert not machine.runs, f"{command} goes to a worker that is busy"
+        assert machine.batch is None, f"{command} goes to a worker that is busy"
         unheld = [need for task in tasks for need in task.needs if need not in self.held]
         assert not unheld, f"{command} reads {unheld}, which nobody holds"
         assert all(task.uses == tasks[0].uses for task in tasks), f"{command}: mates of other weights"
         work = self._machines.work(self.now, command, tasks, self._components, self._disturbances.run_factor())
-        self._count(command.worker_id, work)
         kind = self._disturbances.run_error(command)
         hangs = self._disturbances.run_hangs(command)
-        ends_at = self.now + work.cost.load_seconds + work.cost.run_seconds
-        for index, (member, task, cost) in enumerate(zip(members, tasks, shares(work.cost, len(members)), strict=True)):
+        batch = machine.batch = Batch(self.now, work.cost.load_seconds, work.cost.run_seconds, work.moves)
+        # who waits for bytes from storage sees them come, whoever asked for them first
+        seen = replace(work.cost, storage_bytes=work.cost.storage_bytes + work.waited_bytes)
+        costs = zip(shares(seen, len(members)), shares(work.cost, len(members)), strict=True)
+        for index, (member, task, (told, own)) in enumerate(zip(members, tasks, costs, strict=True)):
             report = TaskReport(
                 task_id=member.task_id,
                 attempt=member.attempt,
                 worker_id=command.worker_id,
                 incarnation=command.incarnation,
                 residency=work.moves.after,
-                cost=cost,
+                cost=told,
                 error=None if kind is None else RunError(kind, "the simulation says so"),
                 result_bytes=RESULT_BYTES[task.stage] if kind is None else 0,
             )
-            number = _HANGS if hangs else self.post(RunEnded(ends_at, report))
-            loaded = work.adapters_loaded if index == 0 else ()
-            machine.runs[member] = Run(member, report, self.now, loaded, number)
+            number = _HANGS if hangs else self.post(RunEnded(batch.ends_at, report))
+            loaded, cold = (work.adapters_loaded, _cold(work)) if index == 0 else ((), ())
+            batch.runs[member] = Run(member, report, own, loaded, cold, number)
 
     def _stop_run(self, command: StopTask) -> None:
-        """That run ends now: a step of the simulation takes no time. Its mates go on."""
+        """That run ends now: a step of the simulation takes no time. Its mates go on. The last one leaves what the
+        seconds have bought."""
         machine = self._machines.live.get(command.worker_id)
-        if machine is None or machine.incarnation != command.incarnation:
+        if machine is None or machine.batch is None or machine.incarnation != command.incarnation:
             return
-        run = machine.runs.get(Mate(command.task_id, command.attempt))
-        if run is None or run.number == _HANGS:
+        batch, member = machine.batch, Mate(command.task_id, command.attempt)
+        run = batch.runs.get(member)
+        if run is None or run.leaving or run.number == _HANGS:
             return
+        run.leaving = True
+        others = [other for other in batch.runs.values() if not other.leaving]
+        if others:
+            batch.hand_over(run, others[0])
+        else:
+            unread = machine.host.stop(self.now, command.worker_id)
+            batch.cut(self.now, [run], unread)
+            machine.residency = half_loaded(batch.moves, batch.load_part(self.now), self._components)
         error = RunError(RunErrorKind.CANCELLED, "stopped")
         report = TaskReport(
-            command.task_id, command.attempt, command.worker_id, command.incarnation, run.report.residency, error=error
+            command.task_id, command.attempt, command.worker_id, command.incarnation, machine.residency, error=error
         )
         run.number = self.post(RunEnded(self.now, report))
-        if len(machine.runs) == 1:
-            machine.host.stop(self.now, command.worker_id)
 
     def _prefetch(self, command: Prefetch) -> None:
         machine = self._machines.live.get(command.worker_id)
@@ -266,31 +287,21 @@ class VirtualCluster(Generic[CoreT]):
 
     def _gone(self, at: float, machine: Machine) -> None:
         """The worker is no more, and what ran there has come to nothing."""
-        worker_id = machine.gpu.worker_id
-        for run in machine.runs.values():
-            error = RunError(RunErrorKind.WORKER_LOST, "its worker is gone")
-            self._record(at, run, replace(run.report, error=error))
-        machine.host.stop(at, worker_id)
+        worker_id, batch = machine.gpu.worker_id, machine.batch
+        unread = machine.host.stop(at, worker_id)
+        if batch is not None:
+            batch.share(at)
+            batch.cut(at, batch.runs.values(), unread)
+            for run in batch.runs.values():
+                error = RunError(RunErrorKind.WORKER_LOST, "its worker is gone")
+                self._record(at, batch, run, replace(run.report, error=error))
         del self._machines.live[worker_id]
 
-    def _count(self, worker_id: WorkerId, work: Work) -> None:
-        totals = self.totals
-        totals.count(work.cost)
-        totals.adapters_loaded += len(work.adapters_loaded)
-        for move in work.moves.upload:
-            if move.component not in work.moves.switched:
-                key = (worker_id, move.component)
-                totals.cold_bytes[key] = totals.cold_bytes.get(key, 0) + move.bytes
-
-    def _record(self, at: float, run: Run, report: TaskReport) -> None:
+    def _record(self, at: float, batch: Batch, run: Run, report: TaskReport) -> None:
         """Keep what the run was. One that was cut short took the seconds that it had."""
         spec, job_id = self._tasks[report.task_id]
-        cost = run.report.cost
-        passed_seconds = (at - run.began_at) / cost.batched
-        load_seconds, run_seconds = cost.load_seconds, cost.run_seconds
-        if report.error is not None:
-            load_seconds = min(load_seconds, passed_seconds)
-            run_seconds = passed_seconds - load_seconds
+        cost = replace(run.cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
+        self.totals.count(report.worker_id, cost, run.adapters_loaded, run.cold)
         self.runs.append(
             SimulatedRun(
                 task_id=report.task_id,
@@ -298,10 +309,11 @@ class VirtualCluster(Generic[CoreT]):
                 model=model_name(spec.uses[0].component) if spec.uses else "",
                 stage=spec.stage,
                 worker_id=report.worker_id,
-                started_at=run.began_at,
+                started_at=batch.began_at,
+                loaded_at=min(batch.loaded_at, at),
                 ended_at=at,
-                load_seconds=load_seconds,
-                run_seconds=run_seconds,
+                load_seconds=cost.load_seconds,
+                run_seconds=cost.run_seconds,
                 uploaded_bytes=cost.uploaded_bytes,
                 streamed_bytes=cost.streamed_bytes,
                 storage_bytes=cost.storage_bytes,
@@ -313,6 +325,11 @@ class VirtualCluster(Generic[CoreT]):
                 ended_well=report.error is None,
             )
         )
+
+
+def _cold(work: Work) -> tuple[Move, ...]:
+    """What arrives that was not there with other patches."""
+    return tuple(move for move in work.moves.upload if move.component not in work.moves.switched)
 
 
 #: stands for the incarnation that is live when the loss happens

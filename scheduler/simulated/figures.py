@@ -37,6 +37,8 @@ class RunSeen(Protocol):
     @property
     def started_at(self) -> float: ...
     @property
+    def loaded_at(self) -> float: ...
+    @property
     def ended_at(self) -> float: ...
     @property
     def load_seconds(self) -> float: ...
@@ -47,17 +49,11 @@ class RunSeen(Protocol):
     @property
     def streamed_bytes(self) -> int: ...
     @property
-    def storage_bytes(self) -> int: ...
-    @property
     def patch_switches(self) -> int: ...
     @property
     def adapters(self) -> Sequence[ComponentKey]: ...
     @property
-    def adapters_loaded(self) -> Sequence[ComponentKey]: ...
-    @property
     def resident(self) -> bool: ...
-    @property
-    def batched(self) -> int: ...
     @property
     def ended_well(self) -> bool: ...
 
@@ -69,6 +65,17 @@ class GpuSeen(Protocol):
     def worker_id(self) -> WorkerId: ...
     @property
     def kind(self) -> str: ...
+
+
+class StorageSeen(Protocol):
+    """What came from the storage of all machines, for runs or ahead of them."""
+
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def ahead_bytes(self) -> int: ...
+    @property
+    def loads(self) -> Mapping[ComponentKey, int]: ...
 
 
 class ClusterSeen(Protocol):
@@ -84,6 +91,8 @@ class ClusterSeen(Protocol):
     def outcomes(self) -> Mapping[JobId, Outcome]: ...
     @property
     def gpus(self) -> Sequence[GpuSeen]: ...
+    @property
+    def storage(self) -> StorageSeen: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,9 @@ class Figures:
     makespan_seconds  from the first submission to the end of the last job and run
     resident_share    of all runs: every component was there, whole and with the right patches
     adapters_needed   LoRAs that runs needed, each counted once a run
-    adapters_loaded   of these, the ones that had to be read from storage
+    adapters_loaded   how often a LoRA's file came from storage to a machine, when a run needed it or ahead of that
+    storage_bytes     that came from storage, fetched ahead or not
+    ahead_bytes       of these, what was fetched ahead
     fairness          Jain index over users of what they received of what was due to them; 1 is even
     """
 
@@ -150,6 +161,7 @@ class Figures:
     uploaded_bytes: int
     streamed_bytes: int
     storage_bytes: int
+    ahead_bytes: int
     gpus: tuple[GpuTime, ...]
     users: tuple[UserFigures, ...]
     fairness: float
@@ -188,7 +200,7 @@ class Figures:
 
     @property
     def lora_loads_per_job(self) -> float:
-        """LoRAs read from storage, for each job that was submitted."""
+        """LoRAs brought from storage, for each job that was submitted."""
         return self.adapters_loaded / self.jobs if self.jobs else 0.0
 
     def cost(self, hour_prices: Mapping[str, float]) -> float:
@@ -204,6 +216,7 @@ def figures(cluster: ClusterSeen, weights: Mapping[UserId, float] | None = None)
     end = max([*ends, *(run.ended_at for run in runs)], default=begin)
     outcomes = Counter(cluster.outcomes.values())
     users = user_figures(cluster, weights or {})
+    storage = cluster.storage
     ratios = [one.service_ratio for one in users if one.service_ratio is not None]
     return Figures(
         jobs=len(submitted),
@@ -217,15 +230,24 @@ def figures(cluster: ClusterSeen, weights: Mapping[UserId, float] | None = None)
         runs_failed=sum(not run.ended_well for run in runs),
         resident_share=sum(run.resident for run in runs) / len(runs) if runs else 0.0,
         adapters_needed=sum(len(run.adapters) for run in runs),
-        adapters_loaded=sum(len(run.adapters_loaded) for run in runs),
+        adapters_loaded=_adapter_loads(cluster, storage),
         patch_switches=sum(run.patch_switches for run in runs),
         uploaded_bytes=sum(run.uploaded_bytes for run in runs),
         streamed_bytes=sum(run.streamed_bytes for run in runs),
-        storage_bytes=sum(run.storage_bytes for run in runs),
+        storage_bytes=storage.bytes,
+        ahead_bytes=storage.ahead_bytes,
         gpus=gpu_times(runs, cluster.gpus, end - begin),
         users=users,
         fairness=jain(ratios),
     )
+
+
+def _adapter_loads(cluster: ClusterSeen, storage: StorageSeen) -> int:
+    """How often files came that some task names as an adapter."""
+    named = {
+        key for one in cluster.submitted.values() for task in one.job.tasks for use in task.uses for key in use.adapters
+    }
+    return sum(count for key, count in storage.loads.items() if key in named)
 
 
 def succeeded_seconds(cluster: ClusterSeen) -> list[float]:
@@ -269,6 +291,12 @@ def gpu_times(runs: Iterable[RunSeen], gpus: Iterable[GpuSeen], makespan_seconds
     return tuple(times)
 
 
+def _part(run: RunSeen) -> float:
+    """How much of its GPU it had while it ran: less than all in a batch, on average where a mate left before it."""
+    seconds = run.ended_at - run.started_at
+    return (run.load_seconds + run.run_seconds) / seconds if seconds > 0 else 1.0
+
+
 def user_figures(cluster: ClusterSeen, weights: Mapping[UserId, float]) -> tuple[UserFigures, ...]:
     """What each user got, by name."""
     owners = {job: one.job.user for job, one in cluster.submitted.items()}
@@ -277,7 +305,7 @@ def user_figures(cluster: ClusterSeen, weights: Mapping[UserId, float]) -> tuple
         for job, one in cluster.submitted.items()
         if job in cluster.latency_seconds
     ]
-    served = [Span(owners[run.job_id], run.started_at, run.ended_at, 1.0 / run.batched) for run in cluster.runs]
+    served = [Span(owners[run.job_id], run.started_at, run.ended_at, _part(run)) for run in cluster.runs]
     ratios = service_ratios(unfinished, served, weights)
     jobs = Counter(owners.values())
     latencies: defaultdict[UserId, list[float]] = defaultdict(list)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pool.errors import GIB, UserError, does_not_fit, format_bytes, parse_bytes, unknown_name, unusable_field
+from pool.errors import GIB, MIB, UserError, does_not_fit, format_bytes, parse_bytes, unknown_name, unusable_field
 from pool.residency import needed_bytes
 from pool.spec import NodeId, WorkerId
 from scheduler.gpu_kinds import GPU_KINDS, PCIE4, kind_of
@@ -22,8 +22,11 @@ REFERENCE_KIND = "H100"
 #: what a GPU of no named kind is taken to have beside its memory: pinned copies over PCIe 4.0, the reference's speed
 UNNAMED_LINK_BYTES_PER_SECOND = PCIE4
 UNNAMED_SPEED = 1.0
-#: more than anybody simulates in one go
+#: more than anybody simulates in one go, and digits that no such count has
 MOST_GPUS = 100_000
+MOST_DIGITS = 9
+#: no GPU has less: who asks for it has left out a unit
+LEAST_MEMORY_BYTES = 256 * MIB
 
 _GROUP = re.compile(r"(?:(?P<count>\d+)\s*x\s*)?(?P<name>[^:]+?)(?:\s*:\s*(?P<memory>.+))?", re.IGNORECASE)
 
@@ -67,9 +70,10 @@ def parse_gpus(text: str, reference: str = REFERENCE_KIND, field: str = "--gpus"
         match = _GROUP.fullmatch(part.strip())
         if match is None:
             raise unusable_field(field, text, expected)
-        count = int(match["count"] or 1)
+        digits = match["count"] or "1"
+        count = int(digits) if len(digits) <= MOST_DIGITS else 0
         if not 1 <= count <= MOST_GPUS:
-            raise unusable_field(field, part.strip(), f"1 to {MOST_GPUS} GPUs of a kind")
+            raise unusable_field(field, _short(part), f"1 to {MOST_GPUS} GPUs of a kind")
         group = _group(match["name"], match["memory"], measured_on.speed, field)
         groups.append(replace(group, count=count))
     kinds = [group.kind for group in groups]
@@ -88,15 +92,30 @@ def _group(name: str, memory: str | None, reference_speed: float, field: str) ->
         except UserError:
             unnamed_bytes = 0
         if not unnamed_bytes or not re.search(r"[a-z]\s*$", name, re.IGNORECASE):
-            raise unknown_name(f"kind of GPU in {field}", name, GPU_KINDS)
+            if re.fullmatch(r"[\d.,_e+-]+\s*x.*", name, re.IGNORECASE):
+                raise unusable_field(field, _short(name), f"a whole number of GPUs before the x, up to {MOST_GPUS}")
+            raise unknown_name(f"kind of GPU in {field}", _short(name), GPU_KINDS)
+        _require_memory(unnamed_bytes, name, field)
         return GpuGroup(1, name.strip(), unnamed_bytes, UNNAMED_LINK_BYTES_PER_SECOND, UNNAMED_SPEED)
     speed = kind.speed / reference_speed
     if memory is None:
         return GpuGroup(1, kind.name, kind.memory_bytes, kind.link_bytes_per_second, speed)
     memory_bytes = parse_bytes(memory)
+    _require_memory(memory_bytes, f"{name}:{memory}", field)
     if memory_bytes > kind.memory_bytes:
         raise unusable_field(field, f"{name}:{memory}", f"at most what it has, {format_bytes(kind.memory_bytes)}")
     return GpuGroup(1, f"{kind.name}:{memory.strip()}", memory_bytes, kind.link_bytes_per_second, speed)
+
+
+def _require_memory(memory_bytes: int, asked: str, field: str) -> None:
+    if memory_bytes < LEAST_MEMORY_BYTES:
+        least = format_bytes(LEAST_MEMORY_BYTES)
+        raise unusable_field(field, _short(asked), f"at least {least} of memory; a unit may be missing, such as 48GiB")
+
+
+def _short(text: str) -> str:
+    """As much of it as a person needs to find it."""
+    return text.strip() if len(text) <= 80 else f"{text.strip()[:80]}..."
 
 
 def simulated_gpus(

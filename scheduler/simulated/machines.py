@@ -1,7 +1,8 @@
 """Simulated GPUs and what a run on one costs: bytes as seconds.
 
 Loading is a pipeline from storage over the machine's memory and the link: it takes as long as its slowest part. Bytes
-that stream during a run are read from storage once, if they are not cached. Adapters are read where weights get their
+that stream during a run are read from storage once, if they are not cached. What is on its way for another run is
+waited for. Adapters are read where weights get their
 patches: when bytes arrive, when patches change, and when patched weights stream; what they need of the link is in the
 weights that arrive again. Every byte and every patched component costs the same, whatever policy asked for it.
 """
@@ -9,7 +10,7 @@ weights that arrive again. Every byte and every patched component costs the same
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pool.division import choose_division
 from pool.errors import unusable_field
@@ -23,13 +24,13 @@ from pool.spec import (
     Division,
     NodeId,
     RunCost,
-    TaskReport,
     TaskSpec,
     WorkerId,
     WorkerSpec,
 )
-from scheduler.messages import Mate, RunTask
-from scheduler.simulated.hosts import FileRead, Host, SimulatedNode
+from scheduler.messages import RunTask
+from scheduler.simulated.batches import Batch
+from scheduler.simulated.hosts import FileRead, Host, SimulatedNode, StorageReads, summed
 from scheduler.simulated.memories import MemoryQuestion, WorkerMemory
 
 #: a machine of its own
@@ -58,18 +59,6 @@ class SimulatedGpu:
 
 
 @dataclass(slots=True)
-class Run:
-    """A task on a simulated worker, or one of a batch."""
-
-    member: Mate
-    report: TaskReport
-    began_at: float
-    adapters_loaded: tuple[ComponentKey, ...]
-    #: identifies its event on the heap; a newer number replaces it
-    number: int
-
-
-@dataclass(slots=True)
 class Machine:
     """A live simulated worker."""
 
@@ -77,16 +66,21 @@ class Machine:
     incarnation: int
     host: Host
     residency: Residency
-    #: all tasks of the batch that runs, the one that the command names first
-    runs: dict[Mate, Run] = field(default_factory=dict)
+    #: what runs there
+    batch: Batch | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a command to run comes to: bytes, seconds, and the adapters that storage had to give."""
+    """What a command to run comes to: bytes, seconds, and the adapters that storage had to give.
+
+    cost          `storage_bytes` are those that were read for this command
+    waited_bytes  those that were on their way for others, and that it waits for
+    """
 
     moves: ResidencyPlan
     cost: RunCost
+    waited_bytes: int
     adapters_loaded: tuple[ComponentKey, ...]
 
 
@@ -162,19 +156,11 @@ class Machines:
         machine.residency = moves.after
         loading, streaming = _reads(uses, moves, specs)
         adapters = {adapter for use in uses for adapter in use.adapters}
-        missing = machine.host.take(now, {**loading, **_united(loading, streaming)})
-        loaded_bytes = sum(min(size, loading[key].bytes) for key, size in missing.items() if key in loading)
-        storage_bytes = sum(missing.values())
-        rate = machine.host.storage_bytes_per_second
-        wait_seconds = machine.host.read(now, command.worker_id, storage_bytes)
-        storage_seconds = wait_seconds + loaded_bytes / rate if loaded_bytes else 0.0
-        load_seconds = max(moves.upload_bytes / gpu.link_bytes_per_second, storage_seconds)
+        reading = machine.host.read(now, command.worker_id, loading, _united(loading, streaming))
+        load_seconds = max(moves.upload_bytes / gpu.link_bytes_per_second, reading.loaded_at - now)
         load_seconds += len(moves.switched) * self._patch_switch_seconds
         run_seconds = longest.run_seconds * way.slowdown / gpu.speed * factor * (1.0 + (number - 1) * gpu.marginal)
-        read_seconds = (storage_bytes - loaded_bytes) / rate
-        if read_seconds and not loaded_bytes:
-            read_seconds += wait_seconds
-        run_seconds += max(moves.streamed_bytes / gpu.link_bytes_per_second, read_seconds)
+        run_seconds += max(moves.streamed_bytes / gpu.link_bytes_per_second, reading.streamed_at - reading.loaded_at)
         cost = RunCost(
             load_seconds=load_seconds,
             run_seconds=run_seconds,
@@ -185,10 +171,14 @@ class Machines:
             patch_switches=len(moves.switched),
             division=_division(way, hungriest),
             rungs=command.rungs,
-            storage_bytes=storage_bytes,
+            storage_bytes=sum(reading.missing.values()),
             batched=number,
         )
-        return Work(moves, cost, tuple(sorted(key for key in adapters if missing.get(key, 0) > 0)))
+        return Work(moves, cost, reading.waited_bytes, tuple(sorted(adapters & reading.missing.keys())))
+
+    def storage(self, now: float) -> StorageReads:
+        """What has come from the storage of all machines."""
+        return summed(host.reads(now) for host in self._hosts.values())
 
     def _host(self, gpu: SimulatedGpu) -> Host:
         if gpu.node:

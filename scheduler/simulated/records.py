@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pool.residency import Move
 from pool.spec import ComponentKey, JobId, RunCost, Stage, TaskId, WorkerId
 
 
@@ -13,9 +15,12 @@ class SimulatedRun:
 
     job_id           the first job that named the task
     model            what the key of the task's first component says before its "/"
+    loaded_at        when what it needs before it computes was there, or when it ended
     ended_at         when the worker was done with it, or lost; later than started_at + seconds for a share of a batch
+    storage_bytes    read for it; not those that had been fetched ahead, or were on their way for another
     adapters         those that its patch sets are made of
-    adapters_loaded  those of them that had to come from storage
+    adapters_loaded  those of them that were read for it, wholly or in part
+    batched          tasks that began together with it, itself among them
     resident         every component was there, whole and with the right patches
     """
 
@@ -25,6 +30,7 @@ class SimulatedRun:
     stage: Stage
     worker_id: WorkerId
     started_at: float
+    loaded_at: float
     ended_at: float
     load_seconds: float
     run_seconds: float
@@ -46,7 +52,7 @@ def model_name(component: ComponentKey) -> str:
 
 @dataclass(slots=True)
 class SimulationTotals:
-    """What the simulated workers did, as planned when each run began."""
+    """What the simulated workers did in the runs that are over."""
 
     events: int = 0
     runs: int = 0
@@ -61,16 +67,26 @@ class SimulationTotals:
     #: (worker, component) -> bytes brought to it, but for those that came again with other patches
     cold_bytes: dict[tuple[WorkerId, ComponentKey], int] = field(default_factory=dict)
 
-    def count(self, cost: RunCost) -> None:
-        """Take in what one command to run costs, all its mates together."""
-        self.runs += cost.batched
+    def count(
+        self,
+        worker_id: WorkerId,
+        cost: RunCost,
+        adapters_loaded: Sequence[ComponentKey],
+        cold: Iterable[Move],
+    ) -> None:
+        """Take in one run, with its share of what its batch did."""
+        self.runs += 1
         self.uploaded_bytes += cost.uploaded_bytes
         self.streamed_bytes += cost.streamed_bytes
         self.storage_bytes += cost.storage_bytes
         self.patch_switches += cost.patch_switches
-        self.runs_resident += cost.batched if cost.resident else 0
+        self.runs_resident += cost.resident
+        self.adapters_loaded += len(adapters_loaded)
         self.load_seconds += cost.load_seconds
         self.run_seconds += cost.run_seconds
+        for move in cold:
+            key = (worker_id, move.component)
+            self.cold_bytes[key] = self.cold_bytes.get(key, 0) + move.bytes
 
 
 def shares(cost: RunCost, number: int) -> tuple[RunCost, ...]:

@@ -65,9 +65,8 @@ def timeline(cluster: ClusterSeen, slices: int = 200) -> Timeline:
 
 
 def _spans(run: RunSeen, begin: float) -> tuple[Work, Work]:
-    """A run as loading and running. The mates of a batch cover the same time, and share its loading."""
-    started, ended = run.started_at - begin, run.ended_at - begin
-    loaded = min(started + run.load_seconds * run.batched, ended)
+    """A run as loading and running. The mates of a batch cover the same time."""
+    started, loaded, ended = run.started_at - begin, run.loaded_at - begin, run.ended_at - begin
     return Work(run.worker_id, None, started, loaded), Work(run.worker_id, run.model, loaded, ended)
 
 

@@ -8,7 +8,6 @@ it says otherwise; `rate` is jobs a second on average, 0 is all at once.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
@@ -25,10 +24,27 @@ from scheduler.workloads.workload import Workload
 
 Value = int | float
 _EXPECTED = {int: "a whole number", float: "a number"}
-#: parameters of which there must be one; others may be 0
-_AT_LEAST_ONE = ("jobs", "models", "users", "seeds", "steps", "burst", "instances", "gpus")
-#: parameters that are divided by
-_ABOVE_ZERO = ("gap", "shift", "load")
+#: what each parameter may be. More would take hours or all memory, or times that are too long to tell seconds apart in
+_RANGES: Mapping[str, tuple[Value, Value]] = {
+    "jobs": (1, 1_000_000),
+    "models": (1, 1000),
+    "loras": (0, 1000),
+    "seeds": (1, 1_000_000),
+    "steps": (1, 100_000),
+    "burst": (1, 100_000),
+    "users": (1, 10_000),
+    "gpus": (1, 100_000),
+    "load": (0.001, 1000.0),
+    "rate": (0.00001, 1e6),
+    "gap": (0.001, 1e6),
+    "shift": (0.001, 1e6),
+}
+#: parameters that may be 0 beside that
+_OR_ZERO = ("rate",)
+#: components of all models and LoRAs together
+_MOST_COMPONENTS = 100_000
+#: more digits than any of these numbers has
+_MOST_DIGITS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +76,24 @@ class BuiltIn:
             if name not in known:
                 raise unknown_name(f"parameter of {self.name}", name, known)
             found[name] = self._value(name, value, type(known[name]))
+        asked = known | found
+        components = asked.get("models", 0) * asked.get("loras", 0)
+        if components > _MOST_COMPONENTS:
+            raise unusable_field(f"{self.name}: models x loras", components, f"at most {_MOST_COMPONENTS:,}")
         return found
 
     def _value(self, name: str, text: str, kind: type[Value]) -> Value:
-        expected = _EXPECTED[kind]
-        least = 1 if name in _AT_LEAST_ONE else 0
-        expected += " above 0" if name in _ABOVE_ZERO else f" from {least}"
+        least, most = _RANGES[name]
+        expected = f"{_EXPECTED[kind]} from {least:,} to {most:,}"
+        if name in _OR_ZERO:
+            expected += ", or 0"
+        found = text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
         try:
-            value = kind(text)
+            value = kind(text) if len(text) <= _MOST_DIGITS else None
         except ValueError:
-            raise unusable_field(f"{self.name}: {name}", text, expected) from None
-        if not math.isfinite(value) or value < least or (name in _ABOVE_ZERO and value <= 0):
-            raise unusable_field(f"{self.name}: {name}", text, expected)
+            value = None
+        if value is None or not (least <= value <= most or (value == 0 and name in _OR_ZERO)):
+            raise unusable_field(f"{self.name}: {name}", found, expected)
         return value
 
 
@@ -116,6 +138,10 @@ def _bursting(
     gap: float = 120.0,
 ) -> Workload:
     """As zipf, calm; about every `gap` seconds `burst` more jobs that all want one model."""
+    calm_seconds, most = jobs / (rate or 0.5), _RANGES["jobs"][1]
+    if calm_seconds / gap * burst > most:
+        least_gap = calm_seconds * burst / most
+        raise unusable_field("bursts: gap", gap, f"at least {least_gap:.3g}: bursts of at most {most:,} jobs in all")
     return bursting(_mix(models, loras), jobs, rng, rate or 0.5, burst, gap)
 
 

@@ -17,6 +17,12 @@ T = TypeVar("T")
 
 #: the largest count of bytes, seeds or places that means anything
 MOST: Final = 2**63 - 1
+#: the longest that anything lasts, about 32 years, and the latest time: beyond it a clock cannot tell a tenth of a
+#: millisecond
+MOST_SECONDS: Final = 1e9
+LATEST: Final = 1e12
+#: the most steps of a picture, and passes over weights
+MOST_STEPS: Final = 1_000_000
 
 
 class Fields:
@@ -76,13 +82,13 @@ class Fields:
             raise self.problem(name, found, f"a finite number from {least}{upper}")
         return float(found)
 
-    def number_or_none(self, name: str, least: float) -> float | None:
+    def number_or_none(self, name: str, least: float, most: float = inf) -> float | None:
         """A finite number; None where there is null or nothing."""
         if self._values.get(name) is None:
             self._known.append(name)
             self._values.pop(name, None)
             return None
-        return self.number(name, least)
+        return self.number(name, least, most=most)
 
     def truth(self, name: str, default: bool) -> bool:
         """true or false."""

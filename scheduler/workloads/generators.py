@@ -29,11 +29,12 @@ def zipf(mix: Mix, jobs: int, rng: Random, per_second: float | None = None, name
 def shifting(mix: Mix, jobs: int, rng: Random, per_second: float, shift_seconds: float) -> Workload:
     """Popularity that changes: every so many seconds models and LoRAs trade their ranks, all anew."""
     asked: list[tuple[float, Mix]] = []
-    now, shifts_at = mix, shift_seconds
+    now, shifts = mix, 0
     for at in poisson(jobs, per_second, rng):
-        while at >= shifts_at:
+        # of several in a row nobody sees any but the last
+        if int(at / shift_seconds) > shifts:
             now = replace(now, models=_shuffled(now.models, rng), loras=_shuffled(now.loras, rng))
-            shifts_at += shift_seconds
+            shifts = int(at / shift_seconds)
         asked.append((at, now))
     return Workload("shifting", mix.components, tuple(_submissions(asked, rng)))
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from pool.errors import unknown_name
 from pool.spec import ComponentSpec, JobSpec
-from scheduler.workloads.fields import Fields
+from scheduler.workloads.fields import MOST_SECONDS, MOST_STEPS, Fields
 from scheduler.workloads.models import InventedModel
 
 #: what a model is unless its line says otherwise
 USUAL = InventedModel("usual")
+#: what a ControlNet adds to a step, as a multiple of it, is never more
+MOST_SHARE = 1000.0
 
 
 def model_of(fields: Fields) -> InventedModel:
@@ -22,21 +24,21 @@ def model_of(fields: Fields) -> InventedModel:
         vae_bytes=fields.whole("vae_bytes", 1, USUAL.vae_bytes),
         activation_bytes=fields.whole("activation_bytes", 0, USUAL.activation_bytes),
         scratch_bytes=fields.whole("scratch_bytes", 0, USUAL.scratch_bytes),
-        encode_seconds=fields.number("encode_seconds", 0.0, USUAL.encode_seconds),
-        step_seconds=fields.number("step_seconds", 0.0, USUAL.step_seconds),
-        decode_seconds=fields.number("decode_seconds", 0.0, USUAL.decode_seconds),
+        encode_seconds=fields.number("encode_seconds", 0.0, USUAL.encode_seconds, MOST_SECONDS),
+        step_seconds=fields.number("step_seconds", 0.0, USUAL.step_seconds, MOST_SECONDS),
+        decode_seconds=fields.number("decode_seconds", 0.0, USUAL.decode_seconds, MOST_SECONDS),
         lora_bytes=fields.whole("lora_bytes", 1, USUAL.lora_bytes),
         controlnet_bytes=fields.whole("controlnet_bytes", 1, USUAL.controlnet_bytes),
         patched_share=fields.number("patched_share", 0.0, USUAL.patched_share, most=1.0),
         loras_reach_text=fields.truth("loras_reach_text", USUAL.loras_reach_text),
-        controlnet_step_share=fields.number("controlnet_step_share", 0.0, USUAL.controlnet_step_share),
+        controlnet_step_share=fields.number("controlnet_step_share", 0.0, USUAL.controlnet_step_share, most=MOST_SHARE),
     )
 
 
 def short_job(
-    number: int, fields: Fields, models: Mapping[str, InventedModel]
+    number: int, fields: Fields, models: Mapping[str, InventedModel], at: float
 ) -> tuple[JobSpec, tuple[ComponentSpec, ...]]:
-    """The job of line `number`, and the components of its LoRAs and ControlNets.
+    """The job of line `number`, and the components of its LoRAs and ControlNets. Its deadline counts from `at`.
 
     What has no field is taken from the number of the line: the job's name, its prompt and its seed, so that no two
     lines ask for the same picture unless they say so.
@@ -44,6 +46,7 @@ def short_job(
     name = fields.text("model")
     if name not in models:
         raise unknown_name(f"model on line {number}", name, models)
+    within_seconds = fields.number_or_none("deadline", 0.0, MOST_SECONDS)
     loras, controlnets = (_adapters(fields, field) for field in ("loras", "controlnets"))
     job = models[name].job(
         fields.text("job") if "job" in fields else f"job-{number}",
@@ -51,12 +54,15 @@ def short_job(
         fields.whole("seed", 0, number),
         loras=loras,
         controlnets=controlnets,
-        steps=fields.whole("steps", 1, 20),
+        steps=fields.whole("steps", 1, 20, MOST_STEPS),
         priority=fields.whole("priority", -(2**31), 0, 2**31),
         user=fields.text("user", ""),
-        deadline=fields.number_or_none("deadline", 0.0),
+        deadline=None if within_seconds is None else at + within_seconds,
         batch=fields.text("batch", ""),
     )
+    longest_seconds = max(task.run_seconds for task in job.tasks)
+    if longest_seconds > MOST_SECONDS:
+        raise fields.problem("steps", longest_seconds, f"steps that take at most {MOST_SECONDS:g} seconds in all")
     return job, models[name].adapters(loras, controlnets)
 
 

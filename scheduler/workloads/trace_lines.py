@@ -7,7 +7,9 @@
     {"model": "sdxl", "step_seconds": 0.1, ...}                                     a model, for the short form
     {"at": 1.5, "model": "sdxl", "loras": ["x"], "steps": 20, "user": "ann"}        a job in the short form
 
-What a line names stands on a line before it; jobs are in order of time. Reads and writes no files.
+What a line names stands on a line before it; jobs are in order of time. Tasks of one name in several jobs are one task:
+they need the same and use the same. A deadline counts from `at` in the short form; in the long one it is a time as
+`at` is one, and not before it. Times go up to 1e12, what lasts lasts up to 1e9 seconds. Reads and writes no files.
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from pool.spec import (
 )
 from scheduler.jobs import problem_with
 from scheduler.messages import Submitted
-from scheduler.workloads.fields import Fields
+from scheduler.workloads.fields import LATEST, MOST_SECONDS, MOST_STEPS, Fields
 from scheduler.workloads.models import InventedModel
 from scheduler.workloads.short_form import model_of, short_job
 from scheduler.workloads.workload import Workload
 
 VERSION = 1
+#: a divided run takes at least as long as the whole, and never so many times as long
+MOST_SLOWDOWN = 1000.0
 
 
 def to_lines(workload: Workload) -> Iterator[str]:
@@ -83,6 +87,8 @@ class _Reader:
     kinds: dict[int, TaskSpec] = field(default_factory=dict)
     models: dict[str, InventedModel] = field(default_factory=dict)
     jobs: dict[JobId, Submitted] = field(default_factory=dict)
+    #: each task with the job that named it first
+    tasks: dict[TaskId, tuple[TaskSpec, JobId]] = field(default_factory=dict)
     last_at: float = 0.0
 
     def read(self, number: int, line: str) -> None:
@@ -125,7 +131,7 @@ class _Reader:
             stage=fields.one_of("stage", {stage.value: stage for stage in Stage}),
             uses=tuple(self._use(use) for use in fields.objects("uses")),
             activation_bytes=fields.whole("activation_bytes", 0),
-            run_seconds=fields.number("run_seconds", 0.0),
+            run_seconds=fields.number("run_seconds", 0.0, most=MOST_SECONDS),
             divisions=tuple(_division(division) for division in fields.objects("divisions")),
             counted_bytes=fields.whole("counted_bytes", 0, 0),
             together=fields.text("together", ""),
@@ -137,7 +143,7 @@ class _Reader:
             scratch_bytes=fields.whole("scratch_bytes", 0, 0),
             patch_digest=fields.text("patch_digest", UNPATCHED),
             patched_bytes=fields.whole("patched_bytes", 0, 0),
-            passes=fields.whole("passes", 1, 1),
+            passes=fields.whole("passes", 1, 1, MOST_STEPS),
             adapters=tuple(ComponentKey(name) for name in fields.texts("adapters")),
         )
         for name, key in [("component", use.component), *(("adapters", key) for key in use.adapters)]:
@@ -155,23 +161,28 @@ class _Reader:
         self.models[model.name] = model
 
     def _read_job(self, number: int, fields: Fields) -> None:
-        at = fields.number("at", 0.0)
+        at = fields.number("at", 0.0, most=LATEST)
         if at < self.last_at:
             raise fields.problem("at", at, f"{self.last_at} or later: jobs are in order of time")
         if "model" in fields:
-            job, adapters = short_job(number, fields, self.models)
+            job, adapters = short_job(number, fields, self.models, at)
             for spec in adapters:
                 self.components.setdefault(spec.key, spec)
         else:
-            job = self._job(fields)
+            job = self._job(fields, at)
         if job.job_id in self.jobs:
             raise fields.problem("job", job.job_id, "each job once")
         if complaint := problem_with(job, self.components):
             raise fields.problem("tasks", job.job_id, f"a well-formed job ({complaint})")
+        for task in job.tasks:
+            known, first = self.tasks.setdefault(task.task_id, (task, job.job_id))
+            if _does(known) != _does(task):
+                expected = f"the same stage, needs and components as in job {first}: tasks of one name are one task"
+                raise fields.problem("tasks", task.task_id, expected)
         self.jobs[job.job_id] = Submitted(at, job)
         self.last_at = at
 
-    def _job(self, fields: Fields) -> JobSpec:
+    def _job(self, fields: Fields, at: float) -> JobSpec:
         return JobSpec(
             job_id=JobId(fields.text("job")),
             tasks=tuple(self._task(fields, f"tasks[{i}]", row) for i, row in enumerate(fields.items("tasks"))),
@@ -179,7 +190,7 @@ class _Reader:
             given=tuple(TaskId(name) for name in fields.texts("given")),
             priority=fields.whole("priority", -(2**31), 0, 2**31),
             user=UserId(fields.text("user", "")),
-            deadline=fields.number_or_none("deadline", 0.0),
+            deadline=fields.number_or_none("deadline", at, LATEST + MOST_SECONDS),
             batch=fields.text("batch", ""),
         )
 
@@ -191,6 +202,12 @@ class _Reader:
             raise fields.problem(f"{place}[1]", kind, "the number of a kind that stands on a line before")
         names = [TaskId(fields.as_text(f"{place}[{i}]", name)) for i, name in enumerate(needs, start=2)]
         return replace(self.kinds[kind], task_id=TaskId(fields.as_text(f"{place}[0]", task_id)), needs=tuple(names))
+
+
+def _does(task: TaskSpec) -> tuple[object, ...]:
+    """What a task does. What it takes may be known better in a later job."""
+    uses = [(use.component, use.patch_digest, use.adapters) for use in task.uses]
+    return task.stage, task.needs, uses
 
 
 def _component(fields: Fields) -> ComponentSpec:
@@ -207,7 +224,7 @@ def _division(fields: Fields) -> Division:
         activation_bytes=fields.whole("activation_bytes", 0),
         batch=fields.whole("batch", 0, 0),
         tile=fields.whole("tile", 0, 0),
-        slowdown=fields.number("slowdown", 0.0, 1.0),
+        slowdown=fields.number("slowdown", 1.0, 1.0, MOST_SLOWDOWN),
         counted_bytes=fields.whole("counted_bytes", 0, 0),
     )
     fields.end()

@@ -181,3 +181,14 @@ async def test_the_pool_says_why_each_task_ran_where_it_did() -> None:
     assert all(0 < part.resident_bytes <= part.whole_bytes for part in parts.values())
     assert sum(worker.runs for worker in status.workers) == status.tasks_total
     assert status.seconds == 0.0
+
+
+def test_a_full_disk_does_not_break_the_end_of_the_pool() -> None:
+    """Found in a review: what the disk did not take was tried again when the file was closed, and that raised."""
+    recorder = Recorder()
+    recorder._file = open("/dev/full", "w", encoding="ascii")  # noqa: SIM115
+    recorder.path = Path("/dev/full")
+    recorder.heard(Tick(1.0), [])
+    recorder.close()
+    assert "/dev/full: no longer recorded (" in recorder.words
+    recorder.close()

@@ -46,7 +46,18 @@ def test_what_is_no_time_is_refused_by_the_fields_name(said: object) -> None:
 
 @pytest.mark.parametrize(
     "field",
-    [{"priority": 1001}, {"priority": "high"}, {"user": "*"}, {"user": " ann"}, {"user": "a\nb"}, {"user": "x" * 101}],
+    [
+        {"priority": 1001},
+        {"priority": "high"},
+        {"priority": True},
+        {"priority": 1.5},
+        {"steps": True},
+        {"seed": True},
+        {"user": "*"},
+        {"user": " ann"},
+        {"user": "a\nb"},
+        {"user": "x" * 101},
+    ],
 )
 def test_other_terms_that_cannot_be(field: dict[str, object]) -> None:
     with pytest.raises(UserError, match=next(iter(field))):
@@ -121,3 +132,16 @@ def test_what_is_wrong_with_users_is_told_with_file_and_key(text: str, told: str
     path.write_text(text)
     with pytest.raises(UserError, match=rf"pool\.toml: {told}"):
         PoolConfig.load(path)
+
+
+@pytest.mark.parametrize("field", ["priority", "steps", "seed", "width"])
+@pytest.mark.parametrize("said", [True, "high", 2.5, "1e1", [8], "9" * 5000])
+def test_whole_numbers_are_whole(field: str, said: object) -> None:
+    """Found in a review: True was taken for 1, and complaints spoke of parsing."""
+    with pytest.raises(UserError, match=rf"{field}: found .*, expected a (whole number|multiple of 8) from"):
+        GenerateRequest(model="m", prompt="p", **{field: said})  # type: ignore[arg-type]
+
+
+def test_whole_numbers_may_be_written_in_words_of_a_file() -> None:
+    request = GenerateRequest(model="m", prompt="p", priority="-2", steps=" 8 ", width=64.0)  # type: ignore[arg-type]
+    assert (request.priority, request.steps, request.width) == (-2, 8, 64)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pool.residency import Resident
-from pool.spec import ComponentKey, ComponentSpec, Role
+from pool.spec import ComponentKey, ComponentSpec, Role, Stage
 from scheduler.backlog import Backlog
 from scheduler.costs import Costs
 from scheduler.jobs import Task
-from tests.scheduler.world import COMPONENTS, PAINT, encode, sample
+from tests.scheduler.world import COMPONENTS, PAINT, decode, encode, sample
 
 SPECS = [
     encode("cat"),
@@ -21,6 +21,8 @@ SPECS = [
     encode("cat", activation_bytes=30),
     sample(model=PAINT),
     sample(model=PAINT, patch="x", activation_bytes=20),
+    decode(sample().task_id),
+    decode(sample().task_id, activation_bytes=9),
 ]
 
 
@@ -72,7 +74,7 @@ def test_lines_stand_in_the_order_of_their_first_tasks(kinds, capacities, data) 
             oldest = next((t for t in sorted([*plain, task], key=by_order) if fits(t, capacity_bytes)), task)
             if oldest is not task:
                 passed[oldest] += 0.5
-            backlog.start(task, capacity_bytes, workers=2)
+            backlog.start(task, capacity_bytes, workers=2, limit=99)
         backlog.set_capacities(tuple(sorted(capacities)))
         plain.sort(key=by_order)
         assert list(backlog) == plain
@@ -87,6 +89,8 @@ def test_lines_stand_in_the_order_of_their_first_tasks(kinds, capacities, data) 
             after = data.draw(st.sampled_from(plain)).order if plain else (0,)
             later = [line.head for line in backlog.lines(capacity_bytes, after)]
             assert later == [t for t in within if t.order >= after]
+        finishing = [t for t in firsts if t.spec.stage is Stage.DECODE]
+        assert [line.head for line in backlog.finishing(2)] == finishing
         for spec in COMPONENTS:
             using = [t for t in firsts if t.spec.uses[0].component == spec.key]
             assert [line.head for line in backlog.of_component(spec.key, 2)] == using[:2]
@@ -117,10 +121,76 @@ def test_jobs_that_were_asked_for_together_pass_each_other_freely() -> None:
     for task in (first, second, other):
         backlog.add(task)
     backlog.set_capacities((64,))
-    backlog.start(second, 64, workers=1)
+    backlog.start(second, 64, workers=1, limit=99)
     assert first.passed == 0
-    backlog.start(other, 64, workers=1)
+    backlog.start(other, 64, workers=1, limit=99)
     assert first.passed == 1
+
+
+def test_who_is_hurried_passes_nobody_over() -> None:
+    """It is no sign that the oldest is left behind for what is loaded."""
+    backlog = Backlog()
+    first, hurried = tasks_of([(0, 0), (1, 0)])
+    backlog.add(first)
+    backlog.add(hurried)
+    backlog.hurry(hurried, 5.0)
+    backlog.set_capacities((64,))
+    backlog.start(hurried, 64, workers=1, limit=99)
+    assert first.passed == 0
+
+
+def test_a_task_waits_since_it_was_filed_first() -> None:
+    """Found in a review: filed anew under another tag, it began to wait anew."""
+    backlog = Backlog()
+    (task,) = tasks_of([(0, 0)])
+    for at in (3.0, 8.0):
+        backlog.at = at
+        backlog.add(task)
+        assert task.waited_seconds(10.0) == 7.0
+        backlog.remove(task)
+
+
+def test_who_is_passed_over_too_often_goes_first_also_behind_a_batch() -> None:
+    """Found in a review: only the oldest of all was counted, and a batch passes its own freely."""
+    backlog = Backlog()
+    first, second, third, other = tasks_of([(0, 0), (1, 0), (2, 0), (4, 0)])
+    late = tasks_of([(3, 0)] * 9)[8]
+    for task in (first, second, third, late):
+        task.batch = "b"
+    for task in (first, second, other, late):
+        backlog.add(task)
+    backlog.set_capacities((64,))
+    backlog.start(late, 64, workers=1, limit=1)
+    assert [task for _, _, task in backlog.hurried_now(0.0)] == [other]
+    assert first.passed == 0
+
+
+def test_a_deadline_that_is_over_hurries_nobody() -> None:
+    backlog = Backlog()
+    first, second = tasks_of([(0, 0), (1, 0)])
+    for task, deadline in ((first, 5.0), (second, 9.0)):
+        backlog.add(task)
+        backlog.hurry(task, deadline)
+    assert [task for _, _, task in backlog.hurried_now(5.0)] == [first, second]
+    assert [task for _, _, task in backlog.hurried_now(5.1)] == [second]
+
+
+def test_of_two_deadlines_of_a_task_the_sooner_counts_whichever_came_first() -> None:
+    backlog = Backlog()
+    first, second = tasks_of([(0, 0), (1, 0)])
+    for task, deadlines in ((first, (9.0, 12.0)), (second, (12.0, 9.0))):
+        backlog.add(task)
+        for deadline in deadlines:
+            backlog.hurry(task, deadline)
+    assert [(deadline, task) for deadline, _, task in backlog.hurried] == [(9.0, first), (9.0, second)]
+
+
+def test_what_uses_no_component_suits_every_worker() -> None:
+    spec, costs = replace(SPECS[0], uses=()), Costs(0.0)
+    task = Task(spec, costs.acquire(spec), (0, 0))
+    backlog = Backlog()
+    backlog.add(task)
+    assert [line.head for line in backlog.using([])] == [task]
 
 
 def test_hurried_tasks_stand_by_deadline_until_they_are_taken_out() -> None:

@@ -85,13 +85,13 @@ def test_deadlines_come_before_shares_but_not_before_priorities() -> None:
     assert ended_in_order(shell) == ["busy", "high", "due", "ann"]
 
 
-def test_a_missed_deadline_stays_urgent_is_counted_and_told() -> None:
+def test_a_missed_deadline_hurries_no_more_is_counted_and_told() -> None:
     shell = shell_with()
     shell.submit(job("busy", 0, seconds=50.0))
     shell.submit(job("other", 1))
     shell.submit(job("due", 2, shell.at + 20.0))
     shell.tick(100.0)
-    assert ended_in_order(shell) == ["busy", "due", "other"]
+    assert ended_in_order(shell) == ["busy", "other", "due"]
     deadlines = shell.state.demand.turns.deadlines
     assert (deadlines.met, deadlines.missed) == (0, 1)
     assert any("deadline missed" in line.note for line in shell.state.story(JobId("due")))

@@ -9,6 +9,7 @@ import pytest
 from pool.spec import RunCost, RunErrorKind, Stage, TaskId
 from scheduler.log_trace import live_trace
 from scheduler.messages import Submitted
+from scheduler.workloads.trace_lines import from_lines, to_lines
 from tests.scheduler.recorded import RecordedShell, busy_afternoon
 from tests.scheduler.world import COMPONENTS, alone, picture, sample
 
@@ -89,3 +90,16 @@ def test_a_log_without_jobs_is_an_empty_workload() -> None:
     shell.workers(a=64)
     live = live_trace(shell.entries, "idle")
     assert (live.workload.jobs, live.measured) == ((), 0)
+
+
+def test_a_deadline_is_never_before_its_job() -> None:
+    """Parts of a long submission may come after the deadline that it has from its first part."""
+    shell = RecordedShell()
+    shell.workers(a=64)
+    shell.submit(picture("first"))
+    shell.submit(replace(picture("late"), deadline=shell.at - 0.5))
+    late = live_trace(shell.entries, "late").workload.jobs[-1]
+    assert late.job.deadline == late.at > 0.0
+    assert (
+        from_lines(to_lines(live_trace(shell.entries, "late").workload)) == live_trace(shell.entries, "late").workload
+    )

@@ -101,6 +101,9 @@ def test_small_reads_are_libraries_and_directories() -> None:
     node = node_with(100, (A, 10), (B, 10))
     node.confirm(node.expect(reads((B, 10))), MIB)
     assert list(node.files) == [A, B]
+    small = node_with(100, (A, 10), (B, 2))
+    small.confirm(small.expect(reads((B, 2))), MIB)
+    assert list(small.files) == [A, B], "half of a small file is no more than that"
 
 
 def test_the_speed_of_disks_is_the_median_of_what_was_seen() -> None:
@@ -143,7 +146,33 @@ def test_room_ends_where_a_file_is_that_is_to_stay() -> None:
     assert node.room_bytes(100 * MIB, {A}) == 20 * MIB
     node.expect(reads((D, 10)))
     assert node.room_bytes(100 * MIB, {C}) == 30 * MIB
+    assert node.room_bytes(100 * MIB, ()) == 40 * MIB, "the last one is just being brought"
     assert node_with(inf, (A, 10)).room_bytes(10, {A}) == inf
+
+
+def test_a_disk_reads_for_one_after_the_other_and_for_runs_first() -> None:
+    """At 10 MiB/s. What is read ahead waits for runs and for what was read ahead before; runs wait for runs only."""
+    node = node_with()
+    node.storage_bytes_per_second = 10.0 * MIB
+    assert node.expect(reads((A, 100)), 1.0).done_at == 11.0
+    second = node.expect(reads((B, 50)), 1.0)
+    assert (second.wait_seconds, second.done_at) == (10.0, 16.0)
+    assert node.expect(reads((C, 20)), 2.0, is_ahead=True).done_at == 18.0
+    assert node.expect(reads((D, 10)), 2.0, is_ahead=True).done_at == 19.0
+    run = node.expect(reads((ComponentKey("e"), 10)), 2.0)
+    assert (run.wait_seconds, run.done_at) == (14.0, 17.0)
+    assert node.idle_from(2.0) == 19.0
+
+
+def test_a_machine_that_is_forgotten_has_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.nodes.MOST_NODES", 1)
+    nodes = Nodes()
+    one = nodes.of(spec("one"))
+    assert one is not None
+    one.expect(reads((A, 5)))
+    nodes.of(spec("other"))
+    assert list(nodes.nodes) == [NodeId("other")]
+    assert not nodes.holders
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B, C, D]), st.integers(1, 60), st.integers(0, 90)), max_size=30))

@@ -38,6 +38,21 @@ def test_it_is_a_sorted_list_whatever_is_added_and_taken(actions) -> None:
         assert [ordered[place] for place in range(len(plain))] == plain
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_places_in_front_are_given_up_when_they_are_many(place: int) -> None:
+    """Whether the first leaves or the one behind it."""
+    ordered: Ordered[Member] = Ordered()
+    members = [Member(number) for number in range(100)]
+    for member in members:
+        ordered.add(member)
+    for _ in range(64):
+        ordered.remove(members.pop(0))
+    for _ in range(10):
+        ordered.remove(members.pop(place))
+        assert list(ordered) == members
+        assert len(ordered) == len(members)
+
+
 def test_what_is_not_there_is_refused() -> None:
     ordered: Ordered[Member] = Ordered()
     ordered.add(Member(1))

@@ -8,74 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.residency import Residency, Resident
-from pool.spec import TaskSpec, WorkerId
-from scheduler.backlog import Backlog
-from scheduler.config import SchedulerConfig
-from scheduler.costs import Costs
 from scheduler.jobs import Task
-from scheduler.placement import Choice, Question
 from scheduler.placements import PLACEMENTS
-from scheduler.whereabouts import Whereabouts
 from scheduler.why import Rule
-from scheduler.workers import Worker, WorkerStatus
-from tests.scheduler.world import COMPONENTS, DRAW, PAINT, TEXT, VAE, decode, encode, sample
-
-AT = 100.0
-
-
-class Scene:
-    """Workers, idle or busy, and ready tasks."""
-
-    def __init__(self, **config: int | str) -> None:
-        self.config = SchedulerConfig(patch_switch_seconds=0.5, **config)  # type: ignore[arg-type]
-        self.costs = Costs(0.5)
-        self.costs.know(COMPONENTS)
-        self.backlog = Backlog()
-        self.backlog.at = AT
-        self.where = Whereabouts()
-        self.workers: list[Worker] = []
-        self.tasks = 0
-        self.switch_seconds = 100.0
-
-    def worker(
-        self, name: str, *entries: Resident, capacity: int = 64, free_in: float = 0.0, link: float = 1.0
-    ) -> Worker:
-        worker = Worker(WorkerId(name), 1, WorkerStatus.BUSY if free_in else WorkerStatus.IDLE)
-        worker.link_bytes_per_second = link
-        worker.believe(Residency(capacity, entries))
-        worker.expected_end = AT + free_in if free_in else None
-        self.workers.append(worker)
-        self.backlog.set_capacities(tuple(sorted({w.capacity_bytes or 0 for w in self.workers})))
-        return worker
-
-    def task(
-        self, spec: TaskSpec, priority: int = 0, passed: float = 0.0, waited: float = 0.0, batch: str = ""
-    ) -> Task:
-        self.tasks += 1
-        task = Task(spec, self.costs.acquire(spec), (self.tasks, 0), passed=passed, batch=batch)
-        task.set_priority(priority)
-        self.backlog.add(task)
-        task.ready_at = AT - waited
-        return task
-
-    def question(self) -> Question:
-        for worker in self.workers:
-            self.where.note(worker, True)
-        return Question(AT, self.backlog, self.where, self.costs, self.config, self.switch_seconds)
-
-    def ask(self) -> Choice | None:
-        return PLACEMENTS[self.config.placement](self.question())
-
-    def choice(self) -> tuple[Task, str]:
-        choice = self.ask()
-        assert choice is not None
-        return choice.task, choice.worker.worker_id
-
-
-def whole(component, digest: str = "") -> Resident:
-    spec = next(c for c in COMPONENTS if c.key == component)
-    return Resident(component, spec.weight_bytes, digest, 5 if digest else 0)
+from tests.scheduler.scene import AT, Scene, whole
+from tests.scheduler.world import DRAW, PAINT, TEXT, VAE, decode, encode, sample
 
 
 def test_a_task_goes_where_its_weights_are() -> None:
@@ -110,7 +47,7 @@ def test_a_higher_priority_comes_first_whatever_it_costs() -> None:
     assert scene.choice() == (urgent, "a")
 
 
-def test_of_equal_costs_the_later_stage_comes_first_then_the_earlier_job() -> None:
+def test_of_equal_costs_what_finishes_a_job_comes_first_then_the_order() -> None:
     scene = Scene()
     scene.worker("a", whole(TEXT), whole(PAINT), whole(VAE))
     first = scene.task(encode("cat"))
@@ -122,7 +59,7 @@ def test_of_equal_costs_the_later_stage_comes_first_then_the_earlier_job() -> No
         task, _ = scene.choice()
         order.append(task)
         scene.backlog.remove(task)
-    assert order == [third, fourth, second, first]
+    assert order == [third, fourth, first, second]
 
 
 @pytest.mark.parametrize(("free_in", "expected"), [(5.0, None), (7.0, "cold")])

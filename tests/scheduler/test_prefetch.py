@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pool.spec import ComponentKey, NodeId
 from scheduler.nodes import Node, Reads
-from scheduler.prefetch import Wanted, next_for
+from scheduler.prefetch import Wanted, next_for, within
 
 MIB = 1 << 20
 A, B, C, D, LORA = (ComponentKey(name) for name in ("a", "b", "c", "d", "lora"))
@@ -59,9 +59,11 @@ def test_a_lora_is_read_where_its_model_is() -> None:
     assert next_for(node_with(), groups, (), at_hand={A}) == (), "the task is expected where the model is"
 
 
-def test_a_lora_that_another_machine_has_is_still_read_here() -> None:
+def test_a_lora_that_another_machine_has_is_not_read_here() -> None:
+    """Its task is expected there. What is cold everywhere is read where its model is."""
     groups = [[needs((A, 10), own=[(LORA, 1)])]]
-    assert next_for(node_with(inf, (A, 10)), groups, (), at_hand={A, LORA}) == reads((LORA, 1))
+    assert next_for(node_with(inf, (A, 10)), groups, (), at_hand={A, LORA}) == ()
+    assert next_for(node_with(inf, (A, 10)), groups, (), at_hand={A}) == reads((LORA, 1))
 
 
 def test_only_what_nobody_needs_sooner_leaves() -> None:
@@ -77,6 +79,14 @@ def test_only_what_nobody_needs_sooner_leaves() -> None:
 def test_of_a_group_as_much_is_read_as_there_is_room() -> None:
     node = node_with(20, (A, 10))
     assert next_for(node, [[needs((B, 8)), needs((C, 8))]], reads((A, 10))) == reads((B, 8))
+
+
+def test_what_the_disk_will_have_read_is_taken_to_be_there_and_no_more() -> None:
+    node = node_with(inf, (A, 4))
+    wanted = reads((A, 10), (B, 10), (C, 10))
+    assert within(node, wanted, 100 * MIB) == wanted
+    assert within(node, wanted, 6 * MIB) == reads((A, 10))
+    assert within(node, wanted, 9 * MIB) == reads((A, 10), (B, 3))
 
 
 KEYS = st.sampled_from([A, B, C, D])

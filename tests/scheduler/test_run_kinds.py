@@ -70,6 +70,18 @@ def test_what_was_remembered_is_forgotten_when_gpus_turn_out_to_be_otherwise() -
     assert new.ratios == {SMALL: {}}
 
 
+def test_what_was_remembered_is_forgotten_when_runs_take_another_time() -> None:
+    kinds = RunKinds()
+    kind = of(kinds)
+    for _ in range(4):
+        kinds.learn(kind, A100, SMALL, 1.0)
+    assert kinds.ratio(kind, A100, SMALL) == 1.0
+    for _ in range(5):
+        kinds.learn(kind, A100, SMALL, 9.0)
+    assert A100 not in kind.ratios[SMALL]
+    assert kinds.ratio(kind, A100, SMALL) == 9.0
+
+
 def test_measured_comparisons_count_more_than_the_table() -> None:
     kinds = RunKinds()
     for name in ("one", "two", "three"):
@@ -77,6 +89,28 @@ def test_measured_comparisons_count_more_than_the_table() -> None:
         kinds.learn(of(kinds, name), RTX4090, SMALL, 10.0)
     assert kinds.slowness(RTX4090, H100) == pytest.approx(10.0)
     assert kinds.slowness(H100, RTX4090) == pytest.approx(0.1)
+
+
+def test_one_comparison_says_less_than_the_table() -> None:
+    kinds = RunKinds()
+    before = kinds.slowness(RTX4090, H100)
+    kinds.learn(of(kinds), H100, SMALL, 1.0)
+    kinds.learn(of(kinds), RTX4090, SMALL, 100.0)
+    assert kinds.slowness(RTX4090, H100) == before
+
+
+def test_of_what_other_gpus_say_the_median_is_believed() -> None:
+    kinds = RunKinds()
+    for name, ratio in (("left", 1.0), ("middle", 2.0), ("right", 90.0)):
+        kinds.learn(of(kinds), name, SMALL, ratio)
+    assert kinds.ratio(of(kinds), "new", SMALL) == 2.0
+
+
+def test_stages_of_one_model_are_learnt_apart() -> None:
+    kinds = RunKinds()
+    encode, decode = (kinds.kind(stage, (ComponentKey("vae"),)) for stage in (Stage.ENCODE, Stage.DECODE))
+    kinds.learn(encode, "", SMALL, 5.0)
+    assert (kinds.ratio(encode, "", SMALL), kinds.ratio(decode, "", SMALL)) == (5.0, 1.0)
 
 
 def test_a_prior_that_is_wrong_by_size_is_learnt_for_each_size() -> None:
@@ -120,6 +154,16 @@ def test_what_a_batch_saves_is_learnt_for_its_number_of_members() -> None:
     assert kinds.batch_share(kind, A100, 4) == 0.75
     assert kinds.batch_share(kind, A100, 2) == 1.0
     assert kinds.ratio(kind, A100, SMALL) == 2.0, "what one takes alone is not what one of four takes"
+
+
+def test_what_a_batch_saves_is_held_against_runs_of_its_size() -> None:
+    kinds = RunKinds()
+    kind = of(kinds)
+    for size, ratio in ((SMALL, 1.0), (LARGE, 4.0)):
+        for _ in range(3):
+            kinds.learn(kind, A100, size, ratio)
+    kinds.learn(kind, A100, LARGE, 2.0, members=4)
+    assert kinds.batch_share(kind, A100, 4, LARGE) == 0.5
 
 
 def test_a_kind_that_only_ran_in_batches_is_known_by_its_share() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
-from pool.spec import RunCost, UserId, WorkerId
-from tests.scheduler.world import DRAW, SPECS, Shell, encode, picture
+from pool.spec import RunCost, TaskId, UserId, WorkerId
+from scheduler.config import SchedulerConfig
+from scheduler.jobs import TaskStatus
+from scheduler.state import SchedulerState
+from tests.scheduler.recorded import busy_afternoon
+from tests.scheduler.world import DRAW, SPECS, Shell, alone, encode, picture, sample
 
 
 def test_a_snapshot_counts_what_is_there(shell: Shell) -> None:
@@ -66,3 +71,39 @@ def test_waiting_tasks_are_told_by_user_and_components_by_what_is_there(shell: S
     assert dict(zip([e.component for e in worker.residency.entries], worker.whole_bytes, strict=True)) == {
         entry.component: SPECS[entry.component].weight_bytes for entry in worker.residency.entries
     }
+
+
+def test_waiting_tasks_are_counted_as_if_one_by_one() -> None:
+    """Found in a review: a hundred thousand of them held the pool up for long. They are counted by what they have in
+    common; here against a count of each, after each event of a busy afternoon."""
+    state = SchedulerState()
+    seen = 0
+    for entry in busy_afternoon().entries:
+        state.handle(entry.event)
+        now = state.snapshot()
+        ready, blocked, users = (Counter[object]() for _ in range(3))
+        for task in state.demand.tasks.values():
+            if task.worker_id is None:
+                stage = task.spec.stage.value
+                (ready if task.status is TaskStatus.READY else blocked)[stage] += 1
+                users[state.demand.jobs[next(iter(task.demand))].spec.user, stage] += 1
+        assert {stage: count for stage, count in now.ready.items() if count} == ready
+        assert {stage: count for stage, count in now.blocked.items() if count} == blocked
+        assert {(user, s): count for user, mine in now.waiting_by_user.items() for s, count in mine.items()} == users
+        running = {task.name for task in state.demand.tasks.values() if task.worker_id is not None}
+        assert {task.task_id for task in now.running} == running
+        seen += sum(users.values())
+    assert seen > 50
+
+
+def test_tasks_of_one_run_are_told_together() -> None:
+    shell = Shell(SchedulerConfig(batch_limit=2))
+    shell.workers(a=1 << 20)
+    for seed in range(3):
+        shell.submit(alone(f"j{seed}", sample(TaskId("given:text"), seed=seed), given=(TaskId("given:text"),)))
+    shell.finish("a")
+    snapshot = shell.state.snapshot()
+    (worker,) = snapshot.workers
+    assert len(worker.mates) == 1
+    assert [task.task_id for task in snapshot.running] == [worker.task_id, *worker.mates]
+    assert [task.job_id for task in snapshot.running] == ["j1", "j2"]

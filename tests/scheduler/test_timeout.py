@@ -100,10 +100,10 @@ def test_an_earlier_tick_is_asked_for_beside_a_later_one() -> None:
     shell.come_up("b")
     shell.submit(alone("k", encode("dog")))
     state = shell.state
-    assert state.tick_due is not None
-    before = state.tick_due
-    state._tick_after(1.0)
+    assert state.ticks.due is not None
+    before = state.ticks.due
+    state.ticks.ask_after(1.0, state.at)
     (command,) = state._out
     state._out.clear()
     assert isinstance(command, LookAgain)
-    assert state.tick_due == state.at + 1.0 < before
+    assert state.ticks.due == state.at + 1.0 < before

@@ -17,6 +17,7 @@ STEPS = st.lists(
         st.sampled_from(["gone", "idle", "busy", "busy for who knows how long"]),
         st.sets(st.sampled_from([TEXT, PAINT, DRAW])),
         st.integers(0, 3),
+        st.integers(10, 11),
     ),
     max_size=40,
 )
@@ -27,10 +28,10 @@ def test_it_says_what_a_look_at_every_worker_says(steps) -> None:
     where = Whereabouts()
     workers = [Worker(WorkerId(f"w{n}"), 1, spec=spec_of(n)) for n in range(5)]
     usable: set[Worker] = set()
-    for number, becomes, holds, end in steps:
+    for number, becomes, holds, end, capacity_bytes in steps:
         worker = workers[number]
         entries = tuple(Resident(component, 1) for component in sorted(holds))
-        worker.believe(None if becomes == "gone" else Residency(10 + number % 2, entries))
+        worker.believe(None if becomes == "gone" else Residency(capacity_bytes, entries))
         worker.status = WorkerStatus.BUSY if becomes.startswith("busy") else WorkerStatus.IDLE
         worker.expected_end = float(end) if becomes == "busy" else None
         where.note(worker, becomes != "gone")
@@ -41,6 +42,7 @@ def test_it_says_what_a_look_at_every_worker_says(steps) -> None:
         assert (where.count, where.idle_count, where.busy_count) == (len(usable), len(idle), len(usable - idle))
         assert where.capacities == tuple(sorted({w.capacity_bytes for w in usable}))
         assert where.largest_idle_bytes == max((w.capacity_bytes for w in idle), default=0)
+        assert where.are_alike == (len({w.capacity_bytes for w in usable}) < 2)
         known = [(w.expected_end, w.worker_id) for w in usable - idle if w.expected_end is not None]
         assert [entry[:2] for entry in where.busy] == sorted(known)
         assert set(where.busy_unknown) == {w for w in usable - idle if w.expected_end is None}
@@ -52,6 +54,14 @@ def test_it_says_what_a_look_at_every_worker_says(steps) -> None:
             assert set(found) <= holders & idle
         on_node = {w for w in usable if w.spec is not None and w.spec.node == "n"}
         assert set(where.on_node.get(NodeId("n"), ())) == on_node
+
+
+def test_what_takes_the_place_of_another_component_is_noted() -> None:
+    where, worker = Whereabouts(), Worker(WorkerId("w"), 1, WorkerStatus.IDLE)
+    for component in (TEXT, PAINT):
+        worker.believe(Residency(10, (Resident(component, 1),)))
+        where.note(worker, True)
+    assert {component: list(found) for component, found in where.holders.items()} == {PAINT: [worker]}
 
 
 def spec_of(number: int) -> WorkerSpec:

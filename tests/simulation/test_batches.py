@@ -17,6 +17,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.invariants import validate
 from scheduler.messages import Command, Event, Outcome, RunTask, StopTask, Submitted, Tick
 from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.figures import figures
 from scheduler.simulated.machines import SimulatedGpu
 from scheduler.state import SchedulerState
 from scheduler.workloads.arrivals import poisson
@@ -81,6 +82,14 @@ def test_a_stopped_member_leaves_the_others_running() -> None:
     stopped, first, last = cluster.runs
     assert (stopped.ended_at, stopped.ended_well) == (5.0, False)
     assert first.ended_at == last.started_at == pytest.approx(18.1)
+    # found in a review: seconds of a mate that had left were nobody's. Until 5 each has half, then one has all
+    assert (stopped.load_seconds, stopped.run_seconds) == (pytest.approx(3.1 / 2), pytest.approx(1.9 / 2))
+    assert (first.load_seconds, first.run_seconds) == (pytest.approx(3.1 / 2), pytest.approx(1.9 / 2 + 13.1))
+    assert (stopped.uploaded_bytes, first.uploaded_bytes) == (0, 31)
+    found = figures(cluster)
+    assert found.running_seconds + found.loading_seconds == pytest.approx(found.makespan_seconds)
+    (alone,) = found.users
+    assert alone.gpu_seconds == pytest.approx(found.makespan_seconds)
 
 
 @pytest.mark.parametrize("limit", [1, 4])

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.spec import ComponentKey, JobId, JobSpec, Stage, TaskId, UserId, WorkerId
+from pool.spec import ComponentKey, ComponentUse, JobId, JobSpec, Stage, TaskId, TaskSpec, UserId, WorkerId
 from scheduler.messages import Outcome, Submitted
 from scheduler.simulated.fairness import Span, fair_shares, jain, service_ratios
 from scheduler.simulated.figures import figures, latency, percentile
+from scheduler.simulated.hosts import StorageReads
 
 ANNA, BEN = UserId("anna"), UserId("ben")
 TASK = TaskId("t")
@@ -33,10 +34,8 @@ class Run:
     run_seconds: float
     resident: bool = True
     adapters: tuple[ComponentKey, ...] = ()
-    adapters_loaded: tuple[ComponentKey, ...] = ()
     uploaded_bytes: int = 0
     streamed_bytes: int = 0
-    storage_bytes: int = 0
     patch_switches: int = 0
     ended_well: bool = True
     model: str = "m"
@@ -45,6 +44,10 @@ class Run:
     batched: int = 1
     #: from beginning to end, where that is not its own seconds
     seconds: float | None = None
+
+    @property
+    def loaded_at(self) -> float:
+        return self.started_at + self.load_seconds * self.batched
 
     @property
     def ended_at(self) -> float:
@@ -66,10 +69,20 @@ class World:
     submitted: dict[JobId, Submitted] = field(default_factory=dict)
     latency_seconds: dict[JobId, float] = field(default_factory=dict)
     outcomes: dict[JobId, Outcome] = field(default_factory=dict)
+    storage: StorageReads = field(default_factory=StorageReads)
 
-    def add(self, name: str, at: float, seconds: float, user: str = "", outcome: Outcome = Outcome.SUCCEEDED) -> None:
+    def add(
+        self,
+        name: str,
+        at: float,
+        seconds: float,
+        user: str = "",
+        outcome: Outcome = Outcome.SUCCEEDED,
+        uses: tuple[ComponentUse, ...] = (),
+    ) -> None:
         job = JobId(name)
-        self.submitted[job] = Submitted(at, JobSpec(job, (), TASK, user=UserId(user)))
+        task = TaskSpec(TASK, Stage.SAMPLE, uses, 0, seconds)
+        self.submitted[job] = Submitted(at, JobSpec(job, (task,), TASK, user=UserId(user)))
         self.latency_seconds[job] = seconds
         self.outcomes[job] = outcome
 
@@ -78,16 +91,18 @@ def small_world() -> World:
     """Two GPUs. anna's job from 10 to 20, ben's from 12 to 30 after a load; one each that waits and is cancelled."""
     one, two = WorkerId("a"), WorkerId("b")
     world = World([Gpu(one), Gpu(two, "4090")])
-    world.add("j1", 10.0, 10.0, "anna")
+    lora = ComponentKey("m/lora/x")
+    world.add("j1", 10.0, 10.0, "anna", uses=(ComponentUse(ComponentKey("m/d"), 0, "x", 1, adapters=(lora,)),))
     world.add("j2", 12.0, 18.0, "ben")
     world.add("j3", 12.0, 8.0, "ben", Outcome.CANCELLED)
     world.add("j4", 12.0, 8.0, "anna", Outcome.CANCELLED)
-    lora = ComponentKey("m/lora/x")
     world.runs = [
-        Run("j1", one, 10.0, 2.0, 8.0, resident=False, uploaded_bytes=100, adapters=(lora,), adapters_loaded=(lora,)),
-        Run("j2", two, 12.0, 6.0, 12.0, resident=False, storage_bytes=7, streamed_bytes=50, patch_switches=1),
+        Run("j1", one, 10.0, 2.0, 8.0, resident=False, uploaded_bytes=100, adapters=(lora,)),
+        Run("j2", two, 12.0, 6.0, 12.0, resident=False, streamed_bytes=50, patch_switches=1),
         Run("j2", one, 20.0, 0.0, 5.0, adapters=(lora,)),
     ]
+    # once for j1, once more when it had left; another file that is nobody's LoRA
+    world.storage = StorageReads(bytes=7, ahead_bytes=3, loads={lora: 2, ComponentKey("m/vae"): 5})
     return world
 
 
@@ -100,9 +115,10 @@ def test_figures_by_hand() -> None:
     assert (found.running_seconds, found.loading_seconds, found.idle_seconds) == (25.0, 8.0, 7.0)
     assert found.loading_share == 8 / 33
     assert found.busy_share == 33 / 40
-    assert (found.resident_share, found.adapters_needed, found.adapters_loaded) == (1 / 3, 2, 1)
-    assert found.lora_loads_per_job == 1 / 4
-    assert (found.uploaded_bytes, found.streamed_bytes, found.storage_bytes, found.patch_switches) == (100, 50, 7, 1)
+    assert (found.resident_share, found.adapters_needed, found.adapters_loaded) == (1 / 3, 2, 2)
+    assert found.lora_loads_per_job == 2 / 4
+    assert (found.uploaded_bytes, found.streamed_bytes, found.patch_switches) == (100, 50, 1)
+    assert (found.storage_bytes, found.ahead_bytes) == (7, 3)
     assert found.cost({"H100": 3.6, "4090": 0.9}) == pytest.approx(4.5 * 20 / 3600)
 
 

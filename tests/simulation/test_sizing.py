@@ -36,6 +36,7 @@ def figures_of(running: float, loading: float, idle: float, last_arrival: float 
         uploaded_bytes=0,
         streamed_bytes=0,
         storage_bytes=0,
+        ahead_bytes=0,
         gpus=(GpuTime(WorkerId("g"), "H100", 10, running, loading, idle),),
         users=(),
         fairness=1.0,

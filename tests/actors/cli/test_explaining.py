@@ -20,10 +20,11 @@ class RememberingPool(FakePool):
     """A pool whose scheduler is a real one."""
 
     state: SchedulerState = dataclasses.field(default_factory=SchedulerState)
+    now: float | None = None
 
     def history(self, job: str) -> JobHistory:
         """What the scheduler remembers."""
-        return history_of(self.state, find_job(self.state, job))
+        return history_of(self.state, find_job(self.state, job), self.now)
 
 
 def afternoon() -> RememberingPool:
@@ -122,3 +123,27 @@ def test_a_job_whose_story_is_gone_says_so(command: Command) -> None:
     pool.state.log._entries.clear()
     ended = command("why", "s-0", "--pool", "mine", pool=pool)
     assert ended.out == "job s-0: succeeded; its story is not remembered any more\n"
+
+
+def test_a_live_job_whose_submission_is_forgotten_is_told_without_false_times(command: Command) -> None:
+    """Found in a review: it was told as if it had come now, its results as not made, and its terms not at all."""
+    shell = Shell()
+    shell.workers(a=64)
+    shell.submit(dataclasses.replace(picture("s-0"), user=UserId("ann"), priority=2, deadline=shell.at + 30.0))
+    shell.finish("a")
+    pool = RememberingPool(state=shell.state)
+    entries = pool.state.log._entries
+    while not isinstance(entries[0][5], Start) or entries[0][2] == pool.history("s-0").tasks[0].task_id:
+        entries.popleft()
+    out = command("why", "s-0", "--pool", "mine", pool=pool).out
+    said = re.match(
+        r"job s-0: active \(of ann, priority 2, wanted (\d+\.\d) s from now\); when it came is not remembered", out
+    )
+    assert said is not None
+    assert float(said[1]) < 30.0
+    assert "\nencode: its result is there, of a run that is not remembered any more\n" in out
+    assert re.search(r"^sample: a, \d\.\d\d s ago, of ", out, re.MULTILINE)
+    assert "after the job came" not in out
+    assert re.match(r" *from now +what", command("story", "s-0", "--pool", "mine", pool=pool).out.split("\n")[2])
+    pool.now = shell.at + 60.0
+    assert re.search(r"wanted \d\d\.\d s ago", command("why", "s-0", "--pool", "mine", pool=pool).out)

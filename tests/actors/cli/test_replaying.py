@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,51 @@ def test_a_broken_line_is_told_by_number(command: Command, log: Path) -> None:
     ended = command("replay", str(log))
     assert ended.code == 2
     assert f"{log}: line 5: " in ended.err
+
+
+def test_a_trace_never_goes_over_a_log_or_anything_else_that_is_no_trace(command: Command, log: Path) -> None:
+    """Found in a review: `trace LOG LOG` replaced the log."""
+    recorded = log.read_text()
+    (log.parent / "link").symlink_to(log)
+    Path("notes.txt").write_text("mine\n")
+    Path("folder").mkdir()
+    for out in (log, log.parent / "link", Path("notes.txt"), Path("folder"), Path("/dev/null")):
+        ended = command("trace", str(log), str(out))
+        assert ended.code == 2
+        assert f"OUT: {out} is " in ended.err
+    assert log.read_text() == recorded
+    assert Path("notes.txt").read_text() == "mine\n"
+    ended = command("simulate", "zipf:jobs=3", "--save-trace", "notes.txt")
+    assert (ended.code, Path("notes.txt").read_text()) == (2, "mine\n")
+    assert "--save-trace: notes.txt is there and is no trace" in ended.err
+    assert Path("/dev/null").is_char_device()
+
+
+def test_an_older_trace_is_written_over(command: Command, log: Path) -> None:
+    Path("jobs.trace").write_text("")
+    for _ in range(2):
+        assert command("trace", str(log), "jobs.trace").code == 0
+    assert len(read_trace(Path("jobs.trace")).jobs) == 12
+    assert not list(Path().glob("*.part"))
+
+
+def test_a_log_that_ends_in_the_middle_says_so(command: Command, log: Path) -> None:
+    """Found in a review: its last line was left out in silence."""
+    whole = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(whole[:-1]) + whole[-1][:-20])
+    note = f"{log}:{len(whole)}: this last line is cut off, and left out\n"
+    ended = command("replay", str(log))
+    assert ended.code == 0
+    assert note in ended.out
+    assert re.match(rf"{len(whole) - 2} events of \d+\.\d s, of a log that ends in the middle, \d+ comm", ended.out)
+    [found] = command("replay", str(log), "--json").objects
+    assert (found["same"], found["cut_off"]) == (True, len(whole))
+    assert note in command("trace", str(log), "jobs.trace").out
+
+
+def test_a_log_without_a_job_makes_no_trace(command: Command, log: Path, afternoon: RecordedShell) -> None:
+    log.write_text(afternoon.lines[0])
+    ended = command("trace", str(log), "jobs.trace")
+    assert ended.code == 2
+    assert "found no jobs that can be simulated, expected at least one" in ended.err
+    assert not Path("jobs.trace").exists()

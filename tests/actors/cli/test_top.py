@@ -148,3 +148,39 @@ def _read_until_closed(terminal: int) -> None:
 def test_without_a_terminal_it_prints_one_frame_and_too_short_pauses_are_refused(command: Command) -> None:
     assert command("top", "mine", pool=TopPool()).out.count("GPUs up") == 1
     assert command("top", "mine", "--every", "0", pool=TopPool()).code == 2
+
+
+def test_mates_deadlines_and_gpu_time_of_users_are_shown(command: Command) -> None:
+    """Found in a review: what the scheduler counts of deadlines and users was shown nowhere."""
+    assert BUSY.run is not None
+    shared = dataclasses.replace(BUSY, run=dataclasses.replace(BUSY.run, mates=3))
+    seconds = {f"user-{number}": 10.0 - number for number in range(9)} | {"": 20.0}
+    now = dataclasses.replace(
+        STATUS, workers=(shared, STARTING), deadlines_met=3, deadlines_missed=1, seconds_by_user=seconds
+    )
+    text = drawn(now)
+    assert "sample 7/20 of s-3 and 3 more, 1.5 s" in text
+    assert re.search(r"^deadlines +3 met, 1 missed *$", text, re.MULTILINE)
+    assert re.search(
+        r"^GPU time +no name 20\.0 s, user-0 10\.0 s, .*user-4 6\.0 s, 4 more 14\.0 s *$", text, re.MULTILINE
+    )
+    plain = drawn(STATUS)
+    assert "deadlines" not in plain
+    assert "GPU time" not in plain
+
+    class Told(TopPool):
+        def status(self) -> PoolStatus:
+            return now
+
+    ended = command("status", "mine", pool=Told())
+    assert re.search(r"^deadlines +3 met, 1 missed$", ended.out, re.MULTILINE)
+    [found] = command("status", "mine", "--json", pool=Told()).objects
+    assert (found["deadlines_met"], found["deadlines_missed"], found["seconds_by_user"]) == (3, 1, seconds)
+
+
+@pytest.mark.parametrize("every", ["nan", "inf", "1e12", "0.05", "-1"])
+def test_frames_come_as_often_as_can_be(command: Command, every: str) -> None:
+    """Found in a review: nan drew as fast as it could, and a huge number broke the wait for a key."""
+    ended = command("top", "mine", "--every", every, pool=TopPool())
+    assert ended.code == 2
+    assert re.search(r"--every: found .*, expected a number of seconds from 0\.1 to 3600", ended.err)

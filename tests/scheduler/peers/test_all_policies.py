@@ -139,7 +139,7 @@ def test_nobody_beats_the_bounds(name: str) -> None:
     assert cluster.now - 1.0 >= least_makespan_seconds([s.job for s in jobs.jobs], workers)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not POLICIES[name].is_bound and name != "modelpool"])
+@pytest.mark.parametrize("name", [name for name in NAMES if not POLICIES[name].is_ideal and name != "modelpool"])
 def test_peers_know_no_result_that_they_did_not_make(name: str) -> None:
     """Prompts come twice in a row: only those that share encodes run fewer of them than there are jobs."""
     cluster = world(name, batch(20, 5), gpus(24, 24))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from pool.spec import ComponentKey, ComponentSpec, NodeId, Role
 from scheduler.messages import Outcome
 from scheduler.peers import POLICIES
 from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.disturbances import Disturbances
 from scheduler.simulated.hosts import SimulatedNode
 from tests.scheduler.peers.scenes import job, model, order, play, workers
 
@@ -75,14 +77,30 @@ def test_sticky_forgets_the_model_that_was_used_longest_ago() -> None:
     assert [run.uploaded_bytes // GIB for run in cluster.runs] == [4, 4, 4, 4, 4]
 
 
+def test_sticky_by_lora_knows_replicas_by_their_loras() -> None:
+    """One replica has the model with x, the other with y; each gets its own again. By the model alone both do."""
+    loras = [ComponentSpec(ComponentKey(f"a/lora/{n}"), Role.LORA, GIB, GIB) for n in "xy"]
+    jobs = [job(f"j{n}", "a", 1.0, at=20.0 * n, lora=f"a/lora/{'xy'[n % 2]}") for n in range(8)]
+    by_lora, by_model = (play(name, jobs, workers(9, 9), [A, *loras]) for name in ("sticky_by_lora", "sticky"))
+    assert by_lora.totals.patch_switches == 0
+    assert len({(run.adapters, run.worker_id) for run in by_lora.runs}) == 2
+    assert by_model.totals.patch_switches > 0
+
+
 def test_pressure_prefers_the_current_model_over_older_requests() -> None:
     jobs = [job("j0", "a", 5.0), job("j1", "b", 5.0, at=1.0), job("j2", "a", 5.0, at=2.0)]
     assert order(play("pressure", jobs, workers(99), [A, B])) == ["j0 g0", "j2 g0", "j1 g0"]
 
 
 def test_pressure_waits_a_second_and_a_half_before_it_loads() -> None:
-    cluster = play("pressure", [job("j0", "a")], workers(99), [A])
+    cluster = play("pressure", [job("j0", "a")], workers(99, 99), [A])
     assert cluster.runs[0].started_at == pytest.approx(1.5)
+
+
+def test_pressure_loads_at_once_where_only_one_backend_is_free() -> None:
+    assert play("pressure", [job("j0", "a")], workers(99), [A]).runs[0].started_at == 0.0
+    busy = [job("j0", "a", 30.0), job("j1", "b", at=9.0)]
+    assert [run.started_at for run in play("pressure", busy, workers(99, 99), [A, B]).runs] == [9.0, 1.5]
 
 
 def test_pressure_loads_what_more_wait_for() -> None:
@@ -132,6 +150,25 @@ def test_storage_aware_waits_for_the_memory_tier_no_longer_than_it_saves() -> No
     jobs = [job("j0", "a", 1.0), *[job(f"j{n}", "a", 2.5, at=20.0) for n in (1, 2, 3)]]
     began = order(play("storage_aware", jobs, [warm, cold], [A], nodes))
     assert began == ["j0 g0", "j1 g0", "j3 g1", "j2 g0"]
+
+
+def test_storage_aware_knows_disks_before_the_first_job_has_its_place() -> None:
+    """Of two machines the second reads four times as fast. Jobs that are there before any worker is, go there first."""
+    nodes = [SimulatedNode(NodeId("one"), 64 * GIB, 0.5 * GIB), SimulatedNode(NodeId("two"), 64 * GIB, 2.0 * GIB)]
+    slow, fast = workers(6, node="one")[0], workers(6, 6, node="two")[1]
+    gpus = [replace(gpu, start_seconds=1.0) for gpu in (slow, fast)]
+    cluster = play("storage_aware", [job("j0", "a", 1.0), job("j1", "a", 1.0)], gpus, [A], nodes)
+    assert {run.worker_id for run in cluster.runs} == {"g1"}
+
+
+def test_storage_aware_does_not_wait_for_a_machine_that_does_not_start() -> None:
+    core, memory = POLICIES["storage_aware"].make(workers(6, 6))
+    fails = Disturbances(start_fails=lambda command: command.worker_id == "g0")
+    cluster = VirtualCluster(core, workers(6, 6), memory=memory, disturbances=fails)
+    cluster.start([A])
+    cluster.post(job("j0", "a", 1.0))
+    cluster.run()
+    assert [(run.worker_id, run.ended_well) for run in cluster.runs] == [("g1", True)]
 
 
 def test_storage_aware_counts_adapters() -> None:

@@ -54,8 +54,8 @@ def test_parameters_count() -> None:
     [
         ("jobs=many", UnusableField, "zipf: jobs: found 'many', expected a whole number from 1"),
         ("jobs=0", UnusableField, "zipf: jobs: found '0', expected a whole number from 1"),
-        ("rate=nan", UnusableField, "zipf: rate: found 'nan', expected a number from 0"),
-        ("rate=-1", UnusableField, "zipf: rate: found '-1', expected a number from 0"),
+        ("rate=nan", UnusableField, "zipf: rate: found 'nan', expected a number from 1e-05 to 1,000,000.0, or 0"),
+        ("rate=-1", UnusableField, "zipf: rate: found '-1', expected a number from 1e-05 to"),
         ("jobs", UnusableField, "zipf: found 'jobs', expected NAME=VALUE, such as jobs=1000,models=12"),
         ("job=3", UnknownName, r"unknown parameter of zipf 'job'; did you mean 'jobs'\?"),
     ],
@@ -66,5 +66,39 @@ def test_what_cannot_be_is_told(text: str, error: type[Exception], said: str) ->
 
 
 def test_a_gap_of_nothing_is_refused() -> None:
-    with pytest.raises(UnusableField, match="bursts: gap: found '0', expected a number above 0"):
+    with pytest.raises(UnusableField, match=r"bursts: gap: found '0', expected a number from 0\.001 to 1,000,000\.0"):
         BUILT_IN["bursts"].parse("gap=0")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("zipf:jobs=1000000000", "zipf: jobs: found '1000000000', expected a whole number from 1 to 1,000,000"),
+        ("zipf:models=1000000000", "zipf: models"),
+        ("zipf:models=1000,loras=1000", "zipf: models x loras: found 1000000, expected at most 100,000"),
+        ("zipf:rate=1e-320", "zipf: rate"),
+        ("zipf:steps=1" + "0" * 400, "zipf: steps: found '10{39}[.]{3}'"),
+        ("zipf:steps=1" + "0" * 5000, "zipf: steps"),
+        ("zipf:rate=1e308", "zipf: rate"),
+        ("users:users=100000000", "users: users"),
+        ("katz:gpus=100000000", "katz: gpus"),
+        ("shifting:shift=1e-9", "shifting: shift"),
+        ("bursts:gap=1e-9", "bursts: gap"),
+        ("batch:seeds=99999999999", "batch: seeds"),
+    ],
+)
+def test_what_would_take_hours_or_all_memory_is_refused(asked: str, said: str) -> None:
+    """Found by hand: these hung, filled the memory, or ended in an error that named no parameter."""
+    name, _, text = asked.partition(":")
+    with pytest.raises(UnusableField, match=said):
+        BUILT_IN[name].parse(text)
+
+
+def test_bursts_that_are_too_many_together_are_refused() -> None:
+    entry = BUILT_IN["bursts"]
+    with pytest.raises(UnusableField, match=r"bursts: gap: found 0\.001, expected at least 0\.0?4: bursts of at most"):
+        entry.make(Random(1), **entry.parse("jobs=500,rate=0.5,burst=40,gap=0.001"))
+
+
+def test_shifts_between_two_jobs_cost_no_more_than_one() -> None:
+    assert len(drawn("shifting", "jobs=30,rate=0.00001,shift=0.001").jobs) == 30

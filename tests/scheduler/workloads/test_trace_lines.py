@@ -36,7 +36,7 @@ NAMES = st.text(min_size=1, max_size=6)
 COUNTS = st.integers(0, 2**40)
 SECONDS = st.floats(0.0, 1e9, allow_nan=False)
 DIVISIONS = st.builds(
-    Division, COUNTS, st.integers(0, 9), st.integers(0, 9), st.floats(0.0, 9.0, allow_nan=False), COUNTS
+    Division, COUNTS, st.integers(0, 9), st.integers(0, 9), st.floats(1.0, 9.0, allow_nan=False), COUNTS
 )
 
 
@@ -74,7 +74,8 @@ def workloads(draw: st.DrawFn) -> Workload:
     for number, at in enumerate(times):
         given_ids = [TaskId(name) for name in draw(st.lists(NAMES, max_size=2, unique=True))]
         made, tasks = list(given_ids), []
-        for name in draw(st.lists(NAMES, min_size=1, max_size=3, unique=True)):
+        for drawn in draw(st.lists(NAMES, min_size=1, max_size=3, unique=True)):
+            name = f"{drawn} of {number}"
             if name in made:
                 continue
             needs = draw(st.lists(st.sampled_from(made), max_size=2)) if made else []
@@ -87,7 +88,7 @@ def workloads(draw: st.DrawFn) -> Workload:
             tuple(given_ids),
             draw(st.integers(-5, 5)),
             UserId(draw(st.text(max_size=3))),
-            draw(st.none() | SECONDS),
+            draw(st.none() | st.just(max(at, draw(SECONDS)))),
             draw(st.text(max_size=3)),
         )
         jobs.append(Submitted(at, job))
@@ -145,7 +146,7 @@ def test_people_may_write_the_short_form() -> None:
     first, second, third = (submitted.job for submitted in workload.jobs)
     assert first == model.job("job-4", "prompt 4", 4)
     assert second == model.job(
-        "job-5", "prompt 5", 5, loras=["x", "y"], controlnets=["pose"], steps=30, user="ann", deadline=9.0
+        "job-5", "prompt 5", 5, loras=["x", "y"], controlnets=["pose"], steps=30, user="ann", deadline=10.5
     )
     assert third == model.job("cat", "a cat", 7, loras=["x"], batch="b", priority=2)
     assert from_lines(to_lines(workload)) == workload
@@ -201,6 +202,29 @@ BAD = {
     "endless time": ([HEADER, VAE, DECODE, changed(JOB, at=float("inf"))], "line 4: at: found inf"),
     "time before the start": ([HEADER, VAE, DECODE, changed(JOB, at=-1)], "line 4: at: found -1"),
     "a huge number": ([HEADER, VAE, DECODE, changed(JOB, at=10**400)], "line 4: at"),
+    "a deadline before the job": (
+        [HEADER, VAE, DECODE, changed(JOB, at=3, deadline=2.5)],
+        "line 4: deadline: found 2.5",
+    ),
+    "nanoseconds since 1970": ([HEADER, VAE, DECODE, changed(JOB, at=1.7e18)], r"line 4: at: .* to 1000000000000\.0"),
+    "seconds for ages": ([HEADER, VAE, changed(DECODE, run_seconds=1e308)], "line 3: run_seconds: found 1e.308"),
+    "steps for ages": ([HEADER, changed(MODEL, step_seconds=1e308)], "line 2: step_seconds: found 1e.308"),
+    "many steps for ages": (
+        [HEADER, changed(MODEL, step_seconds=1e8), '{"at": 0, "model": "m", "steps": 99}'],
+        "line 3: steps: found .*, expected steps that take at most 1e.09 seconds",
+    ),
+    "a part faster than the whole": (
+        [HEADER, VAE, changed(DECODE, divisions=[{"activation_bytes": 0, "slowdown": 0.5}])],
+        r"line 3: divisions\[0\]: slowdown: found 0.5",
+    ),
+    "one task of two kinds": (
+        [HEADER, VAE, DECODE, changed(DECODE, kind=1, stage="encode"), JOB, changed(JOB, job="b", tasks=[["t", 1]])],
+        "line 6: tasks: found 't', expected the same .* as in job a",
+    ),
+    "one task with two needs": (
+        [HEADER, VAE, DECODE, JOB, changed(JOB, job="b", tasks=[["s", 0], ["t", 0, "s"]])],
+        "line 5: tasks: found 't', expected the same .* as in job a",
+    ),
     "a deadline in words": ([HEADER, VAE, DECODE, changed(JOB, deadline="soon")], "line 4: deadline: found 'soon'"),
     "a model twice": ([HEADER, MODEL, MODEL], "line 3: model"),
     "an unknown model": ([HEADER, '{"model": "sdxl"}', '{"at": 0, "model": "sdlx"}'], "line 3.*did you mean 'sdxl'"),
@@ -221,6 +245,13 @@ def test_what_is_wrong_is_refused_by_line_and_field(what: str) -> None:
 def test_what_these_are_changed_from_is_taken() -> None:
     workload = from_lines(["", *GOOD, "  "])
     assert [submitted.job.job_id for submitted in workload.jobs] == ["a"]
+
+
+def test_what_a_task_takes_may_be_known_better_later() -> None:
+    """As in what was recorded of a pool that learns."""
+    later = changed(DECODE, kind=1, run_seconds=2.0, activation_bytes=5)
+    workload = from_lines([HEADER, VAE, DECODE, later, JOB, changed(JOB, job="b", tasks=[["t", 1]])])
+    assert [submitted.job.tasks[0].run_seconds for submitted in workload.jobs] == [1.0, 2.0]
 
 
 def test_what_no_trace_can_keep_is_refused_when_it_is_written() -> None:

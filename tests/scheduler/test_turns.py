@@ -1,0 +1,129 @@
+"""Who goes before whom: what time, limits, deadlines and accounts do to each other, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pool.spec import JobSpec, TaskId, UserId
+from scheduler.config import SchedulerConfig
+from scheduler.deadlines import SAFETY, Deadlines
+from scheduler.jobs import Job
+from scheduler.shares import NO_TAG, Shares, UserShare
+from tests.scheduler.world import Shell, alone, sample
+
+ANN, BOB, CARL = UserId("ann"), UserId("bob"), UserId("carl")
+
+
+def job(name: str, seed: int, user: UserId = ANN, deadline: float | None = None, **more: int) -> JobSpec:
+    return replace(alone(name, sample(seed=seed), **more), user=user, deadline=deadline)
+
+
+def live(shares: Shares, name: str, user: UserId, priority: int = 0) -> Job:
+    """A job that has joined."""
+    found = Job(job(name, 0, user), 0, {}, priority=priority)
+    shares.join(found)
+    return found
+
+
+# ---- accounts --------------------------------------------------------------------------------------------------------
+
+
+def accounts() -> Shares:
+    """Nothing is set aside for any job."""
+    return Shares((), lambda job, flow: None)
+
+
+def test_a_user_whose_jobs_are_over_makes_no_turns() -> None:
+    shares = accounts()
+    over = live(shares, "a", ANN)
+    shares.leave(over)
+    assert live(shares, "b", BOB).tag == NO_TAG
+
+
+def test_who_owes_is_remembered_when_idle_accounts_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.shares.MOST_IDLE_ACCOUNTS", 1)
+    shares = accounts()
+    shares.account(ANN)
+    shares.pay(BOB, 50.0, 0.0)
+    assert list(shares.accounts) == [BOB], "who owes nothing is as good as new"
+    shares.account(CARL)
+    assert BOB in shares.accounts
+
+
+def test_a_job_that_is_raised_stands_before_later_jobs_of_its_new_priority() -> None:
+    shares = accounts()
+    shares.pay(ANN, 50.0, 0.0)
+    live(shares, "other", BOB)
+    raised = live(shares, "raised", ANN)
+    assert raised.tag == 50.0
+    shares.accounts[ANN].paid = 0.0
+    shares.move(raised, 1)
+    assert live(shares, "later", ANN, priority=1).tag == 50.0
+
+
+def test_priorities_age_no_further_than_the_highest() -> None:
+    shell = Shell(SchedulerConfig(story_length=None, ageing_seconds=1.0))
+    shell.workers(gpu=64)
+    for number in range(3):
+        shell.submit(job(f"high{number}", number, priority=1))
+    shell.submit(job("low", 9))
+    for _ in range(5):
+        shell.tick(10.0)
+        shell.submit(job(f"more{shell.at}", int(shell.at), priority=1))
+    assert {each.priority for each in shell.state.demand.jobs.values()} == {1}
+
+
+# ---- deadlines -------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_deadlines_the_sooner_hurries_a_shared_task() -> None:
+    shell = Shell(SchedulerConfig(story_length=None))
+    shell.workers(gpu=64)
+    shell.submit(job("busy", 0))
+    due = shell.at + 20.0
+    shell.submit(job("soon", 1, deadline=due))
+    shell.submit(job("later", 1, deadline=due + 5.0))
+    shell.submit(job("first of all", 2, deadline=due))
+    shell.tick(2.0)
+    shell.submit(job("more", 3))
+    task = shell.state.demand.tasks[sample(seed=1).task_id]
+    assert task.hurried_by == due
+
+
+def test_with_fewer_workers_work_begins_sooner() -> None:
+    """Two workers have time for what is due in 100 s; one of them alone has to begin now."""
+    shell = Shell(SchedulerConfig(story_length=None, deadline_margin_seconds=5.0))
+    shell.workers(one=64, two=64)
+    for number in range(2):
+        shell.submit(job(f"busy{number}", number))
+    names = [f"j{number}" for number in range(10)]
+    for number, name in enumerate(names):
+        shell.submit(job(name, 100 + number, deadline=130.0))
+    shell.tick_comes()
+    assert not shell.state.demand.jobs["j0"].urgent
+    assert not shell.ticks or min(shell.ticks) > shell.at + 2.0, "nobody would look for some time"
+    shell.lose("two")
+    assert shell.state.demand.jobs["j0"].urgent
+
+
+def test_a_task_of_a_job_that_is_done_is_not_waited_for() -> None:
+    deadlines = Deadlines(0.0)
+    member = Job(job("j", 1, deadline=100.0), 1, {})
+    deadlines.add(member, {TaskId("a"): 30.0, TaskId("b"): 10.0}, 10.0, 0.0)
+    deadlines.done(member, TaskId("a"))
+    assert deadlines.look(100.0 - SAFETY * 10.0 - 1.0, 1) == []
+    assert deadlines.look(100.0 - SAFETY * 10.0, 1) == [member]
+
+
+def test_who_was_held_back_by_a_limit_is_still_hurried_when_it_comes_in() -> None:
+    """1. Ann may have one task on workers, and has. 2. Bob waits, then a job of Ann that is urgent. 3. Her first task
+    ends: the urgent one goes before Bob's."""
+    shell = Shell(SchedulerConfig(story_length=None, shares=(UserShare(user=ANN, running_limit=1),)))
+    shell.workers(gpu=64)
+    shell.submit(job("busy", 0))
+    shell.submit(job("bob", 1, BOB, priority=0))
+    shell.submit(job("urgent", 2, deadline=shell.at + 20.0))
+    shell.finish("gpu")
+    assert shell.on("gpu") == sample(seed=2).task_id
