@@ -4,7 +4,7 @@ Jobs come at the rate that keeps the GPUs busy for the stated part of the time w
 who loads too much cannot keep up, which shows in throughput, and in latency long before that. Loads cross the link of
 the GPU, files come from a machine's memory or from its disks. Five seeds: the median, and the least and the most.
 
-Run from the repository: `python -m benchmarks.scheduling [--rows NAME,...] [--seeds 5] [--policies NAME,...] [--jobs 1]`.
+Run from the repository: `python -m benchmarks.scheduling [--rows PART,...] [--seeds 5] [--policies NAME,...]`.
 Imports neither torch nor Ray.
 """
 

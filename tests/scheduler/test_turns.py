@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from pool.spec import JobSpec, TaskId, UserId
+from pool.spec import JobSpec, TaskId, UserId, WorkerId
+from scheduler.batching import Batching
 from scheduler.config import SchedulerConfig
 from scheduler.deadlines import SAFETY, Deadlines
 from scheduler.jobs import Job
 from scheduler.shares import NO_TAG, Shares, UserShare
-from tests.scheduler.world import Shell, alone, sample
+from tests.scheduler.scene import Scene, whole
+from tests.scheduler.world import PAINT, Shell, alone, sample
 
 ANN, BOB, CARL = UserId("ann"), UserId("bob"), UserId("carl")
 
@@ -73,6 +75,50 @@ def test_priorities_age_no_further_than_the_highest() -> None:
         shell.tick(10.0)
         shell.submit(job(f"more{shell.at}", int(shell.at), priority=1))
     assert {each.priority for each in shell.state.demand.jobs.values()} == {1}
+
+
+def test_a_shared_task_falls_back_when_the_higher_priority_goes() -> None:
+    shell = Shell(SchedulerConfig(story_length=None))
+    shell.workers(gpu=64)
+    shell.submit(job("busy", 0))
+    shell.submit(job("low", 1))
+    task = shell.state.demand.tasks[sample(seed=1).task_id]
+    shell.submit(job("high", 1, priority=2))
+    assert task.priority == 2
+    shell.cancel("high")
+    assert task.priority == 0
+
+
+@pytest.mark.parametrize(("tag", "joins"), [(15.0, True), (16.0, False)])
+def test_mates_are_tasks_whose_turn_has_come(tag: float, joins: bool) -> None:
+    """One worker, and a window of 15 s: behind that, others' turns come first."""
+    scene = Scene(share_window_seconds=15, batch_limit=2)
+    worker = scene.worker("gpu", whole(PAINT), capacity=1000)
+    first, second = scene.task(sample(seed=1)), scene.task(sample(seed=2))
+    for task, its_tag in ((first, 0.0), (second, tag)):
+        scene.backlog.remove(task)
+        task.set_priority(0, its_tag)
+        scene.backlog.add(task)
+    choice = scene.ask()
+    assert choice is not None
+    assert (choice.task, choice.worker) == (first, worker)
+    assert Batching(2).mates(scene.question(), choice) == ((second,) if joins else ())
+
+
+def test_one_of_a_run_that_was_cancelled_is_not_asked_to_stop_again_with_the_others() -> None:
+    """1. Two tasks share a run. 2. The job of one is cancelled, which is asked to stop. 3. The run takes too long: the
+    other is asked too. `Shell` refuses a second StopTask for one task."""
+    shell = Shell(SchedulerConfig(story_length=None, run_timeout_seconds=30.0, batch_limit=2))
+    shell.workers(gpu=1000)
+    for number in range(3):
+        shell.submit(job(f"j{number}", number))
+    shell.finish("gpu")
+    run = shell.running[WorkerId("gpu")]
+    assert len(run.members) == 2
+    shell.cancel("j1")
+    while not all(one.stop_asked for one in run.members):
+        shell.tick_comes()
+    assert shell.at > 30.0
 
 
 # ---- deadlines -------------------------------------------------------------------------------------------------------
