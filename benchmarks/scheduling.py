@@ -81,6 +81,12 @@ ROWS = (
         by_load(0.8, lambda rng, rate: zipf(WITH_LORAS, 1200, rng, rate)),
     ),
     Row(
+        "zipf, 12 models, 4 LoRAs, more than 4 GPUs can do",
+        "4x4090",
+        HOST,
+        by_load(1.3, lambda rng, rate: zipf(WITH_LORAS, 1200, rng, rate)),
+    ),
+    Row(
         "shifting popularity, 4 GPUs",
         "4x4090",
         HOST,

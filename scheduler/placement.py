@@ -27,6 +27,7 @@ class Question:
     """What a placement is shown. At least one worker is idle.
 
     switch_seconds  GPU-seconds that loads may take now for the sake of tasks that waited long (`scheduler.switching`)
+    account_seconds  what the account holds, also where nobody had waited long a moment ago
     patience        for how many times the length of its load such a task waited
     """
 
@@ -37,6 +38,7 @@ class Question:
     config: SchedulerConfig
     switch_seconds: float = 0.0
     patience: float = 20.0
+    account_seconds: float = 0.0
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
 3. Then tasks whose weights are all there: what finishes a job first, then in order. What finishes a job counts as such
    where its weights take little time beside its run: jobs that are begun are done soon, and do not pile up.
 4. Then what costs least (upload, patches, streaming), with what of that is wasted counted twice and what it waited
-   taken off by a tenth; of the first lines in order, and of those that use what is on the idle workers. Wasted is what
-   it costs here beyond what it would on the worker that has most of it: a model that is nowhere has to be loaded by
-   somebody, a second copy need not be made.
+   taken off by a tenth, as far as the account pays the difference; of the first lines in order, and of those that use
+   what is on the idle workers. Wasted is what it costs here beyond what it would on the worker that has most of it: a
+   model that is nowhere has to be loaded by somebody, a second copy need not be made.
 5. Under 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that one
    already; none waits for a run of unknown length. So a line gets a second worker exactly when waiting takes longer
    than a load.
@@ -193,6 +193,8 @@ def _ripe(question: Question, oldest: Task, cheaper: Choice) -> Choice | None:
 def _cheapest(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
     """Rule 4."""
     question = look.question
+    # where GPUs are short everybody waits long: counting that would change weights with each task
+    worth = WAITING if question.account_seconds > 0.0 else 0.0
     ranked: list[tuple[float, int, Order, float, float, Line, Worker]] = []
     for line in _candidates(question, oldest, latest_tag):
         best = best_idle(question, line.head)
@@ -200,14 +202,16 @@ def _cheapest(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
             worker, extra = best
             wasted = extra - _least_extra(question, line.head, worker, extra)
             waited = 0.0 if line.head.batch else line.head.waited_seconds(question.at)
-            price = wasted + extra - WAITING * waited
+            price = wasted + extra - worth * waited
             ranked.append((price, -line.signature.rank, line.order, wasted, extra, line, worker))
     ranked.sort(key=lambda entry: entry[:3])
+    least_seconds = min((wasted + extra for _, _, _, wasted, extra, _, _ in ranked), default=0.0)
     for _, _, _, wasted_seconds, extra_seconds, line, worker in ranked[:MOST_ASKED]:
         look.seen = []
         place = first_for_idle(look, line, worker, extra_seconds)
         if place is not None and (place == 0 or _is_worth(question, line, place, worker, wasted_seconds)):
-            return choice_of(question, line.tasks[place], worker, Rule.CHEAPEST, "", look.seen)
+            spent_seconds = wasted_seconds + extra_seconds - least_seconds if worth else 0.0
+            return choice_of(question, line.tasks[place], worker, Rule.CHEAPEST, "", look.seen, spent_seconds)
     return None
 
 

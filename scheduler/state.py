@@ -185,10 +185,10 @@ class SchedulerState:
 
     def _question(self) -> Question:
         workers = self.fleet.whereabouts
-        seconds, patience = self.switching.allowed_seconds(self.at), self.switching.patience
-        return Question(
-            self.at, self.demand.backlog, workers, self.costs, self.config, switch_seconds=seconds, patience=patience
-        )
+        account = self.switching
+        seconds = account.allowed_seconds(self.at)
+        backlog, config = self.demand.backlog, self.config
+        return Question(self.at, backlog, workers, self.costs, config, seconds, account.patience, account.seconds)
 
     def _start_pinned(self) -> None:
         """Start what waits for one worker each, where that is idle; first start its process anew where need be."""

@@ -71,7 +71,16 @@ class Scene:
         """What a placement is shown now."""
         for worker in self.workers:
             self.where.note(worker, True)
-        return Question(AT, self.backlog, self.where, self.costs, self.config, self.switch_seconds, self.patience)
+        return Question(
+            AT,
+            self.backlog,
+            self.where,
+            self.costs,
+            self.config,
+            self.switch_seconds,
+            self.patience,
+            self.switch_seconds,
+        )
 
     def ask(self) -> Choice | None:
         """What the placement of the configuration starts."""
