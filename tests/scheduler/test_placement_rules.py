@@ -211,6 +211,20 @@ def test_what_suits_the_files_of_a_machine_is_seen_beyond_the_window() -> None:
     assert scene.choice() == (suiting, "idle")
 
 
+@pytest.mark.parametrize(("account", "chosen"), [(5.0, PAINT), (0.0, DRAW)])
+def test_what_it_waited_counts_as_far_as_the_account_pays(account: float, chosen: ComponentKey) -> None:
+    """Found with a queue of more than the GPUs could do. The rest of DRAW takes 2 s, PAINT 6 and waited 50 s longer."""
+    scene = Scene()
+    scene.switch_seconds = account
+    scene.worker("a", Resident(DRAW, 8))
+    scene.task(sample(model=PAINT), waited=50.0)
+    scene.task(sample(model=DRAW))
+    choice = scene.ask()
+    assert choice is not None
+    assert choice.task.spec.uses[0].component == chosen
+    assert choice.spent_seconds == (4.0 if account else 0.0)
+
+
 # ---- who waits for whom --------------------------------------------------------------------------------------------
 
 
