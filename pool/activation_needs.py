@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pool.activation import PeakCounter, peak_bytes
 from pool.checkpoints.families import LatentFacts
 from pool.dry_run import META, AttentionForm
-from pool.sampling.run import denoise_picture
+from pool.sampling.run import denoise_pictures
 from pool.stages import latent_cells
 from pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
 from pool.text.encode import encode_prompt, matched_length
@@ -189,16 +189,17 @@ def _loop_bytes(
         done = steps_done
 
     hooks = RunHooks(on_step, lambda: done >= _STEPS_LOOKED_AT)
-    uncond_LD = contexts[1] if len(contexts) > 1 else None
+    cond_BLD, uncond_BLD = contexts[0][None], contexts[1][None] if len(contexts) > 1 else None
     counter = PeakCounter()
     with torch.no_grad(), counter:
         try:
-            denoise_picture(
+            denoise_pictures(
                 predict_noise,
                 replace(work, steps=_STEPS),
+                (work.seed,),
                 shape_CHW,
-                contexts[0],
-                uncond_LD,
+                cond_BLD,
+                uncond_BLD,
                 META,
                 hooks,
                 most_at_once=most_at_once,

@@ -7,7 +7,7 @@ only a busy large worker can take do not hide what a small idle one could run.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import merge
 from itertools import islice
@@ -17,10 +17,10 @@ from typing import TypeAlias, TypeVar
 
 from pool.residency import Resident
 from pool.spec import ComponentKey, WorkerId
-from scheduler.costs import Signature
+from scheduler.hurried import AT_ONCE, Hurried
 from scheduler.jobs import Order, Task
 from scheduler.ordered import Ordered
-from scheduler.signatures import LAST_RANK
+from scheduler.signatures import LAST_RANK, Signature
 
 _ORDER = attrgetter("order")
 
@@ -52,9 +52,8 @@ class Backlog:
     def __init__(self) -> None:
         #: distinct capacities of the live workers, ascending
         self.capacities: tuple[int, ...] = ()
-        #: tasks that go first, by when they should be done
-        self.hurried: list[tuple[float, Order, Task]] = []
-        self._hurried_by: dict[Task, float] = {}
+        #: the tasks here that go before all others of their priority, until they are taken out
+        self.hurried = Hurried()
         #: tasks that wait, by what they were asked for with
         self._batches: dict[str, int] = {}
         #: the time now; a task that is filed is ready since then
@@ -68,8 +67,6 @@ class Backlog:
         self._by_adapter: dict[ComponentKey, dict[Line, None]] = {}
         #: lines of the last stage
         self._finishing: Ordered[Line] = Ordered()
-        #: tasks that wait, by everything that they use
-        self._waiting: dict[ComponentKey, int] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -78,10 +75,6 @@ class Backlog:
     def __iter__(self) -> Iterator[Task]:
         """Every task, in order."""
         return iter(sorted((t for line in self._lines.values() for t in line.tasks), key=_ORDER))
-
-    def __contains__(self, task: Task) -> bool:
-        line = self._lines.get(task.signature)
-        return line is not None and any(t is task for t in line.tasks)
 
     @property
     def line_count(self) -> int:
@@ -104,10 +97,10 @@ class Backlog:
         else:
             line.tasks.add(task)
         if task.goes_first:
-            self.hurry(task, -inf)
+            self.hurried.add(task, AT_ONCE)
+        elif task.hurried_by < inf:
+            self.hurried.add(task, task.hurried_by)
         self._count += 1
-        for use in task.signature.uses:
-            self._waiting[use.component] = self._waiting.get(use.component, 0) + 1
 
     def remove(self, task: Task) -> None:
         """Take out a task; its order must be the one that it was filed with."""
@@ -119,13 +112,7 @@ class Backlog:
             del self._lines[task.signature]
         elif head is not line.head:
             self._reorder(line, head)
-        for use in task.signature.uses:
-            left = self._waiting[use.component] - 1
-            if left:
-                self._waiting[use.component] = left
-            else:
-                del self._waiting[use.component]
-        self._calm(task)
+        self.hurried.discard(task)
         if task.batch:
             self._batches[task.batch] -= 1
             if not self._batches[task.batch]:
@@ -140,12 +127,12 @@ class Backlog:
         if passed is not None:
             passed.passed += 1.0 / workers
             if passed.passed >= limit:
-                self.hurry(passed, -inf)
+                self.hurried.add(passed, AT_ONCE)
         self.remove(task)
 
     def _passed_by(self, task: Task, capacity_bytes: int) -> Task | None:
         """Who waits longest of those that this start passes over; None when nobody does."""
-        if task in self._hurried_by:
+        if task in self.hurried:
             return None
         oldest = self.oldest(capacity_bytes)
         if oldest is None or oldest is task or not task.batch or oldest.batch != task.batch:
@@ -158,32 +145,6 @@ class Backlog:
             if line.head.batch != task.batch:
                 return line.head
         return None
-
-    def hurry(self, task: Task, deadline: float) -> None:
-        """Let a task that waits here go before all others of its priority; among such, by deadline. Until it is taken
-        out. Of two deadlines of one task the sooner counts."""
-        known = self._hurried_by.get(task)
-        if known is not None:
-            if known <= deadline:
-                return
-            self._calm(task)
-        self._hurried_by[task] = deadline
-        insort(self.hurried, (deadline, task.order, task))
-
-    def hurried_now(self, at: float) -> Iterator[tuple[float, Order, Task]]:
-        """Those that go first now, in order: deadlines that are over hurry nobody any more."""
-        entries = self.hurried
-        for entry in entries:
-            if entry[0] > -inf:
-                break
-            yield entry
-        for place in range(bisect_left(entries, (at,)), len(entries)):
-            yield entries[place]
-
-    def _calm(self, task: Task) -> None:
-        deadline = self._hurried_by.pop(task, None)
-        if deadline is not None:
-            del self.hurried[bisect_left(self.hurried, (deadline, task.order))]
 
     def set_capacities(self, capacities: tuple[int, ...]) -> None:
         """Live workers have these distinct capacities now."""
@@ -239,10 +200,6 @@ class Backlog:
     def of_adapter(self, adapter: ComponentKey) -> Mapping[Line, None]:
         """The lines that read this adapter."""
         return self._by_adapter.get(adapter, {})
-
-    def waiting_for(self, component: ComponentKey) -> int:
-        """Tasks here that use this component."""
-        return self._waiting.get(component, 0)
 
     def _file(self, line: Line) -> None:
         self._classes[self._class_of(line)].add(line)

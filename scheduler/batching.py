@@ -23,10 +23,11 @@ from typing import TypeAlias
 
 from pool.spec import RunCost, Rung, WorkerId
 from scheduler.backlog import Line
-from scheduler.costs import Costs, Signature
+from scheduler.costs import Costs
 from scheduler.jobs import Task
 from scheduler.placement import Choice, Question, is_divided
 from scheduler.shares import turn_end
+from scheduler.signatures import Signature
 from scheduler.workers import Worker
 
 #: measured runs of a size before it counts as known
@@ -106,7 +107,7 @@ def _somebody_hurries(question: Question, task: Task, worker: Worker) -> bool:
         other.signature is not task.signature
         and other.priority >= task.priority
         and other.signature.needed_bytes <= capacity_bytes
-        for _, _, other in islice(question.backlog.hurried_now(question.at), MOST_HURRIED)
+        for _, _, other in islice(question.backlog.hurried.now(question.at), MOST_HURRIED)
     )
 
 

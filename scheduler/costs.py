@@ -21,8 +21,6 @@ from scheduler.run_kinds import RunKinds, gpu_name
 from scheduler.signatures import Known, Setup, Signature, SignatureKey, new_signature, predict, signature_key
 from scheduler.workers import Worker
 
-__all__ = ["Costs", "Setup", "Signature", "predict"]
-
 #: weight of the newest measurement in an exponential average. An assumption: about the last five count
 NEWEST = 0.3
 #: one load moves that average no further than one that was so many times as fast or as slow as usual would
@@ -45,6 +43,17 @@ LEAST_PATCH_SECONDS = 0.001
 LEAST_PATCH_DIFFERENCE = 0.1
 #: signatures that are remembered when no task has them
 SPARE_SIGNATURES = 256
+
+
+def times_prior(task: TaskSpec, cost: RunCost, link_bytes_per_second: float) -> float | None:
+    """What a run took as a multiple of its prior estimate: as if whole, and without what streams over this link. None
+    where one of the two is not known."""
+    if task.run_seconds <= 0 or cost.run_seconds <= 0:
+        return None
+    streaming_seconds = cost.streamed_bytes / link_bytes_per_second
+    computing_seconds = max(cost.run_seconds - streaming_seconds, LEAST_COMPUTING * cost.run_seconds)
+    slowdown = 1.0 if cost.division is None else cost.division.slowdown
+    return computing_seconds / (task.run_seconds * slowdown)
 
 
 class Costs:
@@ -229,11 +238,8 @@ class Costs:
         cost = report.cost
         self._learn_storage(worker, cost)
         self._learn_moving(worker, cost)
-        if task.run_seconds > 0 and cost.run_seconds > 0:
-            streaming_seconds = cost.streamed_bytes / worker.link_bytes_per_second
-            computing_seconds = max(cost.run_seconds - streaming_seconds, LEAST_COMPUTING * cost.run_seconds)
-            slowdown = 1.0 if cost.division is None else cost.division.slowdown
-            measured = computing_seconds / (task.run_seconds * slowdown)
+        measured = times_prior(task, cost, worker.link_bytes_per_second)
+        if measured is not None:
             self.run_kinds.learn(signature.kind, gpu_name(worker.spec), signature.size, measured, cost.batched)
 
     def _learn_storage(self, worker: Worker, cost: RunCost) -> None:

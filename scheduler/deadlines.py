@@ -4,7 +4,7 @@ Jobs with one deadline are one group. Rules
 1. Work that is due by a deadline is that group's and that of all sooner ones. It has to begin when what is left of it,
    over all workers, or of the longest of its jobs alone, leaves no more time than the margin. Then all of these groups
    are urgent: the one that is due first goes first.
-2. What is urgent stays so, also when the deadline has passed.
+2. What is urgent stays so. Once its deadline has passed it goes before nobody any more (`Hurried.now`).
 3. Work is expected to take `SAFETY` times what is known of it: runs are late for many reasons, and early for none.
 """
 

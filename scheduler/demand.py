@@ -235,12 +235,10 @@ class Demand:
             task.demand[job.spec.job_id] = None
             self.turns.wanted_by(task, job)
             return
-        number, payer = (job.number, position), job.spec.user
-        task = Task(spec, self._costs.acquire(spec), number, payer=payer, batch=job.spec.batch)
+        task = Task(spec, self._costs.acquire(spec), (job.number, position), batch=job.spec.batch)
         task.set_priority(job.priority, job.tag)
         task.demand[job.spec.job_id] = None
-        if job.urgent:
-            self.turns.wanted_by(task, job)
+        self.turns.wanted_by(task, job)
         self.tasks[spec.task_id] = task
         self.results.add_reader(spec.task_id, spec.needs)
         self._story.born(task, f"{spec.stage.value} for {job.spec.job_id}")

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from pool.spec import WorkerId
-from scheduler.costs import Costs, Signature
+from scheduler.costs import Costs
 from scheduler.jobs import Task
 from scheduler.placement import Question, is_divided
+from scheduler.signatures import Signature
 from scheduler.workers import Worker
 
 #: idle workers of one sort, and idle holders of a component, that one line is held against

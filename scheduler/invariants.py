@@ -10,8 +10,8 @@ from collections import Counter
 from pool.division import choose_division
 from pool.residency import Resident, needed_bytes, plan
 from pool.spec import JobId, Rung, Stage
-from scheduler.costs import predict
 from scheduler.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
+from scheduler.signatures import predict
 from scheduler.state import SchedulerState
 from scheduler.story import dump
 from scheduler.ticks import LEAST_TICK_SECONDS
@@ -160,13 +160,11 @@ def _backlog(state: SchedulerState) -> None:
     found = backlog.using([Resident(component, 1, digest) for component, digest in sorted(uses)])
     assert {line.head.name for line in found} == {t.name for t in firsts}, "the backlog does not find every line"
     for component in state.costs.components:
-        waiting = sum(component in [use.component for use in t.signature.uses] for t in filed)
-        assert backlog.waiting_for(component) == waiting, f"{waiting} tasks wait for {component}"
         first = [t for t in firsts if t.signature.uses and t.signature.uses[0].component == component]
         assert [line.head for line in backlog.of_component(component, len(filed))] == first, f"lines of {component}"
     for _, _, task in backlog.hurried:
         assert task in filed, _story(state, task.name, "is hurried and does not wait")
-    assert backlog.hurried == sorted(backlog.hurried), "hurried tasks are out of order"
+    assert list(backlog.hurried) == sorted(backlog.hurried), "hurried tasks are out of order"
 
 
 def _whereabouts(state: SchedulerState) -> None:
@@ -178,7 +176,6 @@ def _whereabouts(state: SchedulerState) -> None:
     assert where.busy_count == len(busy), f"{where.busy_count} are counted as busy"
     known = sorted((w.expected_end, w.worker_id) for w in busy if w.expected_end is not None)
     assert [(end, name) for end, name, _ in where.busy] == known, f"busy until {known}"
-    assert set(where.busy_unknown) == {w for w in busy if w.expected_end is None}, "runs of unknown length"
     holders = {c: {w for w in (*idle, *busy) if c in w.entries} for w in (*idle, *busy) for c in w.entries}
     assert {c: set(found) for c, found in where.holders.items()} == holders, "holders of components"
     for sort, workers in where.idle.items():
@@ -228,7 +225,7 @@ def _pool(state: SchedulerState) -> None:
         assert not active, f"no worker is left, yet {active} are active"
     for task in state.demand.tasks.values():
         if task.on_worker and state.config.run_timeout_seconds is not None:
-            latest = max(state.at, state.hanging.deadline(task)) + 2 * LEAST_TICK_SECONDS
+            latest = max(state.at, state.timeouts.time_up_at(task)) + 2 * LEAST_TICK_SECONDS
             due = state.ticks.due
             assert due is not None, _story(state, task.spec.task_id, "may hang, and nobody will look")
             assert due <= latest, _story(state, task.spec.task_id, f"is looked at as late as {due}, not by {latest}")

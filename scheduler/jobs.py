@@ -17,7 +17,7 @@ from scheduler.shares import NO_TAG, NOBODY, Flow
 from scheduler.story import Status
 
 if TYPE_CHECKING:
-    from scheduler.costs import Signature
+    from scheduler.signatures import Signature
 
 #: minus priority, the tag of its user's share (`scheduler.shares`), then the place in the order of submission
 Order: TypeAlias = tuple[int, float, tuple[int, int]]
@@ -110,7 +110,7 @@ class Job:
     joined: bool = False
     #: a task of it was placed that no earlier job wanted
     begun: bool = False
-    #: its deadline is so near that it goes first
+    #: its deadline came so near that it goes first until then
     urgent: bool = False
     #: what its runs should take, where its deadline was sooner than that when it was submitted
     hopeless_seconds: float | None = None

@@ -92,9 +92,8 @@ class RunningLimits:
             self._limited[user].running -= 1
             self._unsettled[user] = None
 
-    def settle(self) -> list[Task]:
-        """Have the first tasks of each user in the backlog, as many as may start. Returns those that came in."""
-        came: list[Task] = []
+    def settle(self) -> None:
+        """Have the first tasks of each user in the backlog, as many as may start."""
         for user in self._unsettled:
             limited = self._limited[user]
             room = max(0, limited.limit - limited.running)
@@ -110,11 +109,9 @@ class RunningLimits:
                 first.held_back = False
                 limited.filed.add(first)
                 self._backlog.add(first)
-                came.append(first)
             if not (limited.running or limited.filed or limited.held):
                 del self._limited[user]
         self._unsettled.clear()
-        return came
 
     @staticmethod
     def _stands_behind(limited: _Limited) -> bool:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
 from statistics import median
 from typing import TypeAlias
 
 from pool.spec import ComponentKey, ComponentSpec, JobId, Stage, TaskId, TaskReport, TaskSpec, WorkerId
+from scheduler.costs import times_prior
 from scheduler.event_log import Entry
 from scheduler.jobs import problem_with
 from scheduler.messages import CancelAsked, ComponentsKnown, RunEnded, Submitted, WorkerUp
 from scheduler.workloads.workload import Workload
 
-#: a run that streams is taken to compute for at least this part of its time: copies and kernels overlap
-LEAST_COMPUTING = 0.1
 #: what the length of a run depends on, besides its prior estimate
-RunKind: TypeAlias = tuple[Stage, tuple[ComponentKey, ...]]
+_Kind: TypeAlias = tuple[Stage, tuple[ComponentKey, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class _Seen:
     tasks: dict[TaskId, TaskSpec] = field(default_factory=dict)
     link_bytes_per_second: dict[WorkerId, float] = field(default_factory=dict)
     #: measured seconds over prior estimates, of runs of one task and of shares of runs of several
-    alone: dict[RunKind, list[float]] = field(default_factory=dict)
-    batched: dict[RunKind, list[float]] = field(default_factory=dict)
+    alone: dict[_Kind, list[float]] = field(default_factory=dict)
+    batched: dict[_Kind, list[float]] = field(default_factory=dict)
     cancelled: set[JobId] = field(default_factory=set)
     refused: int = 0
 
@@ -91,17 +91,15 @@ def _take_in(seen: _Seen, entry: Entry) -> None:
 
 def _measure(seen: _Seen, report: TaskReport) -> None:
     task, cost = seen.tasks.get(report.task_id), report.cost
-    if task is None or report.error is not None or task.run_seconds <= 0.0 or cost.run_seconds <= 0.0:
+    if task is None or report.error is not None:
         return
-    link = seen.link_bytes_per_second.get(report.worker_id, 0.0)
-    streaming_seconds = cost.streamed_bytes / link if link > 0.0 else 0.0
-    computing_seconds = max(cost.run_seconds - streaming_seconds, LEAST_COMPUTING * cost.run_seconds)
-    slowdown = 1.0 if cost.division is None else cost.division.slowdown
-    ratios = seen.alone if cost.batched == 1 else seen.batched
-    ratios.setdefault(_kind(task), []).append(computing_seconds / (task.run_seconds * slowdown))
+    measured = times_prior(task, cost, seen.link_bytes_per_second.get(report.worker_id) or inf)
+    if measured is not None:
+        ratios = seen.alone if cost.batched == 1 else seen.batched
+        ratios.setdefault(_kind(task), []).append(measured)
 
 
-def _as_measured(submitted: Submitted, ratios: dict[RunKind, float], start: float) -> Submitted:
+def _as_measured(submitted: Submitted, ratios: dict[_Kind, float], start: float) -> Submitted:
     at, job = submitted.at - start, submitted.job
     tasks = tuple(replace(task, run_seconds=task.run_seconds * ratios.get(_kind(task), 1.0)) for task in job.tasks)
     # of a long submission later parts may come after their deadline: as late as can be, which is missed as well
@@ -109,5 +107,5 @@ def _as_measured(submitted: Submitted, ratios: dict[RunKind, float], start: floa
     return Submitted(at, replace(job, tasks=tasks, deadline=deadline))
 
 
-def _kind(task: TaskSpec) -> RunKind:
+def _kind(task: TaskSpec) -> _Kind:
     return task.stage, tuple(use.component for use in task.uses)

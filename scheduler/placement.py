@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 from scheduler.backlog import Backlog
 from scheduler.config import SchedulerConfig
-from scheduler.costs import Costs, Signature
+from scheduler.costs import Costs
 from scheduler.jobs import Task
+from scheduler.signatures import Signature
 from scheduler.whereabouts import Whereabouts
 from scheduler.why import Candidate, Rule, Why
 from scheduler.workers import Worker

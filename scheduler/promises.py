@@ -13,10 +13,10 @@ from types import MappingProxyType
 
 from pool.spec import WorkerId
 from scheduler.backlog import Line
-from scheduler.costs import Signature
 from scheduler.idle_choice import near
 from scheduler.jobs import Task
 from scheduler.placement import Question, is_divided
+from scheduler.signatures import Signature
 from scheduler.workers import Worker
 
 #: busy workers, soonest free first, that one line is held against; and holders of what it uses

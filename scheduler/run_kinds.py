@@ -33,8 +33,8 @@ class Measured:
 
     all_sizes: Estimate = field(default_factory=Estimate)
     of_size: dict[int, Estimate] = field(default_factory=dict)
-    #: of runs that several tasks shared, the share of one; by how many they were and their size, None for all sizes
-    of_batch: dict[tuple[int, int | None], Estimate] = field(default_factory=dict)
+    #: of runs that several tasks shared, the share of one; by how many they were and their size
+    of_batch: dict[tuple[int, int], Estimate] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,8 +112,7 @@ class RunKinds:
         if seen is None:
             seen = kind.measured[gpu] = Measured()
         if members > 1:
-            for each in (size, None):
-                seen.of_batch.setdefault((members, each), Estimate()).add(measured)
+            seen.of_batch.setdefault((members, size), Estimate()).add(measured)
             if len(seen.all_sizes):
                 return  # it is known what one alone takes; until then, the share says it best
         of_size = seen.of_size.get(size)
@@ -130,14 +129,14 @@ class RunKinds:
                 if other != gpu:
                     self._compare(kind, gpu, other)
 
-    def batch_share(self, kind: RunKind, device_name: str, members: int, size: int | None = None) -> float:
-        """What one of so many tasks that share a run takes of it, as a multiple of what it takes alone; of tasks of one
-        size, or of all. 1 until it was measured: a batch is then expected to save nothing."""
+    def batch_share(self, kind: RunKind, device_name: str, members: int, size: int) -> float:
+        """What one of so many tasks of this size that share a run takes of it, as a multiple of what it takes alone. 1
+        until it was measured: a batch is then expected to save nothing."""
         measured = kind.measured.get(self._gpu(device_name)[0])
         shared = None if measured is None else measured.of_batch.get((members, size))
         if measured is None or shared is None or shared.value is None:
             return 1.0
-        alone = measured.all_sizes.value if size is None else _of_size(measured, size)
+        alone = _of_size(measured, size)
         return shared.value / alone if alone else 1.0
 
     def batch_runs(self, kind: RunKind, device_name: str, members: int, size: int) -> int:

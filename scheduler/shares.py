@@ -141,10 +141,10 @@ class Shares:
             flow = account.flows[job.priority] = Flow(account, job.priority)
         flow.untagged[job.spec.job_id] = job
         account.live += 1
-        if account.live > 1 or len(self._live) != 1:
-            self._live[job.spec.user] = account
+        is_second = account.live == 1 and len(self._live) == 1  # from now on there are turns
+        self._live[job.spec.user] = account
+        if not is_second:
             return self._give_tags(flow)
-        self._live[job.spec.user] = account  # the second user: from now on there are turns
         flows = [flow for other in self._live.values() for flow in other.flows.values()]
         return [tagged for flow in flows for tagged in self._give_tags(flow)]
 

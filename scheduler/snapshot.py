@@ -154,6 +154,7 @@ def _running_tasks(state: SchedulerState, at: float) -> Iterator[RunningTask]:
 
 
 def _running(state: SchedulerState, task: Task, worker_id: WorkerId, at: float) -> RunningTask:
+    job_id = next(iter(task.demand), None)
     return RunningTask(
         task_id=task.spec.task_id,
         stage=task.spec.stage.value,
@@ -161,15 +162,9 @@ def _running(state: SchedulerState, task: Task, worker_id: WorkerId, at: float) 
         worker_id=worker_id,
         seconds=at - task.started_at,
         stopping=task.status is TaskStatus.STOPPING,
-        job_id=next(iter(task.demand), None),
-        user=_user(state, task),
+        job_id=job_id,
+        user=None if job_id is None else state.demand.jobs[job_id].spec.user,
     )
-
-
-def _user(state: SchedulerState, task: Task) -> UserId | None:
-    """Who wants the task; the first of them."""
-    job_id = next(iter(task.demand), None)
-    return None if job_id is None else state.demand.jobs[job_id].spec.user
 
 
 def _whole_bytes(state: SchedulerState, residency: Residency | None) -> tuple[int, ...]:

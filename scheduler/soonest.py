@@ -27,13 +27,12 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from scheduler.backlog import Line
-from scheduler.costs import Signature
 from scheduler.idle_choice import MOST_IDLE, best_idle, least_evicting, near
 from scheduler.jobs import Order, Task
 from scheduler.placement import Choice, Question, choice_of
 from scheduler.promises import Look, first_for_idle, is_sooner_elsewhere
 from scheduler.shares import NO_TAG, turn_end
-from scheduler.signatures import LAST_RANK
+from scheduler.signatures import LAST_RANK, Signature
 from scheduler.why import Rule
 from scheduler.workers import Worker
 
@@ -74,7 +73,7 @@ def soonest(question: Question) -> Choice | None:
 def _hurried(question: Question, priority: int) -> Choice | None:
     """Rule 0."""
     look = Look(question)
-    for deadline, _, task in question.backlog.hurried_now(question.at):
+    for deadline, _, task in question.backlog.hurried.now(question.at):
         best = best_idle(question, task) if task.priority == priority else None
         if best is None:
             continue

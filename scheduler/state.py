@@ -48,7 +48,6 @@ from scheduler.batching import Batching
 from scheduler.config import SchedulerConfig
 from scheduler.costs import Costs
 from scheduler.demand import Demand
-from scheduler.hanging import Hanging
 from scheduler.jobs import Task, TaskStatus
 from scheduler.messages import (
     CancelAsked,
@@ -78,6 +77,7 @@ from scheduler.snapshot import Snapshot, take_snapshot
 from scheduler.story import Story, StoryLine
 from scheduler.switching import SwitchAccount
 from scheduler.ticks import Ticks
+from scheduler.timeouts import Timeouts
 from scheduler.unfit import why_unfit
 from scheduler.why import Rule, Start
 from scheduler.workers import Fleet, Worker, WorkerStatus
@@ -99,7 +99,7 @@ class SchedulerState:
             self.config, self.log, self.costs, self._out, self.why_unfit, lambda s: self.recovery.refusal(s, self.at)
         )
         self.recovery = Recovery(self.config, self.log, self.fleet, self.demand)
-        self.hanging = Hanging(self.config, self.log, self.fleet, self.demand, self._out)
+        self.timeouts = Timeouts(self.config, self.log, self.fleet, self.demand, self._out)
         self.reading_ahead = ReadingAhead(self.costs, self.demand, self.fleet.whereabouts, self._out)
         #: most memory of a wanted worker, and its name; None while one of them never was up
         self.largest: tuple[int, str] | None = None
@@ -146,7 +146,7 @@ class SchedulerState:
             self.reading_ahead.job_came()
         if (next_look := self.demand.turns.next_look) < inf:
             self.ticks.ask_after(next_look - self.at, self.at)
-        if (overdue := self.hanging.watch(self.at, isinstance(event, Tick))) < inf:
+        if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
             self.ticks.ask_after(overdue - self.at, self.at)
         self._out += map(ReleaseResult, self.demand.results.sweep())
         commands = self._out.copy()
@@ -340,7 +340,7 @@ class SchedulerState:
 
     def _end_what_hangs(self) -> None:
         """Ask runs to stop that take too long; end the workers of those that do not stop."""
-        for worker, message in self.hanging.ask_to_stop(self.at):
+        for worker, message in self.timeouts.ask_to_stop(self.at):
             self._end_and_lose(worker, RunError(RunErrorKind.WORKER_LOST, message))
 
     # ---- workers ---------------------------------------------------------------------------------------------------

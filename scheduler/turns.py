@@ -72,12 +72,7 @@ class Turns:
         if workers < self._workers and len(self.deadlines):
             self.deadlines.next_look = at
         self._workers, self._link_bytes_per_second = workers, link_bytes_per_second
-        self.shares.ahead_seconds = AHEAD_WINDOWS * self.window_seconds
-
-    @property
-    def window_seconds(self) -> float:
-        """How far ahead of another user one may get, in virtual seconds, because its weights are where they are."""
-        return self._config.share_window_seconds * max(1, self._workers)
+        self.shares.ahead_seconds = AHEAD_WINDOWS * self._config.share_window_seconds * max(1, workers)
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
@@ -119,7 +114,7 @@ class Turns:
         if self._raises and len(self._priorities) > 1:
             self._raise(at)
         if self._are_limited:
-            self._settle_limits()
+            self.limits.settle()
 
     # ---- tasks -------------------------------------------------------------------------------------------------------
 
@@ -135,7 +130,6 @@ class Turns:
 
     def unwanted_by(self, task: Task, job: Job) -> None:
         """A job that demanded the task does no longer, and others do."""
-        others = [self._jobs[job_id] for job_id in task.demand] if job.urgent else []
         first = self._jobs[next(iter(task.demand))]
         if first.spec.user != task.payer:
             self._unfile_for(task, lambda: self._put_on_account(task, first.spec.user))
@@ -148,11 +142,12 @@ class Turns:
                 if _standing(best) == stands:
                     break
             self._stand(task, best.priority, best.tag)
-        if others:
-            due = (o.spec.deadline for o in others if o.urgent and o.spec.deadline is not None)
+        if job.urgent:
+            others = (self._jobs[job_id] for job_id in task.demand)
+            due = (other.spec.deadline for other in others if other.urgent and other.spec.deadline is not None)
             hurried_by = min(due, default=math.inf)
             if hurried_by != task.hurried_by:
-                self._unfile_for(task, lambda: setattr(task, "hurried_by", hurried_by))
+                self._hurry_by(task, hurried_by)
 
     def file(self, task: Task) -> None:
         """A ready task waits: in the backlog, for the worker that it is pinned to, or for its payer's limit."""
@@ -163,8 +158,6 @@ class Turns:
             self.limits.add(task, limit)
         else:
             self._backlog.add(task)
-            if task.hurried_by < math.inf:
-                self._backlog.hurry(task, task.hurried_by)
 
     def unfile(self, task: Task) -> None:
         """A ready task waits no longer."""
@@ -185,7 +178,7 @@ class Turns:
         limit = self._limit(task) if self._are_limited else None
         if limit is not None:
             self.limits.start(task, limit)
-            self._settle_limits()
+            self.limits.settle()
         job = self._jobs[next(iter(task.demand))]
         if tagged := self.shares.begin(job):
             self._stand_anew(tagged)
@@ -216,11 +209,6 @@ class Turns:
 
     def _limit(self, task: Task) -> int | None:
         return self.shares.share_of(task.payer).running_limit
-
-    def _settle_limits(self) -> None:
-        for task in self.limits.settle():
-            if task.hurried_by < math.inf:
-                self._backlog.hurry(task, task.hurried_by)
 
     def _unfile_for(self, task: Task, change: Callable[[], None]) -> None:
         """Change what a task is filed by."""
@@ -280,11 +268,13 @@ class Turns:
         deadline = job.spec.deadline
         assert deadline is not None, f"{job.name} has no deadline"
         if deadline < task.hurried_by:
+            self._hurry_by(task, deadline)
 
-            def change() -> None:
-                task.hurried_by = deadline
+    def _hurry_by(self, task: Task, deadline: float) -> None:
+        def change() -> None:
+            task.hurried_by = deadline
 
-            self._unfile_for(task, change)
+        self._unfile_for(task, change)
 
     def _raise(self, at: float) -> None:
         """Raise the priority of jobs that have waited for it."""

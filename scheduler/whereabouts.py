@@ -51,8 +51,6 @@ class Whereabouts:
         self.idle: dict[Sort, dict[Worker, None]] = {}
         #: by when they should be free, soonest first
         self.busy: list[tuple[float, WorkerId, Worker]] = []
-        #: those of whose runs nothing is known
-        self.busy_unknown: dict[Worker, None] = {}
         #: workers, idle and busy, with bytes of a component
         self.holders: dict[ComponentKey, dict[Worker, None]] = {}
         #: workers, idle and busy, on a machine that has a name
@@ -147,9 +145,7 @@ class Whereabouts:
         if filed.is_idle:
             self.idle_count += 1
             self.idle.setdefault(filed.sort, {})[worker] = None
-        elif filed.end is None:
-            self.busy_unknown[worker] = None
-        else:
+        elif filed.end is not None:
             insort(self.busy, (filed.end, worker.worker_id, worker))
 
     def _compare_sorts(self) -> None:
@@ -168,9 +164,7 @@ class Whereabouts:
             del workers[worker]
             if not workers:
                 del self.idle[filed.sort]
-        elif filed.end is None:
-            del self.busy_unknown[worker]
-        else:
+        elif filed.end is not None:
             del self.busy[bisect_left(self.busy, (filed.end, worker.worker_id))]
 
     def _hold(

@@ -85,13 +85,11 @@ def _keys() -> Iterator[None]:
 
 
 def _asked_to_end(seconds: float) -> bool:
-    """Wait so long for a q."""
-    if not sys.stdin.isatty():
-        time.sleep(seconds)
-        return False
+    """Wait so long for a q; where there is no keyboard, just so long."""
+    keyboards = [sys.stdin] if sys.stdin.isatty() else []
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        ready, _, _ = select.select([sys.stdin], [], [], left)
+        ready, _, _ = select.select(keyboards, [], [], left)
         if ready and set(os.read(sys.stdin.fileno(), 64) or b"q") & set(b"qQ"):
             return True
     return False

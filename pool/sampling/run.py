@@ -6,7 +6,7 @@ Puts the other modules of this folder together; knows no model, no file and no t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,50 +22,6 @@ from pool.sampling.samplers import FUNCTIONS, Denoise, Noise
 from pool.sampling.schedules import SigmaTable, make_sigmas, sd1_sigma_table
 from pool.stopping import stop_if_asked
 from pool.work import RunHooks, SampleWork
-
-
-def denoise_picture(
-    predict_noise: PredictNoise,
-    work: SampleWork,
-    latent_shape_CHW: tuple[int, int, int],
-    cond_LD: Tensor,
-    uncond_LD: Tensor | None,
-    device: torch.device,
-    hooks: RunHooks,
-    table: SigmaTable | None = None,
-    options: ModelOptions | None = None,
-    inpainting: Inpainting | None = None,
-    apply_hooks: ApplyHooks | None = None,
-    cond_hooks: tuple[object | None, object | None] = (None, None),
-    most_at_once: int = 0,
-) -> Tensor:
-    """The denoised latent of `work`, float32 [C, H, W] on the CPU, in the model's own scale.
-
-    Reads the steps, cfg, sampler, schedule and seed of `work`. The state is kept in float32 on `device`, where
-    `predict_noise` is called too, with B = 2 (the unconditional text first), or B = 1 when the texts differ in length
-    or in `cond_hooks`, or `most_at_once` is 1, or cfg is 1 (`uncond_LD` may then be None). `table` is the noise the
-    model was trained with: SD1's when None. `options` are those of the run; their transformer options are the caller's
-    to apply to the model.
-    `cond_hooks` are the weight hooks of the two texts; `apply_hooks` is called with them before each batch.
-    Raises Stopped before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
-    """
-    samples_BCHW = denoise_pictures(
-        predict_noise,
-        work,
-        (work.seed,),
-        latent_shape_CHW,
-        cond_LD[None],
-        None if uncond_LD is None else uncond_LD[None],
-        device,
-        hooks,
-        table,
-        options,
-        inpainting,
-        apply_hooks,
-        cond_hooks,
-        most_at_once,
-    )
-    return samples_BCHW[0]
 
 
 def denoise_pictures(
@@ -84,28 +40,26 @@ def denoise_pictures(
     cond_hooks: tuple[object | None, object | None] = (None, None),
     most_at_once: int = 0,
 ) -> Tensor:
-    """`denoise_picture` for as many pictures as there are `seeds`, in one run: float32 [B, C, H, W] on the CPU.
+    """The denoised latents of as many pictures as there are `seeds`, in one run: float32 [B, C, H, W] on the CPU, in
+    the model's own scale.
 
-    They differ in their seeds and texts and share the rest of `work`, whose own seed is not read. Each picture's
-    random numbers are its own, drawn one picture at a time; nothing else tells one member of the batch from another, so
-    neither the others nor the order change a picture but in the last bits, where kernels round otherwise at another
-    batch size. `predict_noise` is called with B texts, or twice as many (all unconditional ones first).
+    They differ in their seeds and texts and share the rest of `work` (steps, cfg, sampler, schedule), whose own seed is
+    not read. The state is kept in float32 on `device`, where `predict_noise` is called too: with twice B texts (all
+    unconditional ones first), or with B of them when the texts differ in length or in `cond_hooks`, or `most_at_once`
+    is 1, or cfg is 1 (`uncond_BLD` may then be None). `table` is the noise the model was trained with: SD1's when None.
+    `options` are those of the run; their transformer options are the caller's to apply to the model. `cond_hooks` are
+    the weight hooks of the two texts; `apply_hooks` is called with them before each batch.
+
+    Each picture's random numbers are its own, drawn one picture at a time; nothing else tells one member of the batch
+    from another, so neither the others nor the order change a picture but in the last bits, where kernels round
+    otherwise at another batch size.
+    Raises Stopped before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
     table = table or sd1_sigma_table()
     options = options or ModelOptions()
     wrappers = options.wrappers
     shape_BCHW = (len(seeds), *latent_shape_CHW)
     kept = None if inpainting is None else inpainting.fitting(shape_BCHW).to(device)
-    pictures = [PictureNoise(seed) for seed in seeds]
-
-    def fresh_noise() -> Tensor:
-        drawn = [picture.draw((1, *latent_shape_CHW)) for picture in pictures]
-        return (drawn[0] if len(drawn) == 1 else torch.cat(drawn)).to(device)
-
-    def on_step(done: int, steps: int) -> None:
-        hooks.on_step(done, steps)
-        if done < steps:
-            stop_if_asked(hooks.should_stop)
 
     def prepare() -> Denoise:
         cond = Condition(cond_BLD.to(device), cond_hooks[0])
@@ -121,13 +75,36 @@ def denoise_pictures(
             x_BCHW = x_BCHW + kept.latent_BCHW
             denoise = masked_denoiser(denoise, kept, first_BCHW, sigmas, options)
         sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, FUNCTIONS[work.sampler])
-        latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, on_step)
+        latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks))
         return latent_BCHW
 
     sigmas = make_sigmas(work.schedule, work.steps, table)
     with torch.no_grad(), call_facts(sample_sigmas=sigmas):
-        latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(fresh_noise, sigmas)
+        noise = _noise_of(seeds, latent_shape_CHW, device)
+        latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(noise, sigmas)
         return latent_BCHW.to("cpu")
+
+
+def _noise_of(seeds: Sequence[int], shape_CHW: tuple[int, int, int], device: torch.device) -> Noise:
+    """Draws fresh noise for all pictures, [B, C, H, W], each from its own seed."""
+    pictures = [PictureNoise(seed) for seed in seeds]
+
+    def draw() -> Tensor:
+        drawn = [picture.draw((1, *shape_CHW)) for picture in pictures]
+        return (drawn[0] if len(drawn) == 1 else torch.cat(drawn)).to(device)
+
+    return draw
+
+
+def _stoppable(hooks: RunHooks) -> Callable[[int, int], None]:
+    """Tells of each step that is done, and stops before the next one when asked to."""
+
+    def on_step(done: int, steps: int) -> None:
+        hooks.on_step(done, steps)
+        if done < steps:
+            stop_if_asked(hooks.should_stop)
+
+    return on_step
 
 
 def _initial_scale(sigma: float, table: SigmaTable) -> float:

@@ -7,39 +7,20 @@ gives each job to a worker as it arrives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 
-from pool.spec import ComponentKey, ComponentSpec, JobId, RunError, RunErrorKind, Stage, TaskId
+from pool.spec import JobId, RunError, RunErrorKind, Stage, TaskId
 from scheduler.jobs import problem_with
-from scheduler.messages import (
-    CancelAsked,
-    Command,
-    ComponentsKnown,
-    EndWorker,
-    Event,
-    Outcome,
-    ResolveJob,
-    ResultLost,
-    RunEnded,
-    RunTask,
-    StartFailed,
-    StopTask,
-    Submitted,
-    Tick,
-    WorkerDown,
-    WorkersWanted,
-    WorkerUp,
-)
-from scheduler.peers.fleet import PeerFleet, PeerWorker
-from scheduler.peers.jobs import EncodeCache, PeerJob, PeerResults, peer_job
+from scheduler.messages import EndWorker, Outcome, ResolveJob, RunEnded, RunTask, StopTask, Submitted
+from scheduler.peers.core import MOST_ATTEMPTS, PeerCore
+from scheduler.peers.fleet import PeerWorker
+from scheduler.peers.jobs import EncodeCache, PeerJob, peer_job
 from scheduler.simulated.machines import SimulatedGpu
 
-#: as many as the scheduler of this pool makes
-MOST_ATTEMPTS = 3
 
-
-class Peer:
-    """Jobs, workers and results; a subclass says which job goes where."""
+class Peer(PeerCore):
+    """Jobs on workers; a subclass says which job goes where."""
 
     #: results of encode tasks that are kept for later jobs
     kept_encodes = 0
@@ -47,64 +28,20 @@ class Peer:
     encodes_per_worker = False
 
     def __init__(self, gpus: Iterable[SimulatedGpu]) -> None:
-        self.at = 0.0
-        self.components: dict[ComponentKey, ComponentSpec] = {}
-        self._out: list[Command] = []
-        self.fleet = PeerFleet(gpus, self._out)
-        self._results = PeerResults(self._out)
+        super().__init__(gpus)
         self._encodes = EncodeCache(self.kept_encodes, self._results)
         self.jobs: dict[JobId, PeerJob] = {}
-        self._ended: set[JobId] = set()
         self._arrived = 0
-
-    def handle(self, event: Event) -> list[Command]:
-        """Take in what happened; return what is to be done, in order."""
-        self.at = max(self.at, event.at)
-        match event:
-            case RunEnded():
-                self._run_ended(event)
-            case Submitted():
-                self._submit(event)
-            case CancelAsked():
-                self._cancel(event.job_id)
-            case ResultLost():
-                self._result_lost(event.task_id)
-            case ComponentsKnown():
-                self.components.update((spec.key, spec) for spec in event.components)
-            case WorkersWanted():
-                for worker in self.fleet.want(event.worker_ids):
-                    self._abandon(worker, "its worker is no longer wanted", counts=False)
-            case WorkerUp():
-                up = self.fleet.up(event.worker, self.at)
-                if up is not None:
-                    self.freed(up)
-            case StartFailed() | WorkerDown():
-                lost = self.fleet.of(event.worker_id, event.incarnation)
-                if lost is not None:
-                    self._lose(lost, event.reason)
-            case Tick():
-                pass
-        self.dispatch()
-        commands = list(self._out)
-        self._out.clear()
-        return commands
 
     # what a subclass says
 
+    @abstractmethod
     def arrived(self, job: PeerJob) -> None:
         """A job wants a place: a new one, or one whose worker was lost."""
-        raise NotImplementedError
 
+    @abstractmethod
     def withdrawn(self, job: PeerJob) -> None:
         """A job that does not run is wanted no more."""
-        raise NotImplementedError
-
-    def dispatch(self) -> None:
-        """Begin what can begin, after every event."""
-        raise NotImplementedError
-
-    def freed(self, worker: PeerWorker) -> None:
-        """A worker came up, or has ended a job."""
 
     # what a subclass uses
 
@@ -218,6 +155,13 @@ class Peer:
                     self.withdrawn(job)
                     self._resolve(job, Outcome.FAILED, RunError(RunErrorKind.WORKER_LOST, "no worker is left for it"))
 
+    def _unwanted(self, workers: Sequence[PeerWorker]) -> None:
+        for worker in workers:
+            self._abandon(worker, "its worker is no longer wanted", counts=False)
+
+    def _looked_again(self) -> None:
+        """What can begin now begins, as after every event."""
+
     def _abandon(self, worker: PeerWorker, reason: str, counts: bool) -> None:
         """Whatever the worker had is placed again. The job that ran there has lost an attempt if that `counts`."""
         job, queued = worker.job, list(worker.queue)
@@ -263,9 +207,9 @@ class Pulling(Peer):
         self.waiting: dict[int, PeerJob] = {}
         self._idle: dict[str, PeerWorker] = {}
 
+    @abstractmethod
     def choose(self, idle: list[PeerWorker]) -> tuple[PeerWorker, PeerJob] | None:
         """One of the idle workers and a waiting job for it; None to wait. There is at least one of each."""
-        raise NotImplementedError
 
     def arrived(self, job: PeerJob) -> None:
         self.waiting[job.number] = job
@@ -277,6 +221,7 @@ class Pulling(Peer):
         self._idle[worker.worker_id] = worker
 
     def dispatch(self) -> None:
+        """Begin jobs while some wait, workers are idle, and the policy chooses."""
         while self.waiting and self._idle:
             for worker_id in [name for name, worker in self._idle.items() if not worker.idle]:
                 del self._idle[worker_id]
@@ -299,9 +244,9 @@ class Pushing(Peer):
         #: jobs that came before there was any worker
         self._early: list[PeerJob] = []
 
+    @abstractmethod
     def place(self, job: PeerJob, among: list[PeerWorker]) -> PeerWorker:
         """The worker that gets the job. There is at least one."""
-        raise NotImplementedError
 
     def arrived(self, job: PeerJob) -> None:
         among = self.fitting(job)
@@ -326,6 +271,7 @@ class Pushing(Peer):
         self._changed[worker.worker_id] = worker
 
     def dispatch(self) -> None:
+        """Place jobs that came too early, and begin what idle workers have in their queues."""
         if self._early and self.fleet.usable():
             early, self._early = self._early, []
             for job in early:

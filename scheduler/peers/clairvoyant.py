@@ -14,35 +14,15 @@ GPUs, others may load in less time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pool.residency import needed_bytes
-from pool.spec import ComponentKey, ComponentSpec, JobId, JobSpec, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
+from pool.spec import JobId, JobSpec, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
 from scheduler.jobs import problem_with
-from scheduler.messages import (
-    CancelAsked,
-    Command,
-    ComponentsKnown,
-    EndWorker,
-    Event,
-    LookAgain,
-    Outcome,
-    Prefetch,
-    ResolveJob,
-    ResultLost,
-    RunEnded,
-    RunTask,
-    StartFailed,
-    Submitted,
-    Tick,
-    WorkerDown,
-    WorkersWanted,
-    WorkerUp,
-)
-from scheduler.peers.base import MOST_ATTEMPTS
-from scheduler.peers.fleet import PeerFleet, PeerWorker
-from scheduler.peers.jobs import PeerResults
+from scheduler.messages import EndWorker, LookAgain, Outcome, Prefetch, ResolveJob, RunEnded, RunTask, Submitted
+from scheduler.peers.core import MOST_ATTEMPTS, PeerCore
+from scheduler.peers.fleet import PeerWorker
 from scheduler.peers.planning import Prices, plan_batch
 from scheduler.peers.reading_ahead import ReadingAhead
 from scheduler.simulated.machines import SimulatedGpu
@@ -67,7 +47,7 @@ class _Given:
     ahead: ReadingAhead = field(default_factory=ReadingAhead)
 
 
-class Clairvoyant:
+class Clairvoyant(PeerCore):
     """Plans each batch as a whole, tells the memories what comes, and follows the plan."""
 
     def __init__(
@@ -77,62 +57,33 @@ class Clairvoyant:
         factor: float = FACTOR,
         patch_switch_seconds: float = 0.05,
     ) -> None:
-        self.at = 0.0
+        super().__init__(gpus)
         self._memory = memory
         self._factor = factor
-        self._components: dict[ComponentKey, ComponentSpec] = {}
-        self._prices = Prices(self._components, patch_switch_seconds)
-        self._out: list[Command] = []
-        self._fleet = PeerFleet(gpus, self._out)
-        self._results = PeerResults(self._out)
+        self._prices = Prices(self.components, patch_switch_seconds)
         self._given: dict[WorkerId, _Given] = {}
         #: jobs that no plan has yet
         self._new: dict[JobId, JobSpec] = {}
         self._live: dict[JobId, JobSpec] = {}
-        self._ended: set[JobId] = set()
         self._stopping: set[JobId] = set()
 
-    def handle(self, event: Event) -> list[Command]:
-        """Take in what happened; return what is to be done, in order."""
-        self.at = max(self.at, event.at)
-        match event:
-            case RunEnded():
-                self._run_ended(event)
-            case Submitted():
-                self._submit(event.job)
-            case CancelAsked():
-                self._cancel(event.job_id)
-            case ComponentsKnown():
-                self._components.update((spec.key, spec) for spec in event.components)
-            case WorkersWanted():
-                for worker in self._fleet.want(event.worker_ids):
-                    self._plan_again(worker)
-                if self._new:
-                    self._out.append(LookAgain(0.0))
-            case WorkerUp():
-                self._fleet.up(event.worker, self.at)
-            case StartFailed() | WorkerDown():
-                lost = self._fleet.of(event.worker_id, event.incarnation)
-                if lost is not None:
-                    self._lose(lost)
-            case Tick():
-                self._plan()
-            case ResultLost():
-                self._results.lost(event.task_id)
-        for worker in self._fleet.workers.values():
+    def dispatch(self) -> None:
+        """The next step of every worker that is idle."""
+        for worker in self.fleet.workers.values():
             self._go_on(worker)
-        commands = list(self._out)
-        self._out.clear()
-        return commands
 
-    def _submit(self, job: JobSpec) -> None:
+    def freed(self, worker: PeerWorker) -> None:
+        """It goes on with its plan, as after every event."""
+
+    def _submit(self, event: Submitted) -> None:
         """Known now; planned when everything of this time is known."""
+        job = event.job
         if job.job_id in self._live or job.job_id in self._ended:
             return
         self._live[job.job_id] = job
         for task_id in job.given:
             self._results.hold(task_id)
-        problem = problem_with(job, self._components.keys())
+        problem = problem_with(job, self.components.keys())
         if problem is not None:
             self._resolve(job, Outcome.FAILED, RunError(RunErrorKind.BAD_INPUT, problem))
         elif job.wanted in job.given:
@@ -145,11 +96,11 @@ class Clairvoyant:
             self._out.append(LookAgain(0.0))
         self._new[job.job_id] = job
 
-    def _plan(self) -> None:
+    def _looked_again(self) -> None:
         """Give everything that is new a place behind what is planned."""
-        workers = self._fleet.usable()
+        workers = self.fleet.usable()
         if not workers or not self._new:
-            if self._new and self._fleet.workers:
+            if self._new and self.fleet.workers:
                 self._give_up_on_new(-1)
             return
         self._give_up_on_new(max(worker.gpu.capacity_bytes for worker in workers))
@@ -189,15 +140,15 @@ class Clairvoyant:
         self._out.append(RunTask(worker.worker_id, worker.incarnation, task.task_id, given.attempts))
         if worker.spec is not None and worker.spec.storage_bytes_per_second:
             # half of the memory is for what was read before
-            sharing = sum(each.gpu.node == worker.gpu.node for each in self._fleet.workers.values())
+            sharing = sum(each.gpu.node == worker.gpu.node for each in self.fleet.workers.values())
             room_bytes = worker.spec.host_bytes // (2 * sharing)
-            keys = given.ahead.at_step(given.done, room_bytes, self._components)
+            keys = given.ahead.at_step(given.done, room_bytes, self.components)
             if keys:
                 self._out.append(Prefetch(worker.worker_id, worker.incarnation, keys))
 
     def _run_ended(self, event: RunEnded) -> None:
         report = event.report
-        worker = self._fleet.of(report.worker_id, report.incarnation)
+        worker = self.fleet.of(report.worker_id, report.incarnation)
         if worker is None or worker.running is None or worker.running.task_id != report.task_id:
             return
         given, task = self._given[worker.worker_id], worker.running
@@ -205,7 +156,7 @@ class Clairvoyant:
         if report.error is not None:
             if report.error.kind is RunErrorKind.WORKER_LOST:
                 self._out.append(EndWorker(worker.worker_id, worker.incarnation))
-                self._lose(worker)
+                self._lose(worker, report.error.message)
             else:
                 self._try_again(given, report.error)
             return
@@ -246,15 +197,24 @@ class Clairvoyant:
         elif job_id in self._live:
             self._stopping.add(job_id)
 
-    def _lose(self, worker: PeerWorker) -> None:
+    def _lose(self, worker: PeerWorker, reason: str) -> None:
         """It goes on with its plan when it is back; if it never is, others get it."""
         running, worker.running = worker.running, None
-        self._fleet.lost(worker)
+        self.fleet.lost(worker)
         if running is not None:
             error = RunError(RunErrorKind.WORKER_LOST, f"{worker.worker_id} was lost")
             self._try_again(self._given[worker.worker_id], error)
         if worker.given_up:
             self._plan_again(worker)
+
+    def _unwanted(self, workers: Sequence[PeerWorker]) -> None:
+        for worker in workers:
+            self._plan_again(worker)
+        if self._new:
+            self._out.append(LookAgain(0.0))
+
+    def _result_lost(self, task_id: TaskId) -> None:
+        self._results.lost(task_id)
 
     def _plan_again(self, worker: PeerWorker) -> None:
         """Everything that the worker was to do is new."""

@@ -12,77 +12,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pool.spec import ComponentKey, JobId, Stage, TaskId, UserId, WorkerId
+from pool.spec import JobId, UserId, WorkerId
 from scheduler.messages import Outcome, Submitted
 from scheduler.simulated.fairness import Span, jain, service_ratios
+from scheduler.simulated.hosts import StorageReads
+from scheduler.simulated.machines import SimulatedGpu
+from scheduler.simulated.records import SimulatedRun
 
 #: of GPU-seconds: rounding of sums may make idle time so much less than nothing
 ROUNDING = 1e-9
 
 
-class RunSeen(Protocol):
-    """One run as a simulated cluster records it. `load_seconds` and `run_seconds` are what really passed, also when the
-    run was cut short; of tasks that ran in one batch each has its share of them."""
-
-    @property
-    def task_id(self) -> TaskId: ...
-    @property
-    def job_id(self) -> JobId: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def stage(self) -> Stage: ...
-    @property
-    def worker_id(self) -> WorkerId: ...
-    @property
-    def started_at(self) -> float: ...
-    @property
-    def loaded_at(self) -> float: ...
-    @property
-    def ended_at(self) -> float: ...
-    @property
-    def load_seconds(self) -> float: ...
-    @property
-    def run_seconds(self) -> float: ...
-    @property
-    def uploaded_bytes(self) -> int: ...
-    @property
-    def streamed_bytes(self) -> int: ...
-    @property
-    def patch_switches(self) -> int: ...
-    @property
-    def adapters(self) -> Sequence[ComponentKey]: ...
-    @property
-    def resident(self) -> bool: ...
-    @property
-    def ended_well(self) -> bool: ...
-
-
-class GpuSeen(Protocol):
-    """A simulated GPU, as far as figures tell of it."""
-
-    @property
-    def worker_id(self) -> WorkerId: ...
-    @property
-    def kind(self) -> str: ...
-
-
-class StorageSeen(Protocol):
-    """What came from the storage of all machines, for runs or ahead of them."""
-
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def ahead_bytes(self) -> int: ...
-    @property
-    def loads(self) -> Mapping[ComponentKey, int]: ...
-
-
 class ClusterSeen(Protocol):
-    """What figures read of a simulated cluster that has run."""
+    """What figures read of a `VirtualCluster` that has run."""
 
     @property
-    def runs(self) -> Sequence[RunSeen]: ...
+    def runs(self) -> Sequence[SimulatedRun]: ...
     @property
     def submitted(self) -> Mapping[JobId, Submitted]: ...
     @property
@@ -90,9 +35,9 @@ class ClusterSeen(Protocol):
     @property
     def outcomes(self) -> Mapping[JobId, Outcome]: ...
     @property
-    def gpus(self) -> Sequence[GpuSeen]: ...
+    def gpus(self) -> Sequence[SimulatedGpu]: ...
     @property
-    def storage(self) -> StorageSeen: ...
+    def storage(self) -> StorageReads: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +187,7 @@ def figures(cluster: ClusterSeen, weights: Mapping[UserId, float] | None = None)
     )
 
 
-def _adapter_loads(cluster: ClusterSeen, storage: StorageSeen) -> int:
+def _adapter_loads(cluster: ClusterSeen, storage: StorageReads) -> int:
     """How often files came that some task names as an adapter."""
     named = {
         key for one in cluster.submitted.values() for task in one.job.tasks for use in task.uses for key in use.adapters
@@ -274,7 +219,9 @@ def latency(ascending: Sequence[float]) -> Latency:
     )
 
 
-def gpu_times(runs: Iterable[RunSeen], gpus: Iterable[GpuSeen], makespan_seconds: float) -> tuple[GpuTime, ...]:
+def gpu_times(
+    runs: Iterable[SimulatedRun], gpus: Iterable[SimulatedGpu], makespan_seconds: float
+) -> tuple[GpuTime, ...]:
     """How each GPU spent the makespan, in the order of `gpus`."""
     running: defaultdict[WorkerId, list[float]] = defaultdict(list)
     loading: defaultdict[WorkerId, list[float]] = defaultdict(list)
@@ -291,7 +238,7 @@ def gpu_times(runs: Iterable[RunSeen], gpus: Iterable[GpuSeen], makespan_seconds
     return tuple(times)
 
 
-def _part(run: RunSeen) -> float:
+def _part(run: SimulatedRun) -> float:
     """How much of its GPU it had while it ran: less than all in a batch, on average where a mate left before it."""
     seconds = run.ended_at - run.started_at
     return (run.load_seconds + run.run_seconds) / seconds if seconds > 0 else 1.0

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pool.spec import WorkerId
-from scheduler.simulated.figures import ClusterSeen, RunSeen
+from scheduler.simulated.figures import ClusterSeen
+from scheduler.simulated.records import SimulatedRun
 
 #: spans of one sort that follow each other this closely, as a part of the whole, are drawn as one
 GAP = 1 / 2500
@@ -64,7 +65,7 @@ def timeline(cluster: ClusterSeen, slices: int = 200) -> Timeline:
     )
 
 
-def _spans(run: RunSeen, begin: float) -> tuple[Work, Work]:
+def _spans(run: SimulatedRun, begin: float) -> tuple[Work, Work]:
     """A run as loading and running. The mates of a batch cover the same time."""
     started, loaded, ended = run.started_at - begin, run.loaded_at - begin, run.ended_at - begin
     return Work(run.worker_id, None, started, loaded), Work(run.worker_id, run.model, loaded, ended)

@@ -18,7 +18,6 @@ from pool.options.model_options import ModelOptions
 from pool.options.transformer_options import TransformerOptions
 from pool.patcher import ModelPatcher, WeightsTarget
 from pool.patches.patch_set import PatchSet
-from pool.sampling.run import denoise_picture
 from pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from pool.spec import ComponentKey, Role
 from pool.stages import sample
@@ -29,6 +28,7 @@ from pool.weight_hooks.keyframes import HookKeyframe, HookKeyframes
 from pool.weight_hooks.shelf import HookMode
 from pool.work import Encoded, ModelRef, RunHooks, SampleWork
 from tests.pool.model_patches.tiny import overlaid, unet_sd1
+from tests.pool.sampling.one_picture import denoise_picture
 from tests.pool.toy import make_patch
 
 DEVICE = "sim:0"  # a name until `sim.install` has run

@@ -94,7 +94,6 @@ def test_lines_stand_in_the_order_of_their_first_tasks(kinds, capacities, data) 
         for spec in COMPONENTS:
             using = [t for t in firsts if t.spec.uses[0].component == spec.key]
             assert [line.head for line in backlog.of_component(spec.key, 2)] == using[:2]
-            assert backlog.waiting_for(spec.key) == sum(t.spec.uses[0].component == spec.key for t in plain)
 
 
 @given(KINDS)
@@ -133,7 +132,7 @@ def test_who_is_hurried_passes_nobody_over() -> None:
     first, hurried = tasks_of([(0, 0), (1, 0)])
     backlog.add(first)
     backlog.add(hurried)
-    backlog.hurry(hurried, 5.0)
+    backlog.hurried.add(hurried, 5.0)
     backlog.set_capacities((64,))
     backlog.start(hurried, 64, workers=1, limit=99)
     assert first.passed == 0
@@ -161,7 +160,7 @@ def test_who_is_passed_over_too_often_goes_first_also_behind_a_batch() -> None:
         backlog.add(task)
     backlog.set_capacities((64,))
     backlog.start(late, 64, workers=1, limit=1)
-    assert [task for _, _, task in backlog.hurried_now(0.0)] == [other]
+    assert [task for _, _, task in backlog.hurried.now(0.0)] == [other]
     assert first.passed == 0
 
 
@@ -170,9 +169,9 @@ def test_a_deadline_that_is_over_hurries_nobody() -> None:
     first, second = tasks_of([(0, 0), (1, 0)])
     for task, deadline in ((first, 5.0), (second, 9.0)):
         backlog.add(task)
-        backlog.hurry(task, deadline)
-    assert [task for _, _, task in backlog.hurried_now(5.0)] == [first, second]
-    assert [task for _, _, task in backlog.hurried_now(5.1)] == [second]
+        backlog.hurried.add(task, deadline)
+    assert [task for _, _, task in backlog.hurried.now(5.0)] == [first, second]
+    assert [task for _, _, task in backlog.hurried.now(5.1)] == [second]
 
 
 def test_of_two_deadlines_of_a_task_the_sooner_counts_whichever_came_first() -> None:
@@ -181,7 +180,7 @@ def test_of_two_deadlines_of_a_task_the_sooner_counts_whichever_came_first() -> 
     for task, deadlines in ((first, (9.0, 12.0)), (second, (12.0, 9.0))):
         backlog.add(task)
         for deadline in deadlines:
-            backlog.hurry(task, deadline)
+            backlog.hurried.add(task, deadline)
     assert [(deadline, task) for deadline, _, task in backlog.hurried] == [(9.0, first), (9.0, second)]
 
 
@@ -199,8 +198,8 @@ def test_hurried_tasks_stand_by_deadline_until_they_are_taken_out() -> None:
     third.goes_first = True
     for task in (first, second, third):
         backlog.add(task)
-    backlog.hurry(first, 9.0)
-    backlog.hurry(second, 5.0)
+    backlog.hurried.add(first, 9.0)
+    backlog.hurried.add(second, 5.0)
     assert [task for _, _, task in backlog.hurried] == [third, second, first]
     backlog.remove(second)
     assert [task for _, _, task in backlog.hurried] == [third, first]

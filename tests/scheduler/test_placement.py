@@ -277,8 +277,8 @@ def test_hurried_tasks_go_first_within_their_priority_by_deadline() -> None:
     scene.worker("a", whole(DRAW))
     scene.task(sample(model=DRAW))
     late, soon = scene.task(sample(seed=1)), scene.task(sample(seed=2))
-    scene.backlog.hurry(late, AT + 50.0)
-    scene.backlog.hurry(soon, AT + 9.0)
+    scene.backlog.hurried.add(late, AT + 50.0)
+    scene.backlog.hurried.add(soon, AT + 9.0)
     choice = scene.ask()
     assert choice is not None
     assert (choice.task, choice.why.rule) == (soon, Rule.DEADLINE)

@@ -257,7 +257,7 @@ def test_who_is_hurried_waits_for_a_warm_worker_too_where_that_is_sooner(free_in
     scene = Scene()
     scene.worker("cold")
     scene.worker("warm", whole(PAINT), free_in=free_in)
-    scene.backlog.hurry(scene.task(sample()), AT + 50.0)
+    scene.backlog.hurried.add(scene.task(sample()), AT + 50.0)
     assert (scene.ask() is None) == waits
 
 
@@ -266,8 +266,8 @@ def test_the_second_in_a_hurry_does_not_wait_for_the_same_worker() -> None:
     scene.worker("cold")
     scene.worker("warm", whole(PAINT), free_in=1.0)
     first, second = scene.task(sample(seed=1)), scene.task(sample(seed=2))
-    scene.backlog.hurry(first, AT + 50.0)
-    scene.backlog.hurry(second, AT + 60.0)
+    scene.backlog.hurried.add(first, AT + 50.0)
+    scene.backlog.hurried.add(second, AT + 60.0)
     choice = scene.ask()
     assert choice is not None
     assert (choice.task, choice.why.rule) == (second, Rule.DEADLINE)

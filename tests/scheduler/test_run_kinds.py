@@ -148,11 +148,11 @@ def test_one_outlier_among_runs_moves_the_next_prediction_little() -> None:
 def test_what_a_batch_saves_is_learnt_for_its_number_of_members() -> None:
     kinds = RunKinds()
     kind = of(kinds)
-    assert kinds.batch_share(kind, A100, 4) == 1.0
+    assert kinds.batch_share(kind, A100, 4, SMALL) == 1.0
     kinds.learn(kind, A100, SMALL, 2.0)
     kinds.learn(kind, A100, SMALL, 1.5, members=4)
-    assert kinds.batch_share(kind, A100, 4) == 0.75
-    assert kinds.batch_share(kind, A100, 2) == 1.0
+    assert kinds.batch_share(kind, A100, 4, SMALL) == 0.75
+    assert kinds.batch_share(kind, A100, 2, SMALL) == 1.0
     assert kinds.ratio(kind, A100, SMALL) == 2.0, "what one takes alone is not what one of four takes"
 
 
@@ -170,4 +170,4 @@ def test_a_kind_that_only_ran_in_batches_is_known_by_its_share() -> None:
     kinds = RunKinds()
     kinds.learn(of(kinds), A100, SMALL, 1.5, members=4)
     assert kinds.ratio(of(kinds), A100, SMALL) == 1.5
-    assert kinds.batch_share(of(kinds), A100, 4) == 1.0
+    assert kinds.batch_share(of(kinds), A100, 4, SMALL) == 1.0

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pool.devices import sim
 from pool.sampling.names import SAMPLERS, SCHEDULES
-from pool.sampling.run import denoise_picture
 from pool.work import ModelRef, RunHooks, SampleWork
+from tests.pool.sampling.one_picture import denoise_picture
 
 SHAPE = (4, 8, 8)
 WORK = SampleWork(ModelRef("toy", "toy.safetensors", "00"), (), 64, 64, 6, 5.0, "euler", "normal", 3)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pool.sampling.names import SAMPLERS
 from pool.sampling.noise import PictureNoise
-from pool.sampling.run import denoise_picture
 from pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from pool.work import ModelRef, RunHooks, SampleWork, Stopped
+from tests.pool.sampling.one_picture import denoise_picture
 
 SHAPE = (4, 8, 8)
 CPU = torch.device("cpu")

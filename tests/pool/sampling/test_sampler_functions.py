@@ -22,9 +22,9 @@ from pool.options.wrappers import WrapperPoint
 from pool.sampling.conditions import Condition
 from pool.sampling.guidance import guided_denoiser
 from pool.sampling.inpainting import Inpainting
-from pool.sampling.run import denoise_picture
 from pool.sampling.schedules import sd1_sigma_table
 from pool.work import ModelRef, RunHooks, SampleWork
+from tests.pool.sampling.one_picture import denoise_picture
 
 TABLE = sd1_sigma_table()
 SIGMA, CFG = 3.0, 5.0

@@ -1,6 +1,6 @@
 """Runs that take too long, or do not stop when they are asked to. Knows no placement.
 
-All tasks of a run have one deadline. A run is asked to stop when it is over time; one that nobody needs any more was
+All tasks of a run have one time-out. A run is asked to stop when it is over time; one that nobody needs any more was
 asked before. A run that has been asked for all of its tasks and does not stop hangs: its worker is of no use.
 """
 
@@ -16,7 +16,7 @@ from scheduler.story import Story
 from scheduler.workers import Fleet, Worker
 
 
-class Hanging:
+class Timeouts:
     """Looks after what runs. Methods append the commands that they cause to `out`."""
 
     def __init__(self, config: SchedulerConfig, story: Story, fleet: Fleet, demand: Demand, out: list[Command]) -> None:
@@ -26,7 +26,7 @@ class Hanging:
         self._demand = demand
         self._out = out
 
-    def deadline(self, task: Task) -> float:
+    def time_up_at(self, task: Task) -> float:
         """When something is done about a running task that is not over by then; never comes for one that was not asked
         to stop, without a time-out. The same for all tasks of a run, which stops when all of them were asked to."""
         assert task.worker_id is not None, f"{task.name} runs nowhere"
@@ -43,7 +43,7 @@ class Hanging:
         hanging: list[tuple[Worker, str]] = []
         for worker in self._fleet.workers.values():
             tasks = [self._demand.tasks[name] for name in worker.task_ids]
-            if not tasks or at < self.deadline(tasks[0]):
+            if not tasks or at < self.time_up_at(tasks[0]):
                 continue
             ran_seconds = at - tasks[0].started_at
             if all(task.asked_to_stop_at < inf for task in tasks):
@@ -67,4 +67,4 @@ class Hanging:
         if not (stopped or is_tick or self._config.run_timeout_seconds is not None):
             return inf
         names = [worker.task_id for worker in self._fleet.workers.values() if worker.task_id is not None]
-        return min((self.deadline(self._demand.tasks[name]) for name in names), default=inf)
+        return min((self.time_up_at(self._demand.tasks[name]) for name in names), default=inf)
