@@ -4,7 +4,7 @@ Jobs come at the rate that keeps the GPUs busy for the stated part of the time w
 who loads too much cannot keep up, which shows in throughput, and in latency long before that. Loads cross the link of
 the GPU, files come from a machine's memory or from its disks. Five seeds: the median, and the least and the most.
 
-Run from the repository: `python -m benchmarks.scheduling [--rows PART,...] [--seeds 5] [--policies NAME,...]`.
+Run from the repository: `python -m benchmarks.scheduling [--rows PART;...] [--seeds 5] [--policies NAME,...]`.
 Imports neither torch nor Ray.
 """
 
@@ -170,12 +170,12 @@ def _cell(values: Sequence[float]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", default="", help="parts of names, with commas between")
+    parser.add_argument("--rows", default="", help="parts of names, with semicolons between")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    rows = [row for row in ROWS if any(part in row.name for part in options.rows.split(","))]
+    rows = [row for row in ROWS if any(part in row.name for part in options.rows.split(";"))]
     with ProcessPoolExecutor(options.jobs) as pool:
         for row in rows:
             names = [name for name in options.policies.split(",") if name != "clairvoyant" or row.is_batch]
