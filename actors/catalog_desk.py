@@ -26,7 +26,7 @@ from pool.spec import ComponentSpec, ComponentUse, Division, JobId, Role, RunCos
 from pool.work import LoraRef, ModelRef, Work
 
 if TYPE_CHECKING:
-    from pool.catalog import LoraListing, ModelListing
+    from pool.registry.listings import LoraListing, ModelListing
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -53,13 +53,16 @@ class ListingCatalog(Catalog, Protocol):
         """What a run that ended well took."""
 
 
-def open_catalog(model_folders: Sequence[Path], lora_folders: Sequence[Path], device: str) -> ListingCatalog:
-    """The real catalog, which reckons sizes for the weakest GPU of one kind that is found here, or for what is assumed
-    of such GPUs. `device` is the kind's name, or "auto". Imports torch; takes no memory of a GPU."""
+def open_catalog(
+    model_folders: Sequence[Path], lora_folders: Sequence[Path], device: str, registry_folder: Path | None = None
+) -> ListingCatalog:
+    """The real catalog, of these folders and of what was added to the registry, which reckons sizes for the weakest
+    GPU of one kind that is found here, or for what is assumed of such GPUs. `device` is the kind's name, or "auto".
+    Imports torch; takes no memory of a GPU."""
     from pool.catalog import Catalog as PoolCatalog
     from pool.devices.detection import capabilities_here
 
-    return PoolCatalog(model_folders, lora_folders, capabilities_here(device))
+    return PoolCatalog(model_folders, lora_folders, capabilities_here(device), registry_folder, uses_added=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from scheduler.history import JobHistory
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pool.catalog import LoraListing, ModelListing
+    from pool.registry.listings import LoraListing, ModelListing
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float]
 

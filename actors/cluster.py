@@ -11,7 +11,6 @@ import asyncio
 import ctypes
 import gc
 import os
-import pickle
 import signal
 import time
 from collections.abc import Mapping
@@ -25,8 +24,9 @@ from ray.exceptions import RayTaskError
 from actors.catalog_desk import CatalogDesk
 from actors.controller import Controller
 from actors.gpu_worker import GpuWorker
+from actors.packing import packed, packed_result, result_of, unpacked
 from actors.pool_plan import PoolPlan
-from actors.ray_fleet import COMPUTE, CONTROL, PROTOCOL, WATCH, RayFleet
+from actors.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
 from actors.recorder import Recorder
 from actors.wire import StepDone
 from pool.errors import UserError
@@ -84,15 +84,16 @@ class GpuWorkerActor(GpuWorker):
         node = NodeId(ray.get_runtime_context().get_node_id())
         super().__init__(worker_id, incarnation, plan.open_engine, on_step, node=node)
 
-    def run_packed(self, request: bytes, *inputs: Result) -> tuple[bytes, Result | None]:
-        """`run` with request and report packed, see `RayFleet.run`."""
-        report, result = self.run(pickle.loads(request), *inputs)
-        return pickle.dumps(report, PROTOCOL), result
+    def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
+        """`run` with request, inputs, report and result as they travel, see `RayFleet.run`."""
+        report, result = self.run(unpacked(request), *map(result_of, inputs))
+        return packed(report), packed_result(result, report.result_bytes)
 
-    def run_together_packed(self, requests: bytes, *inputs: Result) -> tuple[bytes | Result | None, ...]:
-        """`run_together` with requests and reports packed, see `RayFleet.run_together`."""
-        reports, results = self.run_together(pickle.loads(requests), *inputs)
-        return pickle.dumps(reports, PROTOCOL), *results
+    def run_together_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
+        """`run_together` in the same way, see `RayFleet.run_together`."""
+        reports, results = self.run_together(unpacked(requests), *map(result_of, inputs))
+        sized = zip(reports, results, strict=True)
+        return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
 
 
 def start_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:

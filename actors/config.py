@@ -105,10 +105,14 @@ class PoolSection(Strict):
 
 
 class ModelsSection(Strict):
-    """Where weights are: folders of .safetensors files, looked through in this order."""
+    """Where weights are: folders of .safetensors files, with all that is below them.
+
+    registry  the folder where `modelpool models` keeps what was added, and hashes; left out, the user's own
+    """
 
     folders: tuple[Path, ...] = ()
     loras: tuple[Path, ...] = ()
+    registry: Path | None = None
 
 
 class ClusterSection(Strict):
@@ -189,7 +193,8 @@ class PoolConfig(Strict):
     @classmethod
     def find(cls, config: str | Path | PoolConfig | None = None) -> PoolConfig:
         """`config` itself, or read from it; without one, the first of these that is there: the file that
-        MODELPOOL_CONFIG names, modelpool.toml in the working folder, the laptop preset of this checkout, all defaults.
+        MODELPOOL_CONFIG names, modelpool.toml in the working folder, models that were added to the registry (with all
+        defaults), the laptop preset of this checkout, all defaults.
         """
         if isinstance(config, PoolConfig):
             return config
@@ -197,9 +202,11 @@ class PoolConfig(Strict):
             return cls.load(config)
         if named := os.environ.get(CONFIG_VARIABLE):
             return cls.load(named)
+        if Path(CONFIG_NAME).is_file():
+            return cls.load(CONFIG_NAME)
         preset = Path(__file__).resolve().parent.parent / "configs" / "laptop.toml"
-        there = next((path for path in (Path(CONFIG_NAME), preset) if path.is_file()), None)
-        return cls.load(there) if there else cls()
+        # the preset's small budget is for the example, not for one's own models
+        return cls.load(preset) if preset.is_file() and not _has_added_models() else cls()
 
     def override(self, **values: Any) -> PoolConfig:
         """This configuration with single settings changed, by flat names; None leaves a setting as it is.
@@ -250,6 +257,16 @@ _FLAT: Mapping[str, tuple[str, str]] = {
     "output": ("output", "folder"),
     "record": ("output", "record"),
 }
+
+
+def _has_added_models() -> bool:
+    """Whether somebody added models to the user's own registry."""
+    from pool.registry.memory import Memory, default_folder
+
+    try:
+        return bool(Memory(default_folder()).places())
+    except UserError:  # told when it is used
+        return False
 
 
 def _bytes_or_zero(size: str | int | None) -> int | None:
@@ -333,7 +350,7 @@ def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             found[key] = (found[key],)
         if isinstance(found.get(key), (list, tuple)):
             found[key] = tuple(absolute(item) for item in found[key])
-    for key in ("folder", "record"):
+    for key in ("folder", "record", "registry"):
         if key in found:
             found[key] = absolute(found[key])
     return found

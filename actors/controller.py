@@ -49,7 +49,7 @@ from scheduler.snapshot import take_snapshot
 from scheduler.state import SchedulerState
 
 if TYPE_CHECKING:
-    from pool.catalog import LoraListing, ModelListing
+    from pool.registry.listings import LoraListing, ModelListing
 
 SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 10.0
@@ -283,7 +283,8 @@ class Controller:
             jobs, submission.held = submission.held[:QUEUED_AT_ONCE], submission.held[QUEUED_AT_ONCE:]
             for job in jobs:
                 self._queue(submission, job, given)
-            await asyncio.sleep(0)
+            if submission.held:
+                await asyncio.sleep(0)
         held, submission.held = submission.held, []
         self._end_unqueued(held)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from actors.orders import DecodeOrder, EncodeOrder, GivenLatent, Order, SampleOrder, order_for
 from actors.recipe import Recipe, RecipeLora
@@ -19,6 +19,8 @@ from pool.residency import needed_bytes
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, JobId, JobSpec, Role, TaskId, TaskSpec
 from pool.work import DecodeWork, EncodeWork, LoraRef, ModelRef, SampleWork, Work, stage_of, task_id, together_key
 
+#: the components that one kind of work runs
+Roles: TypeAlias = tuple[Role, ...]
 #: all weights may stream
 NOTHING_KEPT: Mapping[ComponentKey, int] = MappingProxyType({})
 
@@ -178,12 +180,14 @@ class _Cutter:
 
     def _encode(self, order: EncodeOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
-        loras = self._loras(model, Role.TEXT_ENCODER, order.loras)
-        return self._add(EncodeWork(model, loras, order.text), Role.TEXT_ENCODER, loras)
+        roles = tuple(role for role in self._catalog.components(model) if role.is_text_encoder)
+        loras = self._loras(model, roles, order.loras)
+        return self._add(EncodeWork(model, loras, order.text), roles, loras)
 
     def _sample(self, order: SampleOrder) -> tuple[TaskId, SampleWork]:
         model = self._catalog.find_model(order.model)
-        loras = self._loras(model, Role.DIFFUSION_MODEL, order.loras)
+        roles = (Role.DIFFUSION_MODEL,)
+        loras = self._loras(model, roles, order.loras)
         width, height = self._catalog.native_size(model)
         sampler, schedule = resolve_sampling(order.sampler, order.schedule)
         work = SampleWork(
@@ -200,7 +204,7 @@ class _Cutter:
         texts = (order.positive,) if order.negative is None else (order.positive, order.negative)
         needs = tuple(self._encode(text) for text in texts)
         lengths = tuple(self._catalog.text_tokens(text.text) for text in texts)
-        return self._add(work, Role.DIFFUSION_MODEL, loras, needs, work.steps, lengths), work
+        return self._add(work, roles, loras, needs, work.steps, lengths), work
 
     def _decode(self, order: DecodeOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
@@ -210,21 +214,21 @@ class _Cutter:
         else:
             need, sample = self._sample(latent)
             width, height = sample.width, sample.height
-        return self._add(DecodeWork(model, width, height), Role.VAE, (), (need,))
+        return self._add(DecodeWork(model, width, height), (Role.VAE,), (), (need,))
 
-    def _loras(self, model: ModelRef, role: Role, choices: Iterable[LoraChoice]) -> tuple[LoraRef, ...]:
-        """Those of `choices` that change this component."""
+    def _loras(self, model: ModelRef, roles: Roles, choices: Iterable[LoraChoice]) -> tuple[LoraRef, ...]:
+        """Those of `choices` that change one of these components."""
         found = [self._catalog.find_lora(lora.name, lora.strength) for lora in choices if lora.strength != 0]
         for lora in found:
             problem = self._catalog.lora_warning(model, lora)
             if problem is not None:
                 self.warnings[f"LoRA {lora.name!r} on model {model.name!r}: {problem}"] = None
-        return tuple(lora for lora in found if self._catalog.touches(model, role, lora))
+        return tuple(lora for lora in found if any(self._catalog.touches(model, role, lora) for role in roles))
 
     def _add(
         self,
         work: Work,
-        role: Role,
+        roles: Roles,
         loras: tuple[LoraRef, ...],
         needs: tuple[TaskId, ...] = (),
         passes: int = 1,
@@ -233,16 +237,16 @@ class _Cutter:
         """The id of the task that does `work`; the task is new unless equal work is there already."""
         new = task_id(work, needs)
         if new not in self._tasks:
-            use = self._catalog.use(work.model, role, loras, passes)
-            spec = self._catalog.components(work.model)[role]
-            for sized in (spec, *(self._catalog.lora_spec(lora) for lora in loras)):
+            uses = tuple(self._use(work.model, role, loras, passes) for role in roles)
+            specs = self._catalog.components(work.model)
+            for sized in (*(specs[role] for role in roles), *(self._catalog.lora_spec(lora) for lora in loras)):
                 self._components[sized.key] = sized
             self.works[new] = work
             whole, *divided = self._catalog.ways(work.model, work, context_tokens)
             self._tasks[new] = TaskSpec(
                 task_id=new,
                 stage=stage_of(work),
-                uses=(use,),
+                uses=uses,
                 activation_bytes=whole.activation_bytes,
                 run_seconds=self._catalog.run_seconds(work.model, work),
                 needs=needs,
@@ -251,3 +255,8 @@ class _Cutter:
                 together=together_key(work, context_tokens),
             )
         return new
+
+    def _use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int) -> ComponentUse:
+        """What a run needs of one component, with those of `loras` that change it."""
+        own = tuple(lora for lora in loras if self._catalog.touches(model, role, lora))
+        return self._catalog.use(model, role, own, passes)

@@ -17,9 +17,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.fleet import Clock, Fleet, InputsLost, JointRun, Run, WorkerLost
+from actors.fleet import Asked, Clock, Fleet, InputsLost, JointRun, Run, WorkerLost
 from actors.task_book import TaskBook
-from actors.wire import ResultRef, RunRequest, StepDone
+from actors.wire import ResultRef, StepDone
 from pool.residency import Residency
 from pool.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from scheduler.messages import (
@@ -241,12 +241,11 @@ class Dispatcher:
         self._spawn(self._wait_for(command, worker, run))
 
     def _run_together(self, commands: Sequence[RunTask], worker: _LiveWorker) -> None:
-        sent = [self._begin(command, worker) for command in commands]
-        requests, inputs = [request for request, _ in sent], [refs for _, refs in sent]
-        run = self._fleet.run_together(worker.spec.worker_id, worker.spec.incarnation, requests, inputs)
+        asked = [self._begin(command, worker) for command in commands]
+        run = self._fleet.run_together(worker.spec.worker_id, worker.spec.incarnation, asked)
         self._spawn(self._wait_for_all(commands, worker, run))
 
-    def _begin(self, command: RunTask, worker: _LiveWorker) -> tuple[RunRequest, Sequence[ResultRef]]:
+    def _begin(self, command: RunTask, worker: _LiveWorker) -> Asked:
         """What to send for one task, which counts as running from now on."""
         self._runs_sent += 1
         request, inputs = self._book.begin(command, self._runs_sent)

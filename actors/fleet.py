@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from actors.host_memory import HostMemory
 from actors.wire import ResultRef, RunRequest
 from pool.checkpoints.file_parts import FilePart
 from pool.spec import TaskReport, WorkerId, WorkerSpec
+
+#: an attempt that is sent with others: what is asked, and the results that it reads
+Asked: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]
 
 
 class WorkerLost(Exception):
@@ -60,13 +63,7 @@ class Fleet(Protocol):
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> Run:
         """Send an attempt to a started worker."""
 
-    def run_together(
-        self,
-        worker_id: WorkerId,
-        incarnation: int,
-        requests: Sequence[RunRequest],
-        inputs: Sequence[Sequence[ResultRef]],
-    ) -> JointRun:
+    def run_together(self, worker_id: WorkerId, incarnation: int, asked: Sequence[Asked]) -> JointRun:
         """Send attempts that are to be run together to a started worker."""
 
     def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:

@@ -226,7 +226,9 @@ class GpuWorker:
         else:
             result, cost = outcome
             # what is read ahead is counted by blocks, one of which may be under way
-            cost = replace(cost, rungs=request.rungs + cost.rungs, storage_bytes=max(0, storage_bytes))
+            storage_bytes = max(0, storage_bytes)
+            if request.rungs or storage_bytes != cost.storage_bytes:
+                cost = replace(cost, rungs=request.rungs + cost.rungs, storage_bytes=storage_bytes)
         report = TaskReport(
             task_id=request.task.task_id,
             attempt=request.attempt,

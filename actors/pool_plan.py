@@ -66,7 +66,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             vram_policy=wanted.policy,
             reserve_bytes=wanted.reserve_bytes,
         ),
-        open_catalog=partial(open_catalog, config.models.folders, config.models.loras, device),
+        open_catalog=partial(open_catalog, config.models.folders, config.models.loras, device, config.models.registry),
         scheduler=config.scheduler,
         record=config.output.record,
     )

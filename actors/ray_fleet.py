@@ -6,7 +6,6 @@ Imports Ray at once: import this module after a session is open.
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,14 +13,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from actors.fleet import InputsLost, JointRun, Run, WorkerLost
+from actors.fleet import Asked, InputsLost, JointRun, Run, WorkerLost
 from actors.host_memory import HostMemory
+from actors.packing import packed, unpacked
 from actors.wire import ResultRef, RunRequest
 from pool.checkpoints.file_parts import FilePart
-from pool.spec import TaskReport, WorkerId, WorkerSpec
-
-#: how requests and reports are packed: plain pickle takes a third of the time of what Ray does with any value's class
-PROTOCOL = pickle.HIGHEST_PROTOCOL
+from pool.spec import WorkerId, WorkerSpec
 
 #: concurrency groups of a worker: one thread runs, others answer and stop, one waits for as long as the worker lives
 COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
@@ -71,23 +68,16 @@ class RayFleet:
 
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> Run:
         """See `Fleet`. The inputs are arguments of the call: Ray brings their bytes to the worker, not here."""
-        packed = pickle.dumps(request, PROTOCOL)
-        report, result = self._runs[worker_id, incarnation].remote(packed, *inputs)
-        return Run(_report(report), result)
+        report, result = self._runs[worker_id, incarnation].remote(packed(request), *inputs)
+        return Run(_told(report), result)
 
-    def run_together(
-        self,
-        worker_id: WorkerId,
-        incarnation: int,
-        requests: Sequence[RunRequest],
-        inputs: Sequence[Sequence[ResultRef]],
-    ) -> JointRun:
+    def run_together(self, worker_id: WorkerId, incarnation: int, asked: Sequence[Asked]) -> JointRun:
         """See `Fleet`. One call: all inputs are its arguments, and each result is a value of its own."""
         handle = self._handles[worker_id, incarnation]
-        call = handle.run_together_packed.options(concurrency_group=COMPUTE, num_returns=1 + len(requests))
-        flat = [ref for own in inputs for ref in own]
-        reports, *results = call.remote(pickle.dumps(tuple(requests), PROTOCOL), *flat)
-        return JointRun(_unpacked(reports), results)
+        call = handle.run_together_packed.options(concurrency_group=COMPUTE, num_returns=1 + len(asked))
+        refs = [ref for _, inputs in asked for ref in inputs]
+        reports, *results = call.remote(packed(tuple(request for request, _ in asked)), *refs)
+        return JointRun(_told(reports), results)
 
     def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
         """See `Fleet`."""
@@ -109,15 +99,10 @@ class RayFleet:
         return {w: report for w, report in zip(handles, reports, strict=True) if isinstance(report, HostMemory)}
 
 
-async def _report(report: Any) -> TaskReport:
-    ended: TaskReport = await _unpacked(report)
-    return ended
-
-
-async def _unpacked(packed: Any) -> Any:
-    """What a worker's call returned, in words of `actors.fleet` where it failed."""
+async def _told(reports: Any) -> Any:
+    """What a worker told of the end of its call, in words of `actors.fleet` where that failed."""
     try:
-        ended = pickle.loads(await packed)
+        told = unpacked(await reports)
     except WORKER_GONE as lost:
         raise WorkerLost(_reason(lost)) from lost
     except ObjectLostError as lost:
@@ -126,7 +111,7 @@ async def _unpacked(packed: Any) -> Any:
         if isinstance(raised.cause, ObjectLostError):
             raise InputsLost(str(raised.cause).splitlines()[0]) from raised
         raise raised.cause from raised
-    return ended
+    return told
 
 
 def _reason(lost: RayError) -> str:

@@ -13,6 +13,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskErro
 
 from actors.line import P, Question, ResultGone, T
 from actors.outcomes import PoolLost
+from actors.packing import result_of
 from actors.wire import ResultRef
 from pool.work import Result
 
@@ -31,7 +32,7 @@ class RayLine:
     def fetch(self, ref: ResultRef) -> Result:
         """See `Line`. Arrays of some size are read-only views of the object store."""
         try:
-            result: Result = _get(ref)
+            result: Result = result_of(_get(ref))
         except ObjectLostError as lost:
             raise ResultGone(str(lost).splitlines()[0]) from lost
         return result

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from actors.storage_meter import THREAD_IO, StorageMeter
-from pool.checkpoints.file_parts import ByteRange, FilePart, byte_ranges
+from pool.checkpoints.file_parts import FilePart, byte_ranges
+from pool.checkpoints.files.ranges import ByteRange
 from pool.errors import UserError
 
 #: read at once; between two such reads a newer wish is heard
@@ -21,7 +22,7 @@ BLOCK_BYTES = 4 << 20
 class ReadAhead:
     """One wish at a time: a newer one takes the place of the one before, of which what was read stays read."""
 
-    def __init__(self, find_ranges: Callable[[FilePart], tuple[ByteRange, ...]] = byte_ranges) -> None:
+    def __init__(self, find_ranges: Callable[[FilePart], Mapping[str, tuple[ByteRange, ...]]] = byte_ranges) -> None:
         self._find_ranges = find_ranges
         self._changed = threading.Condition()
         self._wished: tuple[FilePart, ...] = ()
@@ -71,7 +72,8 @@ class ReadAhead:
                     if wish != self._wishes:
                         break
                     with contextlib.suppress(OSError, UserError):
-                        self._read(part, wish, memoryview(block), meter)
+                        for path, ranges in self._find_ranges(part).items():
+                            self._read(path, ranges, wish, memoryview(block), meter)
                 with self._changed:
                     if wish == self._wishes:
                         self._wished = ()
@@ -79,10 +81,9 @@ class ReadAhead:
         finally:
             meter.close()
 
-    def _read(self, part: FilePart, wish: int, block: memoryview, meter: StorageMeter) -> None:
-        """Have the kernel keep the part's bytes; they are thrown away here."""
-        ranges = self._find_ranges(part)
-        with open(part.path, "rb", buffering=0) as file:
+    def _read(self, path: str, ranges: Sequence[ByteRange], wish: int, block: memoryview, meter: StorageMeter) -> None:
+        """Have the kernel keep the bytes; they are thrown away here."""
+        with open(path, "rb", buffering=0) as file:
             for begin, end in ranges:
                 file.seek(begin)
                 while begin < end and wish == self._wishes:

@@ -12,7 +12,7 @@ from pathlib import Path
 PROCESS_IO = Path("/proc/self/io")
 THREAD_IO = Path("/proc/thread-self/io")
 
-_FIELD = b"read_bytes:"
+_FIELD = b"\nread_bytes:"
 _MOST_BYTES = 1024
 
 
@@ -30,10 +30,10 @@ class StorageMeter:
         if self._file is None:
             return 0
         try:
-            lines = os.pread(self._file, _MOST_BYTES, 0).splitlines()
+            _, found, rest = os.pread(self._file, _MOST_BYTES, 0).partition(_FIELD)
         except OSError:
             return 0
-        return next((int(line.removeprefix(_FIELD)) for line in lines if line.startswith(_FIELD)), 0)
+        return int(rest.partition(b"\n")[0]) if found else 0
 
     def close(self) -> None:
         """Count no more. Idempotent."""

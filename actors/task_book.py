@@ -13,7 +13,7 @@ from actors.outcomes import TaskSummary
 from actors.wire import ResultRef, RunRequest
 from pool.checkpoints.file_parts import FilePart
 from pool.spec import ComponentKey, JobId, JobSpec, TaskId, TaskReport, TaskSpec
-from pool.work import DecodeWork, Work, role_of
+from pool.work import DecodeWork, Work, lora_key, roles_of
 from scheduler.messages import RunTask
 from scheduler.why import Why
 
@@ -129,13 +129,14 @@ class TaskBook:
         return next(iter(entry.jobs), None) if entry else None
 
     def _note_files(self, task: TaskSpec, work: Work) -> None:
-        for use in task.uses:
+        for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
             known = self._files.get(use.component)
             if known is None or known.path != work.model.path:
-                self._files[use.component] = FilePart(work.model.path, role_of(work))
+                self._files[use.component] = FilePart(work.model.path, role)
             if use.adapters and not isinstance(work, DecodeWork):
-                for key, lora in zip(use.adapters, work.loras, strict=True):
-                    self._files[key] = FilePart(lora.path)
+                paths = {lora_key(lora): lora.path for lora in work.loras}
+                for key in use.adapters:
+                    self._files[key] = FilePart(paths[key])
 
     def _held(self, task_id: TaskId) -> ResultRef:
         if task_id in self._given:

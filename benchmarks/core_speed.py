@@ -145,7 +145,10 @@ def plot(points: Sequence[tuple[Size, float]], path: str) -> None:
     for size, cost in batch:
         axes.annotate(f"{3 * size.jobs:,} tasks", (size.workers, cost), textcoords="offset points", xytext=(5, 6))
     axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
+    axes.margins(x=0.15)
+    axes.set_ylim(0, 1.2 * max(cost for _, cost in batch))
+    axes.set_xticks([size.workers for size, _ in batch], [f"{size.workers:,}" for size, _ in batch])
+    axes.minorticks_off()
     axes.set_xlabel("workers")
     axes.set_ylabel("microseconds of CPU an event")
     axes.set_title("Cost per event of the scheduler's core against its size")

@@ -131,8 +131,10 @@ def changed_controlnets(habits: ControlNetHabits, rng: Random) -> ControlNetHabi
     if what < 0.25:
         again = _with_one(habits.again, lambda chance: max(0.0, chance + rng.gauss(0.0, 0.04)), rng)
         return replace(habits, again=again) if sum(again) < 0.9 else habits
-    if what < 0.35:
+    if what < 0.32:
         return replace(habits, rare=habits.rare * _stretch(0.3, rng))
+    if what < 0.35:
+        return replace(habits, rare_requests=habits.rare_requests * _stretch(0.3, rng))
     place = rng.randrange(len(habits.workflows))
     ranks, weight = habits.workflows[place]
     if what < 0.8:

@@ -6,7 +6,6 @@ Imports Ray at once: import this module after a session is open.
 from __future__ import annotations
 
 import asyncio
-import pickle
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,8 +16,9 @@ from ray.actor import ActorHandle
 from actors.cluster import PLAIN, ControllerActor
 from actors.cut import cut_order
 from actors.orders import EncodeOrder
+from actors.packing import packed, unpacked
 from actors.pool_plan import PoolPlan
-from actors.ray_fleet import COMPUTE, PROTOCOL
+from actors.ray_fleet import COMPUTE
 from actors.wire import ClientId, RunRequest, StageSubmission, SubmissionId
 from pool.spec import JobId
 from tests.actors.fakes import MODELS, FakeCatalog
@@ -85,8 +85,8 @@ class PricedController(ControllerActor):
         return handle.ping.options(concurrency_group=COMPUTE).remote()
 
     async def _run_call(self, worker: int, request: RunRequest) -> None:
-        report, _ = tuple(self._fleet._runs.values())[worker].remote(pickle.dumps(request, PROTOCOL))
-        pickle.loads(await report)
+        report, _ = tuple(self._fleet._runs.values())[worker].remote(packed(request))
+        unpacked(await report)
 
 
 def start_priced_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:

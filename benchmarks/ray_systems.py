@@ -38,8 +38,8 @@ from benchmarks.ray_trace import (
 from pool.outlook import Outlook
 from pool.residency import Residency, plan
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
-from pool.work import Encoded, EncodeWork, LoraRef, Member, ModelRef, Outcome, Result, RunHooks, Work
-from tests.actors.fakes import Facts, FakeCatalog, fake_plan, sha
+from pool.work import Encoded, EncodeWork, LoraRef, ModelRef, Result, RunHooks, Work
+from tests.actors.fakes import Facts, FakeCatalog, FakeEngine, fake_plan, sha
 
 MIB = 1 << 20
 #: beside the weights: a run's activations and scratch
@@ -80,10 +80,11 @@ class TraceCatalog(FakeCatalog):
         return STEP_SECONDS * sum(STEPS) / len(STEPS)
 
 
-class TraceEngine:
+class TraceEngine(FakeEngine):
     """Does nothing but wait: for what the pool's own plan moves, and for the run. The result tells of the loads."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._residency = Residency(CAPACITY_BYTES)
         self._specs = {spec.key: spec for spec in (component(f"model-{number:02}") for number in range(MODELS))}
         self._moved_bytes = 0
@@ -91,13 +92,6 @@ class TraceEngine:
     def introduce(self) -> Facts:
         """What it can hold."""
         return Facts(CAPACITY_BYTES, float(LINK_BYTES_PER_SECOND), "waiting")
-
-    def residency(self) -> Residency:
-        """Which weights are there."""
-        return self._residency
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
     def run(
         self,
@@ -125,13 +119,6 @@ class TraceEngine:
             resident=moves.all_resident,
         )
         return Encoded(np.array([[self._moved_bytes / MODEL_BYTES]], np.float32)), cost
-
-    def run_together(
-        self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...] = ()
-    ) -> tuple[Outcome, ...]:
-        """One after the other: nothing is gained by it."""
-        outcomes = [self.run(m.task, m.work, m.inputs, m.hooks, needed_next=needed_next) for m in members]
-        return tuple((result, replace(cost, batched=len(members))) for result, cost in outcomes)
 
 
 @contextlib.contextmanager

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from pool.errors import GIB
+from pool.spec import Role
 from scheduler.peers import POLICIES
-from scheduler.peers.bounds import least_load_seconds, least_makespan_seconds
+from scheduler.peers.bounds import least_adapter_loads, least_load_seconds, least_makespan_seconds, task_adapters
 from scheduler.simulated.cluster import VirtualCluster
 from scheduler.simulated.figures import figures
 from scheduler.simulated.gpu_lists import NodeShape, parse_gpus, simulated_gpus
@@ -51,6 +52,8 @@ class Row:
     make: Callable[[Random, float], Workload]
     #: the whole queue is known from the beginning
     is_batch: bool = False
+    #: LoRAs are read from storage all the time: how often at least is told
+    counts_loras: bool = False
 
 
 def models(count: int) -> list[InventedModel]:
@@ -100,10 +103,10 @@ ROWS = (
         lambda rng, speed: heterogeneous(600, rng, 0.065 * speed),
     ),
     Row("offline batch, 4 GPUs", "4x4090", HOST, lambda rng, speed: offline_batch(models(12), LORAS, 1200, rng), True),
-    Row("calibrated, 8 GPUs", "8xH100", INSTANCE, calibrated(8, 3000, 0.8)),
-    Row("calibrated, 64 GPUs", "64xH100", INSTANCE, calibrated(64, 12_000, 0.8)),
-    Row("calibrated, more than 64 GPUs can do", "64xH100", INSTANCE, calibrated(64, 12_000, 1.2)),
-    Row("calibrated, 512 GPUs", "512xH100", INSTANCE, calibrated(512, 30_000, 0.8)),
+    Row("calibrated, 8 GPUs", "8xH100", INSTANCE, calibrated(8, 3000, 0.8), counts_loras=True),
+    Row("calibrated, 64 GPUs", "64xH100", INSTANCE, calibrated(64, 12_000, 0.8), counts_loras=True),
+    Row("calibrated, more than 64 GPUs can do", "64xH100", INSTANCE, calibrated(64, 12_000, 1.2), counts_loras=True),
+    Row("calibrated, 512 GPUs", "512xH100", INSTANCE, calibrated(512, 30_000, 0.8), counts_loras=True),
 )
 COLUMNS = ("jobs/min", "p50 s", "p99 s", "loading GPU-s", "LoRA loads/job", "resident", "GiB moved", "CPU s")
 
@@ -144,6 +147,20 @@ def bounds(row: Row, seed: int) -> tuple[float, float]:
     return loads, least_makespan_seconds(jobs, gpus, loads)
 
 
+def lora_bound(row: Row, seed: int) -> tuple[float, int]:
+    """The fewest loads of LoRAs a job, where jobs run in the order in which they come and LoRAs are of average size;
+    and how many each GPU keeps: in its memory's part beside the base model's file, and patched into weights."""
+    gpus, nodes = simulated_gpus(parse_gpus(row.gpus), row.shape, reserve_bytes=GIB)
+    workload = row.make(Random(seed), sum(gpu.speed for gpu in gpus))
+    jobs = [submitted.job for submitted in workload.jobs]
+    sizes = [spec.upload_bytes for spec in workload.components if spec.role is Role.LORA]
+    base_bytes = min(spec.upload_bytes for spec in workload.components if spec.role is Role.DIFFUSION_MODEL)
+    room_bytes = sum(node.host_bytes - base_bytes for node in nodes) / len(gpus)
+    patched = max(len(task_adapters(task)) for job in jobs for task in job.tasks)
+    slots = int(room_bytes / statistics.mean(sizes)) + patched
+    return least_adapter_loads(jobs, slots * len(gpus)) / len(jobs), slots
+
+
 def table(row: Row, policies: Sequence[str], seeds: int, pool: ProcessPoolExecutor) -> None:
     """Print the table of one row."""
     wanted = [(row.name, policy, seed) for policy in policies for seed in range(1, seeds + 1)]
@@ -157,6 +174,12 @@ def table(row: Row, policies: Sequence[str], seeds: int, pool: ProcessPoolExecut
         found = [bounds(row, seed) for seed in range(1, seeds + 1)]
         loads, makespan = (statistics.median(column) for column in zip(*found, strict=True))
         print(f"\nNo policy loads for less than {loads:.0f} GPU-s, or is done in less than {makespan:.0f} s.")
+    if row.counts_loras:
+        fewest, slots = zip(*(lora_bound(row, seed) for seed in range(1, seeds + 1)), strict=True)
+        print(
+            f"\nIn order of arrival no policy loads fewer than {statistics.median(fewest):.2f} LoRAs a job: that many "
+            f"one memory for all loads that knows what comes, with room for {max(slots)} of average size a GPU."
+        )
 
 
 def _cell(values: Sequence[float]) -> str:

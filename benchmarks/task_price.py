@@ -28,7 +28,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -36,41 +36,19 @@ from actors.client import ModelPool
 from actors.config import PoolConfig
 from actors.pool_plan import PoolPlan
 from actors.requests import GenerateRequest
-from pool.residency import Residency
-from pool.spec import ComponentKey, RunCost, TaskSpec
-from pool.work import DecodeWork, Encoded, EncodeWork, Latent, Member, Outcome, Picture, Result, SampleWork, Work
-from tests.actors.fakes import CAPACITY_BYTES, MODELS, Facts, fake_plan
+from pool.spec import RunCost, TaskSpec
+from pool.work import DecodeWork, Encoded, EncodeWork, Latent, Picture, Result, SampleWork, Work
+from tests.actors.fakes import MODELS, FakeEngine, fake_plan
 
 
-class IdleEngine:
+class IdleEngine(FakeEngine):
     """Makes results of a few bytes and moves no weights."""
-
-    def __init__(self, *_: object) -> None:
-        self._residency = Residency(CAPACITY_BYTES)
-
-    def introduce(self) -> Facts:
-        """What it can hold."""
-        return Facts(CAPACITY_BYTES, 1e9, "idle")
-
-    def residency(self) -> Residency:
-        """Nothing, ever."""
-        return self._residency
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
     def run(
         self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], *_: object, **__: object
     ) -> tuple[Result, RunCost]:
         """A result at once."""
         return empty_result(work), RunCost(run_seconds=1e-6, resident=True)
-
-    def run_together(
-        self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...] = ()
-    ) -> tuple[Outcome, ...]:
-        """One after the other: nothing is gained by it."""
-        outcomes = [self.run(m.task, m.work, m.inputs, m.hooks, needed_next=needed_next) for m in members]
-        return tuple((result, replace(cost, batched=len(members))) for result, cost in outcomes)
 
 
 def empty_result(work: Work) -> Result:

@@ -28,7 +28,7 @@ from pool.open_model import OpenModel
 from pool.recent import Recent
 from pool.residency import ModuleBytes
 from pool.sizing import module_bytes
-from pool.spec import Division, RunCost, TaskSpec
+from pool.spec import Division, Role, RunCost, TaskSpec
 from pool.stages import latent_cells
 from pool.text.tokenizer import ClipTokenizer
 from pool.work import DecodeWork, EncodeWork, ModelRef, SampleWork, Work, role_of, stage_of
@@ -153,16 +153,21 @@ class ActivationFigures:
 
     def _counted(self, model: ModelRef, work: Work, lengths: Sequence[int], way: Division) -> int:
         opened = self._open(model)
-        component, latent = opened.component(role_of(work)), opened.checkpoint.latent
-        module = StageModule(component.built.module, component.form.compute_dtype, attention_form(self._device_kind))
+        latent, family = opened.checkpoint.latent, opened.checkpoint.family
         match work:
             case EncodeWork():
-                return encode_bytes(module, self._load_tokenizer(), work.text)
+                encoders = [(self._module(opened, role), family.texts[role]) for role in family.text_encoders]
+                return encode_bytes(encoders, self._load_tokenizer(), work.text)
             case SampleWork():
-                return sample_bytes(module, work, latent, lengths, way.batch)
+                module = self._module(opened, role_of(work))
+                return sample_bytes(module, work, latent, lengths, way.batch, family.sampling)
             case DecodeWork():
                 cells = latent_cells(work.width, work.height, latent)
-                return decode_bytes(module, cells, latent.channels, way.tile)
+                return decode_bytes(self._module(opened, role_of(work)), cells, latent.channels, way.tile)
+
+    def _module(self, opened: OpenModel, role: Role) -> StageModule:
+        component = opened.component(role)
+        return StageModule(component.built.module, component.form.compute_dtype, attention_form(self._device_kind))
 
     def _text_shape(self, text: str) -> TextShape:
         return self._texts.get(text, lambda: text_shape(self._load_tokenizer(), text))
@@ -178,7 +183,8 @@ class ActivationFigures:
         opened = self._open(model)
         component = opened.component(role_of(work))
         dtype, module = component.form.compute_dtype, component.built.module
-        call = stage_call(work, dtype, opened.checkpoint.latent, context_tokens, pictures)
+        facts = opened.checkpoint.family.sampling
+        call = stage_call(work, dtype, opened.checkpoint.latent, facts, context_tokens, pictures)
         counted = StageModule(module, dtype, attention_form(self._device_kind)).peak_bytes(call)
         return with_margin(counted, self._device_kind)
 
@@ -186,7 +192,8 @@ class ActivationFigures:
         """The modules of the component that `work` runs, with their work, in the order in which a pass uses them."""
         opened = self._open(model)
         component = opened.component(role_of(work))
-        call = stage_call(work, component.form.compute_dtype, opened.checkpoint.latent)
+        facts = opened.checkpoint.family.sampling
+        call = stage_call(work, component.form.compute_dtype, opened.checkpoint.latent, facts)
         flops = module_work(component.built.module, component.form.compute_dtype, call)
         sizes = {m.name: m for m in module_bytes(component.weights, component.form)}
         order = (*(name for name in flops if name in sizes), *(name for name in sizes if name not in flops))

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from pool.activation import PeakCounter, peak_bytes
-from pool.checkpoints.families import LatentFacts
+from pool.checkpoints.families import PLAIN_SAMPLING, LatentFacts, SamplingFacts, TextFacts
 from pool.dry_run import META, AttentionForm
+from pool.sampling.conditions import Condition
+from pool.sampling.extras import call_unet, empty_extras
 from pool.sampling.run import denoise_pictures
 from pool.stages import latent_cells
 from pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
-from pool.text.encode import encode_prompt, matched_length
+from pool.text.encode import ReadText, matched_length, read_texts
 from pool.text.tokenizer import ClipTokenizer
 from pool.tiling.vae import Tiling, decode_latent
 from pool.work import DecodeWork, EncodeWork, RunHooks, SampleWork, Stopped, Work
@@ -70,9 +72,15 @@ class StageModule:
         return peak_bytes(self.module, self.compute_dtype, call, self.attention)
 
 
-def encode_bytes(text_encoder: StageModule, tokenizer: ClipTokenizer, text: str) -> int:
-    """Device memory beside weights for `text`; texts of one `TextShape` need the same."""
-    return text_encoder.peak_bytes(lambda module: encode_prompt(module, tokenizer, text, META))
+def encode_bytes(text_encoders: Sequence[tuple[StageModule, TextFacts]], tokenizer: ClipTokenizer, text: str) -> int:
+    """Device memory beside weights for `text`, which the text encoders read one after the other; texts of one
+    `TextShape` need the same."""
+    read_bytes, most_bytes = 0, 0
+    for encoder, facts in text_encoders:
+        peak_bytes, own_bytes = _read_bytes(encoder, tokenizer, text, facts)
+        most_bytes = max(most_bytes, read_bytes + peak_bytes)
+        read_bytes += own_bytes  # what is read stays until all have read
+    return most_bytes
 
 
 def sample_bytes(
@@ -81,6 +89,7 @@ def sample_bytes(
     latent: LatentFacts,
     context_tokens: Sequence[int],
     most_at_once: int = 0,
+    facts: SamplingFacts = PLAIN_SAMPLING,
 ) -> int:
     """Device memory beside weights for `work`.
 
@@ -102,7 +111,7 @@ def sample_bytes(
     run = lengths if work.cfg != 1 else lengths[:1]
     batch = len(run) if common is not None else 1
     for length in set(run):
-        model_bytes[batch, length] = _model_call_bytes(diffusion_model, (latent.channels, *cells), batch, length)
+        model_bytes[batch, length] = _model_call_bytes(diffusion_model, (latent.channels, *cells), batch, length, facts)
     width = _text_width(diffusion_model.module)
     contexts = [torch.empty(length, width) for length in lengths]
     return _loop_bytes(predict_noise, work, (latent.channels, *cells), contexts, most_at_once)
@@ -138,6 +147,7 @@ def stage_call(
     work: Work,
     compute_dtype: torch.dtype,
     latent: LatentFacts,
+    facts: SamplingFacts = PLAIN_SAMPLING,
     context_tokens: int = USUAL_TOKENS,
     pictures: int = 1,
 ) -> Callable[[nn.Module], object]:
@@ -154,24 +164,34 @@ def stage_call(
         case SampleWork():
             batch = pictures * (1 if work.cfg == 1 else 2)
             shape_CHW = (latent.channels, *latent_cells(work.width, work.height, latent))
-            return lambda module: module(
+            return lambda module: call_unet(
+                module,
                 empty(batch, *shape_CHW),
                 empty(batch, dtype=torch.float32),
                 empty(batch, context_tokens, _text_width(module)),
-                return_dict=False,
+                empty_extras(facts.size_conditions, module, batch, META),
             )
         case DecodeWork():
             cells = latent_cells(work.width, work.height, latent)
             return lambda module: decode_latent(module, empty(pictures, latent.channels, *cells))
 
 
-def _model_call_bytes(model: StageModule, shape_CHW: tuple[int, ...], batch: int, length: int) -> int:
+def _read_bytes(encoder: StageModule, tokenizer: ClipTokenizer, text: str, facts: TextFacts) -> tuple[int, int]:
+    """The peak of reading `text`, and what is read."""
+    read: list[ReadText] = []
+    peak_bytes = encoder.peak_bytes(lambda m: read.extend(read_texts(m, tokenizer, (text,), META, facts)))
+    return peak_bytes, sum(one.context_LD.nbytes for one in read)
+
+
+def _model_call_bytes(
+    model: StageModule, shape_CHW: tuple[int, ...], batch: int, length: int, facts: SamplingFacts
+) -> int:
     """What one call of the diffusion model adds to the inputs that the sampler made for it."""
     x_BCHW = torch.empty((batch, *shape_CHW), dtype=torch.float32, device=META)
     timestep_B = torch.empty((batch,), dtype=torch.float32, device=META)
     context_BLD = torch.empty((batch, length, _text_width(model.module)), dtype=torch.float32, device=META)
-    dtype = model.compute_dtype
-    return model.peak_bytes(lambda m: m(x_BCHW.to(dtype), timestep_B, context_BLD.to(dtype), return_dict=False))
+    dtype, extras = model.compute_dtype, empty_extras(facts.size_conditions, model.module, batch, META)
+    return model.peak_bytes(lambda m: call_unet(m, x_BCHW.to(dtype), timestep_B, context_BLD.to(dtype), extras))
 
 
 def _loop_bytes(
@@ -189,7 +209,7 @@ def _loop_bytes(
         done = steps_done
 
     hooks = RunHooks(on_step, lambda: done >= _STEPS_LOOKED_AT)
-    cond_BLD, uncond_BLD = contexts[0][None], contexts[1][None] if len(contexts) > 1 else None
+    cond, uncond = Condition(contexts[0][None]), Condition(contexts[1][None]) if len(contexts) > 1 else None
     counter = PeakCounter()
     with torch.no_grad(), counter:
         try:
@@ -198,8 +218,8 @@ def _loop_bytes(
                 replace(work, steps=_STEPS),
                 (work.seed,),
                 shape_CHW,
-                cond_BLD,
-                uncond_BLD,
+                cond,
+                uncond,
                 META,
                 hooks,
                 most_at_once=most_at_once,

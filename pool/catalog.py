@@ -7,20 +7,24 @@ about a model takes a moment. Not thread safe; the controller asks it from one t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pool.activation_figures import ActivationFigures
-from pool.checkpoints.describe import describe, describe_lora, native_size
-from pool.checkpoints.file_hash import file_sha256
+from pool.checkpoints.describe import native_size
 from pool.devices.capabilities import DeviceCapabilities
-from pool.errors import CorruptFile, UserError, unknown_name
+from pool.errors import CorruptFile
 from pool.open_model import OpenModel
 from pool.recent import Recent
-from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
+from pool.registry.folders import WeightsFile
+from pool.registry.kinds import LORAS, MODELS
+from pool.registry.listings import LoraListing, ModelListing
+from pool.registry.names import without_ending
+from pool.registry.registry import open_registry
+from pool.spec import ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
 from pool.stages import latent_cells
-from pool.work import EncodeWork, LoraRef, ModelRef, SampleWork, Work, role_of
+from pool.work import EncodeWork, LoraRef, ModelRef, SampleWork, Work, lora_key, role_of
 
 WEIGHTS_SUFFIX = ".safetensors"
 
@@ -31,40 +35,25 @@ _PRIOR_SECONDS_PER_CELL_BYTE = 1e-12
 _PRIOR_SECONDS = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class ModelListing:
-    """One checkpoint in the folders. `problem` says why it cannot be used; the sizes are then 0."""
-
-    name: str
-    path: str
-    family: str
-    file_bytes: int
-    width: int = 0
-    height: int = 0
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LoraListing:
-    """One LoRA file in the folders."""
-
-    name: str
-    path: str
-    file_bytes: int
-    modules: int = 0
-    ranks: tuple[int, ...] = ()
-    problem: str = ""
-
-
 class Catalog:
-    """The models and LoRAs of some folders. Names are file names without the ending; a path is a name too."""
+    """The models and LoRAs of some folders. How they are named is said in `pool.registry.names`; a path, an alias and
+    a hash are names too."""
 
     def __init__(
-        self, model_folders: Sequence[Path], lora_folders: Sequence[Path], device: str | DeviceCapabilities
+        self,
+        model_folders: Sequence[Path],
+        lora_folders: Sequence[Path],
+        device: str | DeviceCapabilities,
+        registry_folder: Path | None = None,
+        uses_added: bool = False,
     ) -> None:
-        """`device` is what the models are to run on, or the name of its kind where no more is known."""
-        self._model_folders = tuple(model_folders)
-        self._lora_folders = tuple(lora_folders)
+        """`device` is what the models are to run on, or the name of its kind where no more is known.
+
+        registry_folder  where hashes are remembered; the user's own when None
+        uses_added       whether the files that people added to the registry there are in the catalog too
+        """
+        #: which files there are, by name, with their hashes
+        self.registry = open_registry(model_folders, lora_folders, registry_folder, uses_added)
         self._device = device
         self._opened: dict[str, OpenModel] = {}
         #: what runs hold beside weights
@@ -72,31 +61,29 @@ class Catalog:
         self._uses: Recent[tuple[object, ...], ComponentUse] = Recent(USES_REMEMBERED)
         self._specs: dict[str, dict[Role, ComponentSpec]] = {}
         self._refs: dict[str, ModelRef] = {}
-        self._hashed: dict[tuple[Path, int, int], str] = {}
 
     def models(self) -> tuple[ModelListing, ...]:
         """Every checkpoint, by name."""
-        return tuple(_list_model(path) for path in _weights_files(self._model_folders))
+        return self.registry.models()
 
     def loras(self) -> tuple[LoraListing, ...]:
         """Every LoRA, by name."""
-        return tuple(_list_lora(path) for path in _weights_files(self._lora_folders))
+        return self.registry.loras()
 
     def find_model(self, name: str) -> ModelRef:
-        """The checkpoint called `name`. Hashes the file when it is new. Raises UnknownName or CorruptFile.
+        """The checkpoint called `name`. Hashes the file when it is new. Raises UnknownName, AmbiguousName or
+        CorruptFile.
 
         A copy of a file that was asked for before is that file, under the name that it had first: everything that
         speaks of its components must call them the same.
         """
-        path = _find("model", name, self._model_folders)
-        ref = ModelRef(path.stem, str(path), self._sha256(path))
+        ref = ModelRef(*self._found(self.registry.find(name, MODELS, "model")))
         name = self._refs.setdefault(ref.sha256, ref).name
         return replace(ref, name=name)  # where the file is now: it may have been renamed
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
-        """The LoRA called `name`. Raises UnknownName or CorruptFile."""
-        path = _find("LoRA", name, self._lora_folders)
-        return LoraRef(path.stem, str(path), self._sha256(path), strength)
+        """The LoRA called `name`. Raises UnknownName, AmbiguousName or CorruptFile."""
+        return LoraRef(*self._found(self.registry.find(name, LORAS, "LoRA")), strength)
 
     def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
         """The sizes of the model's components. Raises CorruptFile or UnknownArchitecture."""
@@ -165,55 +152,11 @@ class Catalog:
         passes = work.steps * (1 if work.cfg == 1 else 2) if isinstance(work, SampleWork) else 16
         return _PRIOR_SECONDS + passes * cells * spec.weight_bytes * _PRIOR_SECONDS_PER_CELL_BYTE
 
-    def _sha256(self, path: Path) -> str:
-        stat = path.stat()
-        key = (path, stat.st_size, stat.st_mtime_ns)
-        if key not in self._hashed:
-            self._hashed[key] = file_sha256(path)
-        return self._hashed[key]
+    def _found(self, file: WeightsFile) -> tuple[str, str, str]:
+        """Name, path and hash of a file, as references have them."""
+        return without_ending(file.path.name), str(file.real_path), self.registry.hashes(file).sha256
 
     def _open(self, model: ModelRef) -> OpenModel:
         if model.sha256 not in self._opened:
             self._opened[model.sha256] = OpenModel(model, self._device)
         return self._opened[model.sha256]
-
-
-def lora_key(lora: LoraRef) -> ComponentKey:
-    """A LoRA's name as a component, whatever its strength."""
-    return ComponentKey(f"{lora.name}/lora@{lora.sha256[:10]}")
-
-
-def _weights_files(folders: Sequence[Path]) -> Iterator[Path]:
-    """Weights files of the folders by name; of two with one name, the one in the earlier folder."""
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for path in sorted(folder.glob(f"*{WEIGHTS_SUFFIX}")) if folder.is_dir() else ():
-            found.setdefault(path.stem, path)
-    return iter(found[name] for name in sorted(found))
-
-
-def _find(kind: str, name: str, folders: Sequence[Path]) -> Path:
-    given = Path(name)
-    if given.suffix == WEIGHTS_SUFFIX and given.is_file():
-        return given.resolve()
-    known = {path.stem: path for path in _weights_files(folders)}
-    wanted = name.removesuffix(WEIGHTS_SUFFIX)
-    if wanted not in known:
-        raise unknown_name(kind, name, known)
-    return known[wanted].resolve()
-
-
-def _list_model(path: Path) -> ModelListing:
-    try:
-        info = describe(path)
-    except UserError as problem:
-        return ModelListing(path.stem, str(path), "", path.stat().st_size, problem=str(problem))
-    return ModelListing(path.stem, str(path), info.title, path.stat().st_size, info.width, info.height)
-
-
-def _list_lora(path: Path) -> LoraListing:
-    try:
-        info = describe_lora(path)
-    except UserError as problem:
-        return LoraListing(path.stem, str(path), path.stat().st_size, problem=str(problem))
-    return LoraListing(path.stem, str(path), path.stat().st_size, sum(info.modules.values()), tuple(sorted(info.ranks)))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -41,7 +41,7 @@ from pool.out_of_memory import give_back_unused
 from pool.patcher import ModelPatcher
 from pool.residency import Residency
 from pool.spec import ComponentKey, Division, Role, RunCost, TaskSpec
-from pool.stages import decode_together, encode_together, sample_together
+from pool.stages import TextEncoder, decode_together, encode_together, sample_together
 from pool.stopping import stop_if_asked
 from pool.task_runner import Run, TaskRunner
 from pool.text.tokenizer import ClipTokenizer
@@ -63,6 +63,8 @@ from pool.work import (
 )
 
 Kind = TypeVar("Kind")
+#: the components that one run uses: the text encoders, or one of the others
+Patchers: TypeAlias = tuple[ModelPatcher, ...]
 
 #: what is copied once at start to learn the speed of the link, at most
 LINK_PROBE_BYTES = 32 << 20
@@ -189,14 +191,14 @@ class Engine:
         return run_together(members, lambda some: self._run_at_once(some, tuple(needed_next)))
 
     def run_as_is(
-        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], patcher: ModelPatcher, hooks: RunHooks
+        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], patchers: Patchers, hooks: RunHooks
     ) -> Result:
-        """Do `work` with `patcher`, whatever of it is resident; no weights are moved before, and none are let go.
+        """Do `work` with `patchers`, whatever of them is resident; no weights are moved before, and none are let go.
 
         For people who move weights themselves. Divided where the room asks for it. Raises DoesNotFit when what is
         resident leaves too little, with what would have to leave; RanOutOfMemory, OutOfHostMemory and Stopped.
         """
-        return self._runner.run_as_is(self._run_of((Member(task, work, inputs, hooks),), patcher))[0]
+        return self._runner.run_as_is(self._run_of((Member(task, work, inputs, hooks),), patchers))[0]
 
     def activation_errors(self) -> tuple[ActivationError, ...]:
         """How far estimates of activations were from what runs took, by component and stage."""
@@ -232,7 +234,12 @@ class Engine:
                 self._device.torch_device,
                 component.form,
                 self._tools,
-                stage_call(_usual_work(opened, role), component.form.compute_dtype, opened.checkpoint.latent),
+                stage_call(
+                    _usual_work(opened, role),
+                    component.form.compute_dtype,
+                    opened.checkpoint.latent,
+                    opened.checkpoint.family.sampling,
+                ),
             )
             self._patchers[component.key] = base
             self.vram.add(base)
@@ -248,19 +255,20 @@ class Engine:
     def _run_at_once(
         self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...]
     ) -> tuple[tuple[Result, ...], RunCost]:
-        patcher = self._patcher(members[0].work)
-        return self._runner.run(self._run_of(members, patcher, needed_next))
+        patchers = self._used_by(members[0].work)
+        return self._runner.run(self._run_of(members, patchers, needed_next))
 
     def _run_of(
-        self, members: Sequence[Member], patcher: ModelPatcher, needed_next: tuple[ComponentKey, ...] = ()
+        self, members: Sequence[Member], patchers: Patchers, needed_next: tuple[ComponentKey, ...] = ()
     ) -> Run[tuple[Result, ...]]:
         """Members of one kind as one run."""
         task, hooks = joint_task([member.task for member in members]), joint_hooks(members)
 
         def compute(division: Division | None) -> tuple[Result, ...]:
-            return self._compute(members, patcher, hooks, division)
+            return self._compute(members, patchers, hooks, division)
 
-        wanted = with_extras(patcher, task.uses[0].passes)
+        passes = task.uses[0].passes
+        wanted = tuple(one for patcher in patchers for one in with_extras(patcher, passes))
         return Run(task, wanted, compute, hooks.should_stop, needed_next, len(members))
 
     def _opened(self, model: ModelRef) -> OpenModel:
@@ -268,29 +276,33 @@ class Engine:
             self._models[model.sha256] = OpenModel(model, self._capabilities)
         return self._models[model.sha256]
 
-    def _patcher(self, work: Work) -> ModelPatcher:
+    def _used_by(self, work: Work) -> Patchers:
         match work:
             case EncodeWork():
-                return self.patcher(work.model, Role.TEXT_ENCODER, work.loras)
+                roles = self._opened(work.model).checkpoint.family.text_encoders
+                return tuple(self.patcher(work.model, role, work.loras) for role in roles)
             case SampleWork():
-                return self.patcher(work.model, Role.DIFFUSION_MODEL, work.loras)
+                return (self.patcher(work.model, Role.DIFFUSION_MODEL, work.loras),)
             case DecodeWork():
-                return self.patcher(work.model, Role.VAE)
+                return (self.patcher(work.model, Role.VAE),)
 
     def _compute(
-        self, members: Sequence[Member], patcher: ModelPatcher, hooks: RunHooks, division: Division | None
+        self, members: Sequence[Member], patchers: Patchers, hooks: RunHooks, division: Division | None
     ) -> tuple[Result, ...]:
         works, inputs = [member.work for member in members], [member.inputs for member in members]
-        latent = self.latent_facts(works[0].model)
+        checkpoint = self._opened(works[0].model).checkpoint
+        latent, family = checkpoint.latent, checkpoint.family
         match works[0]:
             case EncodeWork():
-                return encode_together(_all_of(works, EncodeWork), patcher, self._tokenizer, hooks)
+                encoders = [TextEncoder(patcher, family.texts[patcher.spec().role]) for patcher in patchers]
+                return encode_together(_all_of(works, EncodeWork), encoders, self._tokenizer, hooks)
             case SampleWork():
                 texts = [_all_of(read, Encoded) for read in inputs]
-                return sample_together(_all_of(works, SampleWork), texts, patcher, latent, hooks, division)
+                sampled = _all_of(works, SampleWork)
+                return sample_together(sampled, texts, patchers[0], latent, hooks, division, family.sampling)
             case DecodeWork():
                 latents = [one for read in inputs for one in _all_of(read, Latent)]
-                return decode_together(latents, patcher, latent, hooks, division)
+                return decode_together(latents, patchers[0], latent, hooks, division)
 
 
 def _usual_work(opened: OpenModel, role: Role) -> Work:
@@ -298,7 +310,7 @@ def _usual_work(opened: OpenModel, role: Role) -> Work:
     model, checkpoint = opened.ref, opened.checkpoint
     width, height = native_size(checkpoint.family, checkpoint.header)
     match role:
-        case Role.TEXT_ENCODER:
+        case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3:
             return EncodeWork(model, (), "")
         case Role.DIFFUSION_MODEL:
             return SampleWork(model, (), width, height, 1, 5.0, "euler", "normal", 0)

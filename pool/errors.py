@@ -22,12 +22,20 @@ class UnknownName(UserError):
     """A model, LoRA, sampler or field that does not exist."""
 
 
+class AmbiguousName(UserError):
+    """A name that several files have. The message lists them, and how to say which."""
+
+
 class UnusableField(UserError):
     """A field with a value outside what is allowed."""
 
 
 class CorruptFile(UserError):
     """A weights file that is truncated, over-long, overlapping, non-finite or not what its name says."""
+
+
+class UnsafeFile(CorruptFile):
+    """A weights file that could run code, or leads out of its folder, and that nobody allowed."""
 
 
 class UnknownArchitecture(UserError):

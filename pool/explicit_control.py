@@ -108,18 +108,19 @@ class LoadedModel:
         self._is_closed = False
         self._catalog = catalog
         self._model = model
-        self.text_encoder, self.diffusion_model, self.vae = (
-            ExplicitComponent(lambda: self._engine, model, role, self._find_lora)
-            for role in (Role.TEXT_ENCODER, Role.DIFFUSION_MODEL, Role.VAE)
+        #: text encoders in the order in which their texts follow each other, then the diffusion model and the VAE
+        self.components: tuple[ExplicitComponent, ...] = tuple(
+            ExplicitComponent(lambda: self._engine, model, role, self._find_lora) for role in catalog.components(model)
         )
+        by_role = {component.role: component for component in self.components}
+        #: those that read the prompt: two in SDXL
+        self.text_encoders = tuple(component for component in self.components if component.role.is_text_encoder)
+        #: the first of them
+        self.text_encoder = self.text_encoders[0]
+        self.diffusion_model, self.vae = by_role[Role.DIFFUSION_MODEL], by_role[Role.VAE]
         #: stops the run that is under way; from any thread
         self.interrupt = Interrupt()
         self._should_stop: Callable[[], bool] | None = None
-
-    @property
-    def components(self) -> tuple[ExplicitComponent, ...]:
-        """Text encoder, diffusion model and VAE."""
-        return self.text_encoder, self.diffusion_model, self.vae
 
     @property
     def device_name(self) -> str:
@@ -153,7 +154,7 @@ class LoadedModel:
     def encode(self, text: str) -> Encoded:
         """`text` as the diffusion model reads it, on the host."""
         work = EncodeWork(self._model, (), given_text("text", text, "a text"))
-        result = self._run(work, (), self.text_encoder)
+        result = self._run(work, (), self.text_encoders)
         assert isinstance(result, Encoded)
         return result
 
@@ -179,7 +180,7 @@ class LoadedModel:
         inputs = [_encoded("prompt", prompt)]
         if work.cfg != 1:
             inputs.append(_encoded("negative", negative, ", since cfg is not 1"))
-        result = self._run(work, tuple(inputs), self.diffusion_model, on_step, passes=work.steps)
+        result = self._run(work, tuple(inputs), (self.diffusion_model,), on_step, passes=work.steps)
         assert isinstance(result, Latent)
         return result
 
@@ -191,7 +192,7 @@ class LoadedModel:
             found = _short(latent) if shape is None else shape
             raise unusable_field("latent", found, f"what `sample` makes: [{facts.channels}, height, width]")
         height, width = (cells * facts.downscale for cells in latent.samples_CHW.shape[1:])
-        result = self._run(DecodeWork(self._model, width, height), (latent,), self.vae)
+        result = self._run(DecodeWork(self._model, width, height), (latent,), (self.vae,))
         assert isinstance(result, Picture)
         return result.pixels_HWC
 
@@ -269,7 +270,7 @@ class LoadedModel:
         self,
         work: Work,
         inputs: tuple[Result, ...],
-        component: ExplicitComponent,
+        components: tuple[ExplicitComponent, ...],
         on_step: OnStep | None = None,
         passes: int = 1,
     ) -> Result:
@@ -277,14 +278,15 @@ class LoadedModel:
         task = TaskSpec(
             task_id(work, ()),
             stage_of(work),
-            (component.patcher.use(passes),),
+            tuple(component.patcher.use(passes) for component in components),
             self._catalog.activation_bytes(self._model, work, lengths),
             run_seconds=0.0,
             divisions=self._catalog.figures.divisions(self._model, work, lengths),
         )
         with self._one_run() as should_stop:
             hooks = RunHooks(on_step or (lambda done, steps: None), should_stop)
-            return self._engine.run_as_is(task, work, inputs, component.patcher, hooks)
+            patchers = tuple(component.patcher for component in components)
+            return self._engine.run_as_is(task, work, inputs, patchers, hooks)
 
     def _sample_work(
         self, width: int | None, height: int | None, steps: int, cfg: float, sampler: str, seed: int | None

@@ -26,7 +26,7 @@ def component_dtype(role: Role, storage: torch.dtype, device: DeviceCapabilities
     if device.kind.computes_on_host:
         return Choice(torch.float32, "the CPU computes: half precision is slower there, and float32 is the reference")
     match role:
-        case Role.TEXT_ENCODER:
+        case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3:
             return Choice(torch.float32, "a text is encoded once a prompt, which costs little and stays exact")
         case Role.VAE:
             return _vae_choice(device)

@@ -15,7 +15,7 @@ Rules
    d. of the rest, the least worth: bytes on the bus that bring a byte of room back, over how long ago it was used. This
       is GreedyDual without its memory: age is counted in bytes used since, so it needs no clock, and what costs half as
       much to bring back (stored in half the bytes) leaves at half the age. At equal prices it is least recently used
-      first. Patches do not count: the next use may want others, and in benchmarks/simulation.py no surcharge for what
+      first. Patches do not count: the next use may want others, and in simulations of many models no surcharge for what
       is patched, up or down, moved fewer bytes.
 4. A component of one pass costs the bus the same loaded or streamed. What it would bring to the GPU gives way as in 3,
    beside what is there: a text encoder that nobody needs soon does not push out weights that somebody does. That

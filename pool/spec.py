@@ -35,13 +35,20 @@ class Stage(Enum):
 
 
 class Role(Enum):
-    """What a component is for."""
+    """What a component is for. A model has at most one of each; the text encoders are numbered as diffusers does."""
 
     TEXT_ENCODER = "text_encoder"
+    TEXT_ENCODER_2 = "text_encoder_2"
+    TEXT_ENCODER_3 = "text_encoder_3"
     DIFFUSION_MODEL = "diffusion_model"
     VAE = "vae"
     CONTROLNET = "controlnet"
     LORA = "lora"
+
+    @property
+    def is_text_encoder(self) -> bool:
+        """It reads the prompt, alone or beside others."""
+        return self in (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3)
 
 
 @dataclass(frozen=True, slots=True)

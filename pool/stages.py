@@ -1,24 +1,27 @@
 """The three stages of a picture on components that are ready to run, for one picture or for several at once. Plain
 functions; no memory is managed here.
 
-Shape legend: B batch, L tokens, D text width, C latent channels, H W height and width.
+Shape legend: B batch, L tokens, D text width, V width of a pooled text, C latent channels, H W height and width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pool.checkpoints.families import LatentFacts
+from pool.checkpoints.families import PLAIN_SAMPLING, PLAIN_TEXT, LatentFacts, SamplingFacts, TextFacts
 from pool.errors import CorruptFile
 from pool.patcher import ModelPatcher
+from pool.sampling.conditions import Condition
+from pool.sampling.extras import call_unet, extras_of
 from pool.sampling.noise import PictureNoise
 from pool.sampling.run import denoise_pictures
 from pool.spec import Division
 from pool.stopping import stop_check, stop_if_asked
-from pool.text.encode import encode_prompts, match_lengths
+from pool.text.encode import ReadText, match_lengths, read_texts
 from pool.text.tokenizer import ClipTokenizer
 from pool.tiling.spans import Downscale
 from pool.tiling.vae import Tiling, decode_latent, encode_moments, latent_of, tiled_decode, tiled_encode
@@ -30,19 +33,37 @@ def latent_cells(width: int, height: int, latent: LatentFacts) -> tuple[int, int
     return height // latent.downscale, width // latent.downscale
 
 
-def encode(work: EncodeWork, text_encoder: ModelPatcher, tokenizer: ClipTokenizer, hooks: RunHooks) -> Encoded:
-    """The text of `work` as the diffusion model reads it. One step. Raises Stopped at a layer."""
-    return encode_together((work,), text_encoder, tokenizer, hooks)[0]
+@dataclass(frozen=True, slots=True)
+class TextEncoder:
+    """One of a model's text encoders, and how it is read."""
+
+    patcher: ModelPatcher
+    facts: TextFacts = PLAIN_TEXT
+
+
+def encode(work: EncodeWork, encoders: Sequence[TextEncoder], tokenizer: ClipTokenizer, hooks: RunHooks) -> Encoded:
+    """The text of `work` as the diffusion model reads it: what `encoders` read, side by side. One step. Raises Stopped
+    at a layer."""
+    return encode_together((work,), encoders, tokenizer, hooks)[0]
 
 
 def encode_together(
-    works: Sequence[EncodeWork], text_encoder: ModelPatcher, tokenizer: ClipTokenizer, hooks: RunHooks
+    works: Sequence[EncodeWork], encoders: Sequence[TextEncoder], tokenizer: ClipTokenizer, hooks: RunHooks
 ) -> tuple[Encoded, ...]:
     """`encode` for each of `works`, which differ in their texts, in one run."""
-    with text_encoder.running(stop_check(hooks)) as module:
-        contexts = encode_prompts(module, tokenizer, [work.text for work in works], text_encoder.device)
+    texts, read = [work.text for work in works], []
+    for encoder in encoders:
+        with encoder.patcher.running(stop_check(hooks)) as module:
+            read.append(read_texts(module, tokenizer, texts, encoder.patcher.device, encoder.facts))
     hooks.on_step(1, 1)
-    return tuple(Encoded(context_LD.to("cpu").float().numpy()) for context_LD in contexts)
+    return tuple(_encoded(parts) for parts in zip(*read, strict=True))
+
+
+def _encoded(parts: Sequence[ReadText]) -> Encoded:
+    """What the text encoders read of one text."""
+    context_LD = torch.cat([part.context_LD.to("cpu") for part in parts], dim=-1)
+    pooled = [part.pooled_V.to("cpu") for part in parts if part.pooled_V is not None]
+    return Encoded(context_LD.numpy(), torch.cat(pooled).numpy() if pooled else None)
 
 
 def sample(
@@ -52,12 +73,13 @@ def sample(
     latent: LatentFacts,
     hooks: RunHooks,
     division: Division | None = None,
+    facts: SamplingFacts = PLAIN_SAMPLING,
 ) -> Latent:
     """Denoise the latent of `work` from its seed. Raises Stopped at a step or layer.
 
-    With `division.batch` 1 the two texts run apart, each at its own length.
+    With `division.batch` 1 the two texts run apart, each at its own length. `facts` are those of the model.
     """
-    return sample_together((work,), (inputs,), diffusion_model, latent, hooks, division)[0]
+    return sample_together((work,), (inputs,), diffusion_model, latent, hooks, division, facts)[0]
 
 
 def sample_together(
@@ -67,6 +89,7 @@ def sample_together(
     latent: LatentFacts,
     hooks: RunHooks,
     division: Division | None = None,
+    facts: SamplingFacts = PLAIN_SAMPLING,
 ) -> tuple[Latent, ...]:
     """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_pictures`.
 
@@ -79,12 +102,15 @@ def sample_together(
     cond_BLD, uncond_BLD = _stacked([cond for cond, _ in texts]), _stacked([uncond for _, uncond in texts])
     assert cond_BLD is not None, "sampling reads a prompt"
     shape_CHW = (latent.channels, *latent_cells(work.width, work.height, latent))
+    pooled = [_stacked([_pooled(each[place]) for each in inputs]) for place in range(len(inputs[0]))]
+    extras = [extras_of(facts.size_conditions, p, work.width, work.height, n > 0) for n, p in enumerate(pooled)]
+    cond = Condition(cond_BLD, extras=extras[0])
+    uncond = None if uncond_BLD is None else Condition(uncond_BLD, extras=extras[-1])
     dtype = diffusion_model.compute_dtype
     with diffusion_model.running(stop_check(hooks)) as module:
 
-        def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
-            noise_BCHW: Tensor = module(x_BCHW.to(dtype), timestep_B, context_BLD.to(dtype), return_dict=False)[0]
-            return noise_BCHW
+        def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **told: Tensor) -> Tensor:
+            return call_unet(module, x_BCHW.to(dtype), timestep_B, context_BLD.to(dtype), told)
 
         device = diffusion_model.device
         options = diffusion_model.model_options
@@ -93,12 +119,13 @@ def sample_together(
             work,
             [each.seed for each in works],
             shape_CHW,
-            cond_BLD,
-            uncond_BLD,
+            cond,
+            uncond,
             device,
             hooks,
             options=options,
             most_at_once=most_at_once,
+            prediction=facts.prediction,
         )
     if not torch.isfinite(samples_BCHW).all():
         loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
@@ -186,6 +213,10 @@ def _texts(inputs: tuple[Encoded, ...], matched: bool) -> tuple[Tensor, Tensor |
     if uncond_LD is None or not matched:
         return cond_LD, uncond_LD
     return match_lengths(cond_LD, uncond_LD)
+
+
+def _pooled(text: Encoded) -> Tensor | None:
+    return None if text.pooled_V is None else torch.from_numpy(text.pooled_V.copy())
 
 
 def _stacked(texts: Sequence[Tensor | None]) -> Tensor | None:

@@ -3,7 +3,7 @@
 Values only; torch-free (numpy arrays carry results between processes). A `Work` names files and numbers, never tensors,
 so that its digest names its result: equal work is run once.
 
-Shape legend: L tokens, D text width, C latent channels, H W latent or pixel height and width.
+Shape legend: L tokens, D text width, V width of a pooled text, C latent channels, H W latent or pixel height and width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pool.spec import Role, RunCost, Stage, TaskId, TaskSpec
+from pool.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 PixelArray: TypeAlias = npt.NDArray[np.uint8]
@@ -84,9 +84,10 @@ Work: TypeAlias = EncodeWork | SampleWork | DecodeWork
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text as the diffusion model reads it."""
+    """A text as the diffusion model reads it. `pooled_V` is all of it in one vector, for models that are told that."""
 
     context_LD: FloatArray
+    pooled_V: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ Outcome: TypeAlias = tuple[Result, RunCost] | Exception
 
 
 def role_of(work: Work) -> Role:
-    """The component that `work` runs."""
+    """The component that `work` runs; of several text encoders the first."""
     match work:
         case EncodeWork():
             return Role.TEXT_ENCODER
@@ -146,6 +147,18 @@ def role_of(work: Work) -> Role:
             return Role.DIFFUSION_MODEL
         case DecodeWork():
             return Role.VAE
+
+
+def roles_of(work: Work, count: int) -> tuple[Role, ...]:
+    """The components that `work` runs, so many of them: text encoders in the order in which their texts follow each
+    other."""
+    text_encoders = tuple(role for role in Role if role.is_text_encoder)
+    return text_encoders[:count] if isinstance(work, EncodeWork) else (role_of(work),)
+
+
+def lora_key(lora: LoraRef) -> ComponentKey:
+    """A LoRA's name as a component, whatever its strength."""
+    return ComponentKey(f"{lora.name}/lora@{lora.sha256[:10]}")
 
 
 def stage_of(work: Work) -> Stage:
@@ -177,16 +190,20 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
 
 def task_id(work: Work, needs: tuple[TaskId, ...]) -> TaskId:
     """A digest of all that the result depends on: the work (files by content, not by path or name) and its inputs."""
-    content = _without_places(dataclasses.asdict(work))
+    content = {field.name: _without_places(getattr(work, field.name)) for field in dataclasses.fields(work)}
     text = json.dumps([type(work).__name__, content, needs], sort_keys=True, separators=(",", ":"))
     return TaskId(f"{stage_of(work).value}-{hashlib.sha256(text.encode()).hexdigest()[:20]}")
 
 
 def _without_places(value: Any) -> Any:
-    """`value` with the paths and names of files left out: a renamed copy of a file is the same file."""
-    if isinstance(value, dict):
-        is_file = "sha256" in value
-        return {k: _without_places(v) for k, v in value.items() if not (is_file and k in ("path", "name"))}
-    if isinstance(value, (list, tuple)):
+    """A field of some work with the paths and names of files left out: a renamed copy of a file is the same file.
+
+    Written out for the two kinds of file: this is done for every task that is asked for, and `dataclasses.asdict` of
+    all of it takes three times as long."""
+    if isinstance(value, ModelRef):
+        return {"sha256": value.sha256}
+    if isinstance(value, LoraRef):
+        return {"sha256": value.sha256, "strength": value.strength}
+    if isinstance(value, tuple):
         return [_without_places(v) for v in value]
     return value

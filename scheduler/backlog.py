@@ -13,22 +13,20 @@ from heapq import merge
 from itertools import islice
 from math import inf
 from operator import attrgetter
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from pool.residency import Resident
 from pool.spec import ComponentKey, WorkerId
 from scheduler.hurried import AT_ONCE, Hurried
 from scheduler.jobs import Order, Task
 from scheduler.ordered import Ordered
-from scheduler.signatures import LAST_RANK, Signature
+from scheduler.signatures import LAST_RANK, Signature, Use
 
 _ORDER = attrgetter("order")
 
 #: lines of one batch that are looked through for somebody else whom it passes over
 MOST_OF_A_BATCH = 256
 
-#: a component with its patch set; None for a task that uses no component
-_Use: TypeAlias = tuple[ComponentKey, str] | None
 _Key = TypeVar("_Key")
 
 
@@ -62,15 +60,16 @@ class Backlog:
         self._classes: list[Ordered[Line]] = [Ordered()]
         self._lines: dict[Signature, Line] = {}
         #: lines by the first thing that they use, by its component alone, and by the adapters that they read
-        self._by_use: dict[_Use, dict[Line, None]] = {}
+        self._by_use: dict[Use | None, dict[Line, None]] = {}
         self._by_component: dict[ComponentKey, Ordered[Line]] = {}
         self._by_adapter: dict[ComponentKey, dict[Line, None]] = {}
         #: lines of the last stage
         self._finishing: Ordered[Line] = Ordered()
-        self._count = 0
+        #: tasks; for reading
+        self.count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Task]:
         """Every task, in order."""
@@ -100,7 +99,7 @@ class Backlog:
             self.hurried.add(task, AT_ONCE)
         elif task.hurried_by < inf:
             self.hurried.add(task, task.hurried_by)
-        self._count += 1
+        self.count += 1
 
     def remove(self, task: Task) -> None:
         """Take out a task; its order must be the one that it was filed with."""
@@ -117,7 +116,7 @@ class Backlog:
             self._batches[task.batch] -= 1
             if not self._batches[task.batch]:
                 del self._batches[task.batch]
-        self._count -= 1
+        self.count -= 1
 
     def start(self, task: Task, capacity_bytes: int, workers: int, limit: float) -> None:
         """Take out a task that a worker of this capacity starts, one of so many that are up. Whom it passes over is
@@ -137,7 +136,7 @@ class Backlog:
         oldest = self.oldest(capacity_bytes)
         if oldest is None or oldest is task or not task.batch or oldest.batch != task.batch:
             return None if oldest is task else oldest
-        if self._batches[task.batch] == self._count:
+        if self._batches[task.batch] == self.count:
             return None
         for line in islice(self.lines(capacity_bytes), MOST_OF_A_BATCH):
             if line.order >= task.order:
@@ -158,7 +157,7 @@ class Backlog:
     def oldest(self, capacity_bytes: int) -> Task | None:
         """The first task in order that fits in `capacity_bytes`, which is one of the known capacities."""
         first: Line | None = None
-        for lines in self._classes[: bisect_left(self.capacities, capacity_bytes) + 1]:
+        for lines in islice(self._classes, bisect_left(self.capacities, capacity_bytes) + 1):
             line = lines.head
             if line is not None and (first is None or line.order < first.order):
                 first = line
@@ -182,11 +181,15 @@ class Backlog:
     def using(self, entries: Iterable[Resident]) -> list[Line]:
         """The lines that start with one of these components and patches, or with none."""
         found = list(self._by_use.get(None, ()))
+        by_component, by_use = self._by_component, self._by_use
         for entry in entries:
-            lines = self._by_use.get((entry.component, entry.patch_digest))
-            if lines is not None:
-                found += lines
+            if entry.component in by_component:
+                found += by_use.get((entry.component, entry.patch_digest), ())
         return found
+
+    def starts_with(self, component: ComponentKey) -> bool:
+        """A line starts with this component, whatever its patches."""
+        return component in self._by_component
 
     def of_component(self, component: ComponentKey, most: int) -> list[Line]:
         """The first lines, in order, that start with this component, whatever its patches."""
@@ -203,37 +206,40 @@ class Backlog:
 
     def _file(self, line: Line) -> None:
         self._classes[self._class_of(line)].add(line)
-        self._by_use.setdefault(_first_use(line.signature), {})[line] = None
-        uses = line.signature.uses
-        if line.signature.rank == LAST_RANK:
+        signature = line.signature
+        lines = self._by_use.get(signature.first_use)
+        if lines is None:
+            lines = self._by_use[signature.first_use] = {}
+        lines[line] = None
+        if signature.rank == LAST_RANK:
             self._finishing.add(line)
-        if uses:
-            self._by_component.setdefault(uses[0].component, Ordered()).add(line)
-        for use in uses:
-            for adapter in use.adapters:
-                self._by_adapter.setdefault(adapter, {})[line] = None
+        if signature.components:
+            in_order = self._by_component.get(signature.components[0])
+            if in_order is None:
+                in_order = self._by_component[signature.components[0]] = Ordered()
+            in_order.add(line)
+        for adapter in signature.adapters:
+            self._by_adapter.setdefault(adapter, {})[line] = None
 
     def _unfile(self, line: Line) -> None:
         self._classes[self._class_of(line)].remove(line)
-        first = _first_use(line.signature)
-        _drop(self._by_use, first, line)
-        uses = line.signature.uses
-        if line.signature.rank == LAST_RANK:
+        signature = line.signature
+        _drop(self._by_use, signature.first_use, line)
+        if signature.rank == LAST_RANK:
             self._finishing.remove(line)
-        if uses:
-            lines = self._by_component[uses[0].component]
+        if signature.components:
+            lines = self._by_component[signature.components[0]]
             lines.remove(line)
-            if not lines:
-                del self._by_component[uses[0].component]
-        for use in uses:
-            for adapter in use.adapters:
-                _drop(self._by_adapter, adapter, line)
+            if lines.head is None:
+                del self._by_component[signature.components[0]]
+        for adapter in signature.adapters:
+            _drop(self._by_adapter, adapter, line)
 
     def _reorder(self, line: Line, head: Task) -> None:
         """File the line anew: its first task is another one."""
         filed = [self._classes[self._class_of(line)]]
-        if line.signature.uses:
-            filed.append(self._by_component[line.signature.uses[0].component])
+        if line.signature.components:
+            filed.append(self._by_component[line.signature.components[0]])
         if line.signature.rank == LAST_RANK:
             filed.append(self._finishing)
         for lines in filed:
@@ -258,9 +264,10 @@ class Pinned:
 
     def __init__(self) -> None:
         self._waiting: dict[WorkerId, Ordered[Task]] = {}
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(len(tasks) for tasks in self._waiting.values())
+        return self._count
 
     def __iter__(self) -> Iterator[Task]:
         """Every task, by worker and then in order."""
@@ -270,12 +277,14 @@ class Pinned:
         """File a ready task under the worker that it is pinned to."""
         assert task.pinned_to is not None, f"{task.name} waits for no worker"
         self._waiting.setdefault(task.pinned_to, Ordered()).add(task)
+        self._count += 1
 
     def remove(self, task: Task) -> None:
         """Take out a task; its worker and order must be the ones that it was filed with."""
         assert task.pinned_to is not None, f"{task.name} waits for no worker"
         tasks = self._waiting[task.pinned_to]
         tasks.remove(task)
+        self._count -= 1
         if not tasks:
             del self._waiting[task.pinned_to]
 
@@ -283,10 +292,6 @@ class Pinned:
         """The first task that waits for this worker."""
         tasks = self._waiting.get(worker_id)
         return tasks[0] if tasks else None
-
-
-def _first_use(signature: Signature) -> _Use:
-    return (signature.uses[0].component, signature.uses[0].patch_digest) if signature.uses else None
 
 
 def _drop(index: dict[_Key, dict[Line, None]], key: _Key, line: Line) -> None:

@@ -11,6 +11,7 @@ with little room runs a task in parts; the way is the one that the worker itself
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from pool.outlook import NO_OUTLOOK, Outlook
 from pool.residency import Residency, plan
@@ -43,6 +44,8 @@ LEAST_PATCH_SECONDS = 0.001
 LEAST_PATCH_DIFFERENCE = 0.1
 #: signatures that are remembered when no task has them
 SPARE_SIGNATURES = 256
+#: workers for which such a signature keeps what it would move there
+MOST_SPARE_KNOWN = 64
 
 
 def times_prior(task: TaskSpec, cost: RunCost, link_bytes_per_second: float) -> float | None:
@@ -106,7 +109,8 @@ class Costs:
         signature.tasks -= 1
         if signature.tasks == 0:
             self._spare[signature] = None
-            signature.known.clear()
+            if len(signature.known) > MOST_SPARE_KNOWN:
+                signature.known.clear()
             if len(self._spare) > SPARE_SIGNATURES:
                 oldest, _ = self._spare.popitem(last=False)
                 del self._signatures[signature_key(oldest.pattern)]
@@ -292,3 +296,22 @@ class Costs:
             self._patch_seconds[gpu] = value
             for signature in self._signatures.values():
                 signature.known.clear()
+
+
+def least_extra_seconds(
+    costs: Costs, task: TaskSpec, signature: Signature, workers: Iterable[Worker], most_seconds: float
+) -> float:
+    """The least of `most_seconds` and the extra seconds on each of these workers that it fits on."""
+    least_seconds, known_of = most_seconds, signature.known.get
+    for worker in workers:
+        known = known_of(worker)
+        there: float | None
+        if known is not None and known.version == worker.version and known.files is None and not task.divisions:
+            there = known.seconds  # what `extra_seconds` answers to most of these, without asking it
+        else:
+            there = costs.extra_seconds(task, signature, worker)
+        if there is not None and there < least_seconds:
+            least_seconds = there
+            if not there:
+                break
+    return least_seconds

@@ -19,6 +19,9 @@ from scheduler.results import Results
 from scheduler.story import Story
 from scheduler.turns import Turns
 
+#: how the story tells of a new task; the name of the job follows
+_STAGE_FOR = {stage: f"{stage.value} for " for stage in Stage}
+
 
 class Demand:
     """The live jobs, their tasks and results. Methods append the commands that they cause to `out`."""
@@ -168,6 +171,8 @@ class Demand:
         """No worker has the task any more; jobs that were cancelled and only waited for that are resolved."""
         self.turns.end(task)
         task.worker_id = None
+        if not task.awaited_by:
+            return
         waiting, task.awaited_by = task.awaited_by, {}
         for job_id in waiting:
             job = self.jobs[job_id]
@@ -216,7 +221,9 @@ class Demand:
         for task_id in list(job.demands):
             if task_id not in needed:
                 self._drop_demand(job, task_id)
-        new = {task_id: spec for task_id, spec in needed.items() if task_id not in job.demands}
+        new = needed
+        if job.demands:
+            new = {task_id: spec for task_id, spec in needed.items() if task_id not in job.demands}
         for task_id, spec in new.items():
             known = self.tasks.get(task_id)
             if (known is None or not known.on_worker) and (error := self._unfit(spec)):
@@ -241,7 +248,7 @@ class Demand:
         self.turns.wanted_by(task, job)
         self.tasks[spec.task_id] = task
         self.results.add_reader(spec.task_id, spec.needs)
-        self._story.born(task, f"{spec.stage.value} for {job.spec.job_id}")
+        self._story.born(task, _STAGE_FOR[spec.stage] + job.spec.job_id)
         self._unblock(task)
 
     def _drop_demand(self, job: Job, task_id: TaskId) -> None:

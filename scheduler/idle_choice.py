@@ -26,7 +26,7 @@ def best_idle(question: Question, task: Task) -> tuple[Worker, float] | None:
     then the one that evicts least, then the one that is idle longest, then by name; None when it fits on none."""
     workers, costs, signature = question.workers, question.costs, task.signature
     if workers.idle_count == 1:
-        worker = next(workers.idle_workers())
+        (worker,) = workers.some_idle(1)
         extra = costs.extra_seconds(task.spec, signature, worker)
         return None if extra is None else (worker, extra)
     best: list[tuple[Worker, float]] = []

@@ -165,10 +165,10 @@ class Task:
     #: runs that ended badly and count against the limit
     failures: int = 0
     #: of these, the ones that ran out of memory, and what was done about it so far
-    memory_failures: list[MemoryFailure] = field(default_factory=list)
+    memory_failures: tuple[MemoryFailure, ...] = ()
     rungs: tuple[Rung, ...] = ()
     #: workers that were lost while it ran on them, each time anew
-    crashed: list[WorkerId] = field(default_factory=list)
+    crashed: tuple[WorkerId, ...] = ()
     #: the one worker that it waits for while READY; None for any
     pinned_to: WorkerId | None = None
     #: until when; then any worker will do
@@ -228,13 +228,14 @@ def needed_tasks(
     of a result that is needed and that no task of the job makes: a given one that was lost.
     """
     wanted = job.spec.wanted
-    needed = set() if wanted in held else {wanted}
+    if wanted in held:
+        return {}, None
+    needed = {wanted}
     for task_id in reversed(job.tasks):
         if task_id in needed and not on_worker(task_id):
             needed.update([n for n in job.tasks[task_id].needs if n not in held])
     tasks = {task_id: task for task_id, task in job.tasks.items() if task_id in needed}
-    missing = min(needed.difference(tasks), default=None)
-    return tasks, missing
+    return tasks, None if len(tasks) == len(needed) else min(needed.difference(tasks))
 
 
 def problem_with(job: JobSpec, known: Container[ComponentKey]) -> str | None:

@@ -22,6 +22,7 @@ from pool.spec import (
     WorkerId,
     WorkerSpec,
 )
+from scheduler.values import value
 from scheduler.why import Why
 
 
@@ -130,7 +131,7 @@ Event: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StartWorker:
     """Start this worker after `delay_seconds` (a crash loop is slowed down)."""
 
@@ -139,7 +140,7 @@ class StartWorker:
     delay_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndWorker:
     """End this worker, and the run that hangs in it if there is one. No event answers."""
 
@@ -147,7 +148,7 @@ class EndWorker:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Mate:
     """A task that runs in one batch with another, on the same worker and weights."""
 
@@ -155,7 +156,7 @@ class Mate:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunTask:
     """Run this task there. `why` says what the choice was made of.
 
@@ -178,7 +179,7 @@ class RunTask:
     mates: tuple[Mate, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StopTask:
     """Ask a running task to stop at its next step. Its `RunEnded` still comes."""
 
@@ -188,7 +189,7 @@ class StopTask:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Prefetch:
     """Bring the files of these components into the memory of that worker's machine while its run goes on: a task that
     needs them is expected there next. Never waited for; no event answers."""
@@ -198,14 +199,14 @@ class Prefetch:
     components: tuple[ComponentKey, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReleaseResult:
     """Nothing that is known will read this result again."""
 
     task_id: TaskId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResolveJob:
     """The job has ended; exactly once a job. `result` is set when it succeeded."""
 
@@ -215,7 +216,7 @@ class ResolveJob:
     error: RunError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LookAgain:
     """Send a `Tick` after so long: a task waits for a busy worker, and the run there may take longer than expected; or
     a run must be over by then. Several may be on their way at once."""

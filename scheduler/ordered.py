@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -26,32 +27,30 @@ T = TypeVar("T", bound=InOrder)
 class Ordered(Generic[T]):
     """Members by their `order`. Adding at the end and taking from the front take constant time."""
 
-    __slots__ = ("_front", "_members")
+    __slots__ = ("_front", "_members", "head")
 
     def __init__(self) -> None:
         #: the places before `_front` hold nothing of meaning
         self._members: list[T] = []
         self._front = 0
+        #: the first member; None when there is none. For reading: it is asked for with every event
+        self.head: T | None = None
 
     def __len__(self) -> int:
         return len(self._members) - self._front
 
     def __iter__(self) -> Iterator[T]:
         """All members in order. Not to be changed meanwhile."""
-        members = self._members
-        return (members[at] for at in range(self._front, len(members)))
+        members, front = self._members, self._front
+        if front <= _MOST_EMPTY:
+            return islice(members, front, None)
+        return (members[at] for at in range(front, len(members)))
 
     def __getitem__(self, place: int) -> T:
         """The member at this place, counted from 0. Raises IndexError."""
         if not 0 <= place < len(self):
             raise IndexError(f"place {place} of {len(self)}")
         return self._members[self._front + place]
-
-    @property
-    def head(self) -> T | None:
-        """The first member; None when there is none."""
-        members, front = self._members, self._front
-        return members[front] if front < len(members) else None
 
     def first(self, count: int) -> list[T]:
         """So many from the front, or all."""
@@ -63,7 +62,9 @@ class Ordered(Generic[T]):
 
     def from_order(self, order: Any) -> Iterator[T]:
         """The members that do not come before this order."""
-        members = self._members
+        head, members = self.head, self._members
+        if head is None or not head.order < order:
+            return iter(self)
         return (members[at] for at in range(self._front + self.place_of(order), len(members)))
 
     def add(self, member: T) -> None:
@@ -71,11 +72,14 @@ class Ordered(Generic[T]):
         members, order = self._members, member.order
         if not members or members[-1].order < order:
             members.append(member)
+            if self.head is None:
+                self.head = member
         elif self._front and order < members[self._front].order:
             self._front -= 1
-            members[self._front] = member
+            members[self._front] = self.head = member
         else:
             insort(members, member, self._front, key=_ORDER)
+            self.head = members[self._front]
 
     def remove(self, member: T) -> None:
         """Take it out; its order must be the one that it was filed with."""
@@ -87,6 +91,7 @@ class Ordered(Generic[T]):
                 del members[:front]
                 front = 0
             self._front = front
+            self.head = members[front] if members else None
             return
         at = bisect_right(members, member.order, front, key=_ORDER) - 1
         assert at >= front, f"{member} is not filed where its order says"

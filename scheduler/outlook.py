@@ -7,6 +7,7 @@ changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from pool.spec import ComponentKey, TaskId
 from scheduler.jobs import Task
@@ -38,43 +39,31 @@ def needed_next(
     First what follows from `task` itself: its result is ready here, and what reads it is preferred. Then what waits, in
     order. Then what follows from other runs.
     """
-    here = {*worker.entries, *(use.component for use in task.signature.uses)}
+    here = {*worker.entries, *task.signature.components}
     most = min(MOST_TOLD, len(here))
     told: dict[ComponentKey, None] = {}
-    for expected in _expected(task, waiting, running, tasks, readers):
-        for use in expected.signature.uses:
-            if use.component in here:
-                told[use.component] = None
-        if len(told) >= most:
-            break
+    running = (other for other in running if other.spec.task_id in readers)
+    following = (follower for other in running for follower in followers(other, tasks, readers))
+    for expected in chain(followers(task, tasks, readers), waiting, following):
+        if expected is not task:
+            for key in expected.signature.components:
+                if key in here:
+                    told[key] = None
+            if len(told) >= most:
+                break
     return tuple(told)[:most]
-
-
-def _expected(
-    task: Task,
-    waiting: Iterable[Task],
-    running: Iterable[Task],
-    tasks: Mapping[TaskId, Task],
-    readers: Mapping[TaskId, Mapping[TaskId, None]],
-) -> Iterator[Task]:
-    yield from followers(task, tasks, readers)
-    for other in waiting:
-        if other is not task:
-            yield other
-    for other in running:
-        if other is not task:
-            yield from followers(other, tasks, readers)
 
 
 def followers(
     task: Task, tasks: Mapping[TaskId, Task], readers: Mapping[TaskId, Mapping[TaskId, None]]
 ) -> Iterator[Task]:
     """The tasks that read its result, then those that read theirs."""
-    front = [task.spec.task_id]
+    made = [task.spec.task_id]
     left = MOST_FOLLOWERS
-    while front:
-        following = [reader for made in front for reader in readers.get(made, ())][:left]
-        left -= len(following)
-        for reader in following:
+    for task_id in made:  # which grows meanwhile
+        for reader in readers.get(task_id, ()):
+            if not left:
+                return
+            left -= 1
             yield tasks[reader]
-        front = following
+            made.append(reader)

@@ -79,12 +79,13 @@ def choice_of(
     extra_seconds = costs.extra_seconds(task.spec, signature, worker)
     assert extra_seconds is not None, f"{task.name} does not fit on {worker.worker_id}"
     run_seconds = costs.resident_seconds(task.spec, signature, worker)
-    moved = (0, 0, 0, 1.0)
+    upload_bytes, streamed_bytes, switches, slowdown = 0, 0, 0, 1.0
     if extra_seconds:
         setup = costs.setup(signature, worker)
         assert setup is not None, f"{task.name} does not fit on {worker.worker_id}"
-        slowdown = setup.way.slowdown if is_divided(signature, worker) else 1.0
-        moved = (setup.upload_bytes, setup.streamed_bytes, setup.switches, slowdown)
+        upload_bytes, streamed_bytes, switches = setup.upload_bytes, setup.streamed_bytes, setup.switches
+        if is_divided(signature, worker):
+            slowdown = setup.way.slowdown
     best_others: tuple[Candidate, ...] = ()
     if others:
         found = [
@@ -96,7 +97,17 @@ def choice_of(
     chosen = Candidate(worker.worker_id, 0.0, extra_seconds, run_seconds)
     workers = question.workers
     why = Why(
-        rule, chosen, best_others, workers.idle_count, workers.busy_count, *moved, passed=int(task.passed), note=note
+        rule,
+        chosen,
+        best_others,
+        workers.idle_count,
+        workers.busy_count,
+        upload_bytes,
+        streamed_bytes,
+        switches,
+        slowdown,
+        int(task.passed),
+        note,
     )
     return Choice(task, worker, extra_seconds + run_seconds, why, spent_seconds)
 

@@ -103,7 +103,9 @@ def _busy(question: Question, signature: Signature, finish_seconds: float) -> It
     for use in signature.uses:
         holders = workers.holders.get(use.component, _NOBODY)
         if len(holders) <= MOST_BUSY:
-            found.update((w, None) for w in holders if not w.is_idle)
+            for worker in holders:
+                if not worker.is_idle:
+                    found[worker] = None
         else:
             first = islice(workers.busy, MOST_BUSY)
             found.update((w, None) for end, _, w in first if end < latest and w in holders)

@@ -15,6 +15,7 @@ from scheduler.jobs import Task, TaskStatus
 from scheduler.quarantine import Quarantine
 from scheduler.retry import Verdict, blamed, verdict
 from scheduler.rungs import Candidate, MemoryFailure, Step, joined, memory_story, next_step
+from scheduler.signatures import sizes_of
 from scheduler.story import Story
 from scheduler.workers import Fleet
 
@@ -55,7 +56,7 @@ class Recovery:
 
     def ended_well(self, task: Task) -> None:
         """A run of such a task succeeded: whatever was held against its like is over."""
-        sizes = _sizes(task.spec)
+        sizes = (task.signature.sizes, task.spec.counted_bytes or task.spec.activation_bytes)
         if sizes in self._proven:
             self._proven.move_to_end(sizes)
         else:
@@ -77,7 +78,7 @@ class Recovery:
         self._demand.let_go(task)
         is_lost = error.kind is RunErrorKind.WORKER_LOST
         if is_lost:
-            task.crashed.append(worker_id)
+            task.crashed += (worker_id,)
         if not task.demand:
             if is_lost:
                 self._forgive_the_only_one(worker_id)
@@ -138,7 +139,7 @@ class Recovery:
         worker = self._fleet.workers.get(worker_id)
         capacity_bytes = 0 if worker is None else worker.capacity_bytes or 0
         task.rungs = joined(task.rungs, error.rungs)
-        task.memory_failures.append(MemoryFailure(error.kind, worker_id, capacity_bytes, task.attempt, task.rungs))
+        task.memory_failures += (MemoryFailure(error.kind, worker_id, capacity_bytes, task.attempt, task.rungs),)
         if self.quarantine.refusal(_keys(task.spec), at) is not None:
             step = Step(Rung.QUARANTINE)  # its like went all the way up before
         else:
@@ -235,8 +236,7 @@ def _keys(spec: TaskSpec) -> tuple[Hashable, ...]:
 
 def _sizes(spec: TaskSpec) -> Hashable:
     """What the memory that a task takes depends on: by counted figures, since corrected ones change from run to run."""
-    uses = tuple([(use.component, use.patch_digest) for use in spec.uses])
-    return (spec.stage, uses, spec.counted_bytes or spec.activation_bytes)
+    return (sizes_of(spec), spec.counted_bytes or spec.activation_bytes)
 
 
 def _soonest(candidate: Candidate) -> tuple[float, int, WorkerId]:

@@ -43,10 +43,12 @@ class Results:
 
     def made(self, task_id: TaskId, result_bytes: int, shareable: bool) -> None:
         """The shell holds the result of a run."""
-        self._unkeep(task_id)
-        result = self.held.setdefault(task_id, Result())
-        result.result_bytes = result_bytes
-        result.shareable = shareable
+        result = self.held.get(task_id)
+        if result is None:
+            self.held[task_id] = Result(result_bytes, shareable)
+        else:
+            self._unkeep(task_id)
+            result.result_bytes, result.shareable = result_bytes, shareable
         self._touched[task_id] = None
 
     def given(self, task_id: TaskId, giver: JobId) -> None:
@@ -95,7 +97,8 @@ class Results:
             if result is None:
                 continue
             if task_id in self.readers or result.givers:
-                self._unkeep(task_id)
+                if task_id in self.kept:
+                    self._unkeep(task_id)
             elif result.shareable and result.result_bytes <= self._kept_bytes_limit:
                 self._unkeep(task_id)
                 self.kept[task_id] = None

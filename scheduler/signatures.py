@@ -6,7 +6,7 @@ A signature is one object for all tasks that wait or run with it, so that what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -19,6 +19,8 @@ from scheduler.workers import Worker
 
 #: stage, uses, activation bytes and divisions: what a signature stands for
 SignatureKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[Division, ...]]
+#: a component with its patch set
+Use: TypeAlias = tuple[ComponentKey, str]
 #: later stages bring a picture nearer to its end
 STAGE_RANK: Mapping[Stage, int] = {Stage.ENCODE: 0, Stage.SAMPLE: 1, Stage.DECODE: 2}
 LAST_RANK = max(STAGE_RANK.values())
@@ -97,10 +99,14 @@ class Signature:
     uses: tuple[ComponentUse, ...]
     #: of `uses`
     components: tuple[ComponentKey, ...]
+    #: the first of `uses`; None for a task that uses no component
+    first_use: Use | None
     #: LoRAs of the patch sets of `uses`
     adapters: frozenset[ComponentKey]
     #: a task that has it: what it says of sizes and ways holds for all of them
     pattern: TaskSpec
+    #: `sizes_of` that task
+    sizes: Hashable
     #: beside weights and activations
     scratch_bytes: int
     #: the smallest budget that it runs in, divided as far as it can be
@@ -147,14 +153,21 @@ def signature_key(spec: TaskSpec) -> SignatureKey:
     return (spec.stage, spec.uses, spec.activation_bytes, spec.divisions)
 
 
+def sizes_of(spec: TaskSpec) -> Hashable:
+    """Which weights a task uses for what: beside activations, what the memory that it takes depends on."""
+    return (spec.stage, tuple([(use.component, use.patch_digest) for use in spec.uses]))
+
+
 def new_signature(spec: TaskSpec, kind: RunKind) -> Signature:
     """The signature of this task, which no task has yet."""
     return Signature(
         stage=spec.stage,
         uses=spec.uses,
         components=kind.components,
+        first_use=(spec.uses[0].component, spec.uses[0].patch_digest) if spec.uses else None,
         adapters=frozenset([adapter for use in spec.uses for adapter in use.adapters]),
         pattern=spec,
+        sizes=sizes_of(spec),
         scratch_bytes=needed_bytes(spec.uses, 0),
         needed_bytes=needed_bytes(spec.uses, spec.least_activation_bytes),
         kind=kind,

@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from scheduler.backlog import Line
+from scheduler.costs import least_extra_seconds
 from scheduler.idle_choice import MOST_IDLE, best_idle, least_evicting, near
 from scheduler.jobs import Order, Task
 from scheduler.placement import Choice, Question, choice_of
@@ -153,9 +154,12 @@ def _pairs(question: Question) -> Iterable[tuple[Line, Worker]]:
     """Lines and idle workers that may have all that they use, or need little for what finishes a job."""
     backlog, workers = question.backlog, question.workers
     if workers.idle_count <= backlog.line_count:
-        pairs = [(line, worker) for worker in workers.idle_workers() for line in backlog.using(worker.entries.values())]
-        if finishing := backlog.finishing(MOST_FINISHING):
-            pairs += [(line, worker) for line in finishing for worker in islice(workers.idle_workers(), MOST_FINISHING)]
+        pairs: list[tuple[Line, Worker]] = []
+        if finishing := backlog.finishing(MOST_FINISHING):  # first: where one starts, the others need no look
+            first = workers.some_idle(MOST_FINISHING)
+            pairs = [(line, worker) for line in finishing for worker in first]
+        for worker in workers.some_idle(workers.idle_count):
+            pairs += [(line, worker) for line in backlog.using(worker.entries.values())]
         return pairs
     return [
         (line, worker)
@@ -168,6 +172,8 @@ def _ripe(question: Question, oldest: Task, cheaper: Choice) -> Choice | None:
     """Rule 2. `cheaper` is what would start without it."""
     if question.switch_seconds <= 0.0:
         return None
+    if oldest.signature is cheaper.task.signature:
+        return None  # its line is the first of those below
     look = Look(question)
     looked_at = 0
     for line in islice(question.backlog.lines(question.workers.largest_idle_bytes, oldest.order), MOST_LINES):
@@ -199,12 +205,12 @@ def _cheapest(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
         best = best_idle(question, line.head)
         if best is not None:
             worker, extra = best
-            wasted = extra - _least_extra(question, line.head, worker, extra)
+            wasted = extra - _least_extra(question, line.head, extra)
             waited = 0.0 if line.head.batch else line.head.waited_seconds(question.at)
             price = wasted + extra - worth * waited
             ranked.append((price, -line.signature.rank, line.order, wasted, extra, line, worker))
-    ranked.sort(key=lambda entry: entry[:3])
-    least_seconds = min((wasted + extra for _, _, _, wasted, extra, _, _ in ranked), default=0.0)
+    ranked.sort()  # no two lines have one order: no more is compared than price, rank and order
+    least_seconds = min([entry[3] + entry[4] for entry in ranked], default=0.0) if worth else 0.0
     for _, _, _, wasted_seconds, extra_seconds, line, worker in ranked[:MOST_ASKED]:
         look.seen = []
         place = first_for_idle(look, line, worker, extra_seconds)
@@ -214,20 +220,16 @@ def _cheapest(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
     return None
 
 
-def _least_extra(question: Question, task: Task, idle: Worker, extra_seconds: float) -> float:
-    """The least extra seconds that the task would take on `idle`, or on some workers that have a part of what it
+def _least_extra(question: Question, task: Task, extra_seconds: float) -> float:
+    """The least of `extra_seconds` and what the task would take on some workers that have a part of what it
     uses."""
     uses = task.signature.uses
     if not uses or extra_seconds == 0.0:
         return extra_seconds
-    least = extra_seconds
-    holders = islice(question.workers.holders.get(uses[0].component, ()), MOST_NEAR)
-    for worker in chain(near(question, task.signature), holders):
-        if worker is not idle:
-            there = question.costs.extra_seconds(task.spec, task.signature, worker)
-            if there is not None and there < least:
-                least = there
-    return least
+    holders: Iterable[Worker] = islice(question.workers.holders.get(uses[0].component, ()), MOST_NEAR)
+    if question.costs.nodes.holders:
+        holders = chain(near(question, task.signature), holders)
+    return least_extra_seconds(question.costs, task.spec, task.signature, holders, extra_seconds)
 
 
 def _is_worth(question: Question, line: Line, place: int, worker: Worker, wasted_seconds: float) -> bool:
@@ -242,12 +244,13 @@ def _candidates(question: Question, oldest: Task, latest_tag: float) -> Iterable
     backlog, workers = question.backlog, question.workers
     found = dict.fromkeys(islice(backlog.lines(workers.largest_idle_bytes, oldest.order), question.config.window))
     for worker in islice(workers.idle_workers(), MOST_IDLE):
-        for component in worker.entries:
+        for component in filter(backlog.starts_with, worker.entries):
             found.update(dict.fromkeys(backlog.of_component(component, MOST_NEAR)))
         node = question.costs.nodes.of(worker.spec) if backlog.reads_adapters else None
         for file in () if node is None else islice(reversed(node.files), MOST_FILES):
             found.update(dict.fromkeys(islice(backlog.of_adapter(file), MOST_NEAR)))
-    return [line for line in found if line.order[0] == -oldest.priority and line.order[1] <= latest_tag]
+    first = -oldest.priority
+    return [line for line in found if line.order[0] == first and line.order[1] <= latest_tag]
 
 
 def _idle_with(question: Question, signature: Signature) -> list[Worker]:

@@ -170,10 +170,8 @@ class SchedulerState:
             if (pinned_until := self.recovery.time_passed(self.at)) < inf:
                 self.ticks.ask_after(pinned_until - self.at, self.at)
             self.demand.turns.settle(self.at)  # who was let go may start, or is held back by a limit no more
-        if not len(backlog):
-            return
         workers = self.fleet.whereabouts
-        while workers.idle_count and len(backlog):
+        while workers.idle_count and backlog.count:
             question = self._question()
             choice = self._placement(question)
             if choice is None:
@@ -236,7 +234,7 @@ class SchedulerState:
                 task.rungs += (task.next_rung,)
                 task.next_rung = None
         self._put_on(task, choice)
-        mates = [mate for mate in wanted if self._joins(mate, choice)]
+        mates = [mate for mate in wanted if self._joins(mate, choice)] if wanted else []
         fresh = bool(task.memory_failures)
         if fresh:
             worker.believe(Residency(worker.residency.capacity_bytes))
@@ -247,7 +245,7 @@ class SchedulerState:
         if mates and expected_end is not None:
             together_seconds = self.costs.batch_seconds(spec, task.signature, worker, 1 + len(mates))
             expected_end += together_seconds - self.costs.resident_seconds(spec, task.signature, worker)
-        self.fleet.run_started(worker, spec.task_id, assumed, expected_end, tuple(mate.name for mate in mates))
+        self.fleet.run_started(worker, spec.task_id, assumed, expected_end, tuple([mate.name for mate in mates]))
         self._out.append(
             RunTask(
                 worker_id=worker.worker_id,
@@ -258,7 +256,7 @@ class SchedulerState:
                 needed_next=needed,
                 fresh=fresh,
                 rungs=task.rungs,
-                mates=tuple(Mate(mate.name, mate.attempt) for mate in mates),
+                mates=tuple([Mate(mate.name, mate.attempt) for mate in mates]) if mates else (),
             )
         )
         self.reading_ahead.run_started(worker)
@@ -288,16 +286,12 @@ class SchedulerState:
         """What the worker is to consider when it makes room; nothing where it need not."""
         if not self.costs.makes_room(task.signature, worker):
             return ()
-        demand = self.demand
+        demand, busy = self.demand, self.fleet.whereabouts.busy
         return needed_next(
             task,
             worker,
-            (line.head for line in islice(demand.backlog.lines(worker.capacity_bytes or 0), MOST_WAITING)),
-            (
-                demand.tasks[w.task_id]
-                for _, _, w in self.fleet.whereabouts.busy[:MOST_RUNNING]
-                if w.task_id is not None
-            ),
+            [line.head for line in islice(demand.backlog.lines(worker.capacity_bytes or 0), MOST_WAITING)],
+            [demand.tasks[w.task_id] for _, _, w in busy[:MOST_RUNNING] if w.task_id is not None],
             demand.tasks,
             demand.results.readers,
         )

@@ -64,8 +64,9 @@ class Turns:
     @property
     def next_look(self) -> float:
         """When time alone will change something; never, as it stands, is infinity."""
-        ages = self._raises[0][0] if self._raises and len(self._priorities) > 1 else math.inf
-        return min(self.deadlines.next_look, ages)
+        if self._raises and len(self._priorities) > 1:
+            return min(self.deadlines.next_look, self._raises[0][0])
+        return self.deadlines.next_look
 
     def pool_changed(self, workers: int, link_bytes_per_second: float, at: float) -> None:
         """So many workers are up, the slowest of which loads so fast."""

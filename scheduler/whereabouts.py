@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from pool.residency import Resident
@@ -56,15 +57,14 @@ class Whereabouts:
         #: workers, idle and busy, on a machine that has a name
         self.on_node: dict[NodeId, dict[Worker, None]] = {}
         self.idle_count = 0
+        #: most memory of an idle worker; 0 when there is none
+        self.largest_idle_bytes = 0
+        #: workers that are up, idle and busy
+        self.count = 0
         self._filed: dict[Worker, _Filed] = {}
         #: sort -> workers of it, idle and busy
         self._sorts: dict[Sort, int] = {}
         self._are_alike = True
-
-    @property
-    def count(self) -> int:
-        """Workers that are up, idle and busy."""
-        return len(self._filed)
 
     @property
     def are_alike(self) -> bool:
@@ -74,12 +74,7 @@ class Whereabouts:
     @property
     def busy_count(self) -> int:
         """Workers that run something."""
-        return len(self._filed) - self.idle_count
-
-    @property
-    def largest_idle_bytes(self) -> int:
-        """Most memory of an idle worker; 0 when there is none."""
-        return max([capacity_bytes for capacity_bytes, _ in self.idle], default=0)
+        return self.count - self.idle_count
 
     @property
     def capacities(self) -> tuple[int, ...]:
@@ -89,6 +84,13 @@ class Whereabouts:
     def idle_workers(self) -> Iterator[Worker]:
         """All of them, sort by sort."""
         return (worker for workers in self.idle.values() for worker in workers)
+
+    def some_idle(self, most: int) -> list[Worker]:
+        """So many of them, or all; as `idle_workers` has them, and much sooner where there is one."""
+        if self.idle_count == 1:
+            (workers,) = self.idle.values()
+            return [*workers]
+        return list(islice(self.idle_workers(), most))
 
     def idle_holders(self, component: ComponentKey, most: int) -> list[Worker]:
         """Up to so many idle workers with bytes of the component."""
@@ -116,20 +118,27 @@ class Whereabouts:
         if not usable:
             if filed is not None:
                 self._unfile_state(worker, filed)
+                self._uncount_sort(filed.sort)
                 self._hold(worker, filed.entries, {})
                 self._leave_node(worker, filed)
                 del self._filed[worker]
+                self.count = len(self._filed)
             return
         spec = worker.spec
         sort = (worker.capacity_bytes or 0, "" if spec is None else spec.device_name)
         is_idle, end = worker.is_idle, worker.expected_end
         if filed is None:
             filed = self._filed[worker] = _Filed(is_idle, sort, NodeId("" if spec is None else spec.node), end, {})
+            self.count = len(self._filed)
             if filed.node:
                 self.on_node.setdefault(filed.node, {})[worker] = None
+            self._count_sort(sort)
             self._file_state(worker, filed)
         elif filed.is_idle != is_idle or filed.sort != sort or filed.end != end:
             self._unfile_state(worker, filed)
+            if filed.sort != sort:
+                self._uncount_sort(filed.sort)
+                self._count_sort(sort)
             filed.is_idle, filed.sort, filed.end = is_idle, sort, end
             self._file_state(worker, filed)
         if filed.entries is not worker.entries:
@@ -138,15 +147,27 @@ class Whereabouts:
             filed.entries = worker.entries
 
     def _file_state(self, worker: Worker, filed: _Filed) -> None:
-        count = self._sorts.get(filed.sort, 0)
-        self._sorts[filed.sort] = count + 1
-        if not count:
-            self._compare_sorts()
         if filed.is_idle:
             self.idle_count += 1
-            self.idle.setdefault(filed.sort, {})[worker] = None
+            workers = self.idle.get(filed.sort)
+            if workers is None:
+                workers = self.idle[filed.sort] = {}
+                self.largest_idle_bytes = max(self.largest_idle_bytes, filed.sort[0])
+            workers[worker] = None
         elif filed.end is not None:
             insort(self.busy, (filed.end, worker.worker_id, worker))
+
+    def _count_sort(self, sort: Sort) -> None:
+        count = self._sorts.get(sort, 0)
+        self._sorts[sort] = count + 1
+        if not count:
+            self._compare_sorts()
+
+    def _uncount_sort(self, sort: Sort) -> None:
+        self._sorts[sort] -= 1
+        if not self._sorts[sort]:
+            del self._sorts[sort]
+            self._compare_sorts()
 
     def _compare_sorts(self) -> None:
         sizes = [capacity_bytes for capacity_bytes, _ in self._sorts]
@@ -154,16 +175,13 @@ class Whereabouts:
         self._are_alike = few_devices and max(sizes, default=0) <= _ALIKE * min(sizes, default=0)
 
     def _unfile_state(self, worker: Worker, filed: _Filed) -> None:
-        self._sorts[filed.sort] -= 1
-        if not self._sorts[filed.sort]:
-            del self._sorts[filed.sort]
-            self._compare_sorts()
         if filed.is_idle:
             self.idle_count -= 1
             workers = self.idle[filed.sort]
             del workers[worker]
             if not workers:
                 del self.idle[filed.sort]
+                self.largest_idle_bytes = max([capacity_bytes for capacity_bytes, _ in self.idle], default=0)
         elif filed.end is not None:
             del self.busy[bisect_left(self.busy, (filed.end, worker.worker_id))]
 

@@ -5,12 +5,12 @@ Values that are kept with each start, and put into words only when somebody read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from pool.errors import format_bytes
 from pool.spec import WorkerId
+from scheduler.values import value
 
 
 class Rule(Enum):
@@ -25,7 +25,7 @@ class Rule(Enum):
     IN_ORDER = "it was next in order"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Candidate:
     """A worker that the task could have run on, and what that would have taken.
 
@@ -45,7 +45,7 @@ class Candidate:
         return self.wait_seconds + self.extra_seconds + self.run_seconds
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Why:
     """One choice.
 

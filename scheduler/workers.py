@@ -148,9 +148,14 @@ class Worker:
             self.residency, self.entries, self.used_bytes = None, {}, 0
             return
         if now is not None and residency.capacity_bytes == now.capacity_bytes and residency.entries == now.entries:
+            for entry, same in zip(residency.entries, now.entries, strict=True):
+                if entry is not same:
+                    before[entry.component] = entry
             self.residency = residency
-            for entry in residency.entries:
-                before[entry.component] = entry
+            return
+        arrived = {entry.component: entry for entry in residency.entries}
+        if arrived == before and residency.capacity_bytes == self.capacity_bytes:  # the same in another order
+            self.residency, self.entries = residency, {key: before[key] for key in arrived}
             return
         entries: dict[ComponentKey, Resident] = {}
         used_bytes, is_changed = 0, len(residency.entries) != len(before)
@@ -349,8 +354,9 @@ class Fleet:
 
     def hopeless(self) -> str | None:
         """Why no task can ever run: every wanted worker was given up. None while there is hope."""
-        if any(w.wanted and w.status is not WorkerStatus.GIVEN_UP for w in self.workers.values()):
-            return None
+        for worker in self.workers.values():
+            if worker.wanted and worker.status is not WorkerStatus.GIVEN_UP:
+                return None
         wanted = [w for w in self.workers.values() if w.wanted]
         if not wanted:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # no absolute times in tests: a slow machine is not a failure
 settings.register_profile("modelpool", deadline=None)
 settings.load_profile("modelpool")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a person added to the registry of models is no matter of the tests, nor theirs of the person's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state_home")))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""`modelpool inspect`: what a checkpoint, a LoRA or a picture is, from the file itself."""
+"""`modelpool inspect`: what a file or folder of weights, a list of keys or a picture is, from itself alone."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from actors.recipe import Recipe
     from pool.checkpoints.describe import CheckpointInfo, LoraInfo
+    from pool.checkpoints.recognition.facts import FileFacts
 
 #: metadata of training tools run to kilobytes a value
 _MOST_CHARACTERS = 200
@@ -34,11 +35,22 @@ class Findings:
 
 
 def inspect_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors or .png file.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A .safetensors or .png file, a folder of weights, or a .json list of keys and shapes.",
+            show_default=False,
+        ),
+    ],
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
-    """Show what a FILE is: a checkpoint, a LoRA (and which of the models it belongs to), or a picture's recipe."""
+    """Show what a FILE is: a checkpoint or a part of one, a LoRA (and which models it belongs to), a picture's recipe.
+
+    Weights are recognised from the names and shapes of their tensors: which family, how large, how stored, what is
+    inside, and whether this version can run it. A folder may be one of diffusers or hold loose files.
+    """
     from actors.cli.screen import people_console, print_json, show
 
     found = look_at(file, PoolOptions(config=config))
@@ -52,22 +64,51 @@ def inspect_file(
 
 def look_at(file: Path, options: PoolOptions) -> Findings:
     """What `file` is. Raises UserError when it is nothing of ours."""
+    if file.is_dir():
+        return _folder(file)
     if not file.is_file():
-        raise UserError(f"{file}: {'is a folder' if file.is_dir() else 'no such file'}")
+        raise UserError(f"{file}: no such file")
     with file.open("rb") as opened:
         start = opened.read(8)
     if start.startswith(b"\x89PNG"):
         return _picture(file)
-    from pool.checkpoints.describe import describe, describe_lora
+    from pool.checkpoints.files.shard_index import is_index
 
+    is_list = file.suffix == ".json" and not is_index(file)
+    return _key_list(file) if is_list else _weights(file, options)
+
+
+def _weights(file: Path, options: PoolOptions) -> Findings:
+    """A file of weights: one that runs with what it would run as, anything else with why it does not."""
+    from actors.cli.inspecting_weights import file_facts
+    from pool.checkpoints.describe import describe, describe_lora
+    from pool.checkpoints.recognition.facts import Kind
+    from pool.checkpoints.recognition.reading import recognise_file
+
+    facts = recognise_file(file)
     try:
-        return _checkpoint(describe(file))
-    except UnknownArchitecture as no_checkpoint:
-        try:
-            lora = describe_lora(file)
-        except UnknownArchitecture:
-            raise no_checkpoint from None
-    return _lora(lora, options)
+        return _checkpoint(describe(file), facts)
+    except UnknownArchitecture as problem:
+        if facts.kind is Kind.LORA:
+            return _lora(describe_lora(file), options)
+        if facts.kind is Kind.UNKNOWN:
+            raise
+        plain, shown = file_facts(file, facts, str(problem).removeprefix(f"{file}: "))
+        return Findings(plain, shown)
+
+
+def _key_list(file: Path) -> Findings:
+    from actors.cli.inspecting_weights import file_facts
+    from pool.checkpoints.recognition.reading import recognise_key_list
+
+    return Findings(*file_facts(file, recognise_key_list(file)))
+
+
+def _folder(folder: Path) -> Findings:
+    from actors.cli.inspecting_weights import folder_facts
+    from pool.checkpoints.recognition.reading import recognise_folder
+
+    return Findings(*folder_facts(folder, recognise_folder(folder)))
 
 
 def _picture(file: Path) -> Findings:
@@ -107,7 +148,9 @@ def recipe_facts(recipe: Recipe) -> list[tuple[str, str]]:
     ]
 
 
-def _checkpoint(info: CheckpointInfo) -> Findings:
+def _checkpoint(info: CheckpointInfo, recognised: FileFacts) -> Findings:
+    from actors.cli.inspecting_weights import predictions, sizes
+    from actors.cli.plain import plain_value
     from actors.cli.tables import facts_table, rows_table
 
     facts = [
@@ -130,12 +173,21 @@ def _checkpoint(info: CheckpointInfo) -> Findings:
     headings = ("component", "tensors", "parameters", "in the file", "of it")
     device, decided = _decisions(info)
     running = {"device": device, "components": decided}
-    plain = {"kind": "checkpoint", "sha256": _sha256(info.path), **_plain(info), "running": running}
+    plain = {
+        "kind": "checkpoint",
+        "sha256": _sha256(info.path),
+        **plain_value(info),
+        "running": running,
+        "recognised": plain_value(recognised),
+    }
+    if recognised.prediction:
+        facts.append(("prediction", predictions(recognised.prediction)))
     table = rows_table(headings, rows, right=headings[1:4])
     here = facts_table(
         [("on this machine", device), *((role.replace("_", " "), said) for role, said in decided.items())]
     )
-    return Findings(plain, (facts_table(facts), table, here, facts_table(_metadata(info.metadata))))
+    found = facts_table(sizes(recognised.diffusion) if recognised.diffusion else ())
+    return Findings(plain, (facts_table(facts), table, here, found, facts_table(_metadata(info.metadata))))
 
 
 def _decisions(info: CheckpointInfo) -> tuple[str, dict[str, str]]:
@@ -149,6 +201,7 @@ def _decisions(info: CheckpointInfo) -> tuple[str, dict[str, str]]:
 
 
 def _lora(info: LoraInfo, options: PoolOptions) -> Findings:
+    from actors.cli.plain import plain_value
     from actors.cli.tables import facts_table, rows_table
 
     matches = lora_matches(info, options)
@@ -164,7 +217,7 @@ def _lora(info: LoraInfo, options: PoolOptions) -> Findings:
     if info.unknown:
         more = f" and {len(info.unknown) - _MOST_NAMES} more" if len(info.unknown) > _MOST_NAMES else ""
         facts.append(("not understood", ", ".join(info.unknown[:_MOST_NAMES]) + more))
-    plain = {"kind": "lora", "sha256": _sha256(info.path), "models": matches, **_plain(info)}
+    plain = {"kind": "lora", "sha256": _sha256(info.path), "models": matches, **plain_value(info)}
     table = rows_table(("model", "belongs to it"), [(m["model"], m["verdict"]) for m in matches])
     shown = (facts_table(facts), *((table,) if matches else ()), facts_table(_metadata(info.metadata)))
     return Findings(plain, shown)
@@ -178,7 +231,7 @@ def lora_matches(info: LoraInfo, options: PoolOptions) -> list[dict[str, Any]]:
     from pool.work import LoraRef
 
     folders = settings_for(options).models
-    catalog = Catalog(folders.folders, folders.loras, "cpu")
+    catalog = Catalog(folders.folders, folders.loras, "cpu", folders.registry, uses_added=True)
     lora = LoraRef(Path(info.path).stem, info.path, _sha256(info.path), 1.0)
     found: list[dict[str, Any]] = []
     for listing in catalog.models():
@@ -205,14 +258,3 @@ def _sha256(path: str) -> str:
     from pool.checkpoints.file_hash import file_sha256
 
     return file_sha256(path)
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it: dataclasses and mappings as objects, enum members as their values."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(_plain(key)): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return getattr(value, "value", value)

@@ -16,7 +16,7 @@ from actors.cli.doctor import doctor
 from actors.cli.explaining import story, why
 from actors.cli.generate import generate
 from actors.cli.inspecting import inspect_file
-from actors.cli.listing import models
+from actors.cli.models import models_app
 from actors.cli.planning import plan_memory
 from actors.cli.replaying import replay, trace
 from actors.cli.serving import down, status, up
@@ -33,8 +33,8 @@ HELP = (
     "Pictures from a pool of GPUs."
     "\n\n"
     "Without --config, the first of these that is there is used: the file that MODELPOOL_CONFIG names; modelpool.toml "
-    "here; the folders ./models and ./loras here; the small example model of a checkout. What --gpus, --device and "
-    "--vram say goes before what a configuration says."
+    "here; the folders ./models and ./loras here; what `modelpool models add` added; the small example model of a "
+    "checkout. What --gpus, --device and --vram say goes before what a configuration says."
     "\n\n"
     'Try:  modelpool generate "a red circle" "a blue square" -n 4 --out pictures'
 )
@@ -59,7 +59,7 @@ def build_app() -> typer.Typer:
     app.command(no_args_is_help=True)(why)
     app.command(no_args_is_help=True)(story)
     app.command()(down)
-    app.command()(models)
+    app.add_typer(models_app(), name="models")
     app.command("inspect", no_args_is_help=True)(inspect_file)
     app.command("plan", no_args_is_help=True)(plan_memory)
     app.command(no_args_is_help=True)(simulate)

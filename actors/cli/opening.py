@@ -21,8 +21,8 @@ OUTPUT_FOLDER = Path("outputs")
 def settings_for(options: PoolOptions) -> PoolConfig:
     """The configuration of a pool to start, single options applied. Raises UserError.
 
-    Without --config: what MODELPOOL_CONFIG names; modelpool.toml here; the folders ./models and ./loras here; the
-    example of a checkout.
+    Without --config: what MODELPOOL_CONFIG names; modelpool.toml here; the folders ./models and ./loras here; what was
+    added to the registry of models; the example of a checkout.
     """
     from actors.config import CONFIG_NAME, CONFIG_VARIABLE, PoolConfig
 

@@ -44,7 +44,8 @@ class MemoryPlan:
     link          bytes a second, and where that comes from
     reserve_bytes of the memory given, what is left to other programs
     ahead_bytes   of the memory given, what copies ahead of computing take beside the plan
-    batch_bytes   what a stage's activations would be with all pictures in one batch; the pool runs them one at a time
+    batch_limit   how many pictures the pool would run together at most
+    batch_bytes   what a stage's activations would be with all pictures in one run
     """
 
     model: str
@@ -61,6 +62,7 @@ class MemoryPlan:
     height: int
     steps: int
     forecast: Forecast
+    batch_limit: int
     batch_bytes: dict[str, int]
 
 
@@ -123,7 +125,8 @@ def memory_plan(
     room_bytes = room_beside(None, vram_bytes, reserve_bytes)
     ahead_bytes = ahead_bytes_of(kind, room_bytes)
     capacity_bytes = room_bytes - ahead_bytes
-    catalog = Catalog(config.models.folders, config.models.loras, kind)
+    models = config.models
+    catalog = Catalog(models.folders, models.loras, kind, models.registry, uses_added=True)
     request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
     recipe, cut = cut_request(request, JobId("planned"), catalog)
     task, least_bytes = needs_most(cut, rules)
@@ -149,6 +152,7 @@ def memory_plan(
         height=recipe.height,
         steps=recipe.steps,
         forecast=found,
+        batch_limit=config.scheduler.batch_limit,
         batch_bytes=_batch_bytes(catalog, cut, request, batch) if batch > 1 else {},
     )
 
@@ -210,7 +214,8 @@ def _together(found: MemoryPlan) -> list[tuple[str, str]]:
     ]
     if found.batch_bytes:
         activations = ", ".join(f"{stage} {format_bytes(count)}" for stage, count in found.batch_bytes.items())
-        facts.append(("in one batch", f"would take activations of {activations}; the pool does not run it so"))
+        words = _batch_words(found.batch_limit, made.pictures)
+        facts.append(("in one run", f"would take activations of {activations}; {words}"))
     smallest, whole, resident = (
         format_bytes(memory_for(count, found.device_kind, found.reserve_bytes)) if count is not None else "never"
         for count in (made.smallest_bytes, made.whole_bytes, made.resident_bytes)
@@ -222,6 +227,14 @@ def _together(found: MemoryPlan) -> list[tuple[str, str]]:
         ("all stays from", resident if made.resident_bytes is not None else f"never: the policy is {found.policy}"),
     ]
     return facts
+
+
+def _batch_words(limit: int, pictures: int) -> str:
+    """What the pool would do of it; that it pays is found out while it runs."""
+    if limit == 1:
+        return "the pool makes one at a time, as batch_limit is 1"
+    so_many = "all" if limit >= pictures else f"at most {limit}"
+    return f"with batch_limit {limit} the pool makes {so_many} together where that fits and takes less time for each"
 
 
 def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType:
@@ -320,7 +333,7 @@ def _modules(catalog: Catalog, cut: CutJob, key: ComponentKey) -> Sequence[Modul
 
 
 def _batch_bytes(catalog: Catalog, cut: CutJob, request: GenerateRequest, batch: int) -> dict[str, int]:
-    """The activations of one batch of all pictures, by stage; texts are encoded once in any case."""
+    """The activations of one run of all pictures, by stage; texts are encoded once in any case."""
     tokens = catalog.text_tokens(request.prompt)
     works = {task.stage: cut.works[task.task_id] for task in cut.job.tasks}
     return {

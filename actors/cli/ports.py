@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from actors.recipe import Recipe
     from actors.requests import GenerateRequest
     from actors.status import PoolStatus
-    from pool.catalog import LoraListing, ModelListing
     from pool.errors import UserError
+    from pool.registry.listings import LoraListing, ModelListing
     from scheduler.history import JobHistory
 
 

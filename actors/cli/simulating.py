@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actors.cli import options
+from actors.cli import simulating_options as shared
 from pool.errors import UserError, unusable_field
 
 if TYPE_CHECKING:
@@ -22,33 +23,12 @@ if TYPE_CHECKING:
     from pool.spec import WorkerId
     from scheduler.simulated.timeline import Timeline
 
-OURS = "modelpool"
 EXIT_FAILED = 1
-_CLUSTER = "The cluster"
-_WORK = "The work"
 _GPUS = "GPUs by kind, such as 64xH100,32x4090, 4xH100:48GiB (less memory), 4x24GiB (no kind)."
-#: names are told here and defined in `scheduler.workloads.built_in`; a test compares
-_TRACE = (
-    "A trace file, or a built-in workload: batch, bursts, katz, katz-a, katz-b, shifting, sizes, users, zipf; with "
-    "parameters as in zipf:jobs=2000,models=12."
-)
-_NODE = "Machines: GPUs in each, memory for files, disks (default: 8:512GiB:3GB); none: all files are in memory."
-_REFERENCE = "The kind of GPU whose run seconds the trace has (default: H100)."
-_CONFIG = "For modelpool, use the scheduler and users of this configuration (default: built-in values)."
 _POLICIES = "Who decides, one or several, or all (default: modelpool)."
-_PRICE = "Price of an hour of a kind; may be given again."
 _SEEDS = "Draw a built-in workload so many times; medians are told (default: 1)."
-_SEED = "The first seed of a built-in workload (default: 0)."
 _PLOT = "Draw a picture: what each GPU did over time; of several policies also how they compare."
 _SAVE = "Write the workload as a trace."
-
-TRACE: Any = typer.Argument(metavar="TRACE", help=_TRACE, show_default=False)
-GPUS: Any = options._option("--gpus", _GPUS, _CLUSTER, "LIST")
-NODE: Any = options._option("--node", _NODE, _CLUSTER, "SHAPE")
-PRICE: Any = options._option("--price", _PRICE, _CLUSTER, "KIND=X")
-REFERENCE: Any = options._option("--measured-on", _REFERENCE, _CLUSTER, "KIND")
-CONFIG: Any = options._option("--config", _CONFIG, _WORK, "FILE")
-SEED: Any = options._option("--seed", _SEED, _WORK, "N")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +53,15 @@ class Drawn:
 
 
 def simulate(
-    trace: Annotated[str, TRACE],
-    gpus: Annotated[str | None, GPUS] = None,
-    policy: Annotated[str, options._option("--policy", _POLICIES, _WORK, "NAMES")] = OURS,
-    seeds: Annotated[int, options._option("--seeds", _SEEDS, _WORK, "N")] = 1,
-    seed: Annotated[int, SEED] = 0,
-    config: Annotated[Path | None, CONFIG] = None,
-    node: Annotated[str | None, NODE] = None,
-    measured_on: Annotated[str, REFERENCE] = "H100",
-    price: Annotated[list[str] | None, PRICE] = None,
+    trace: shared.Trace,
+    gpus: Annotated[str | None, options._option("--gpus", _GPUS, shared.CLUSTER, "LIST")] = None,
+    policy: Annotated[str, options._option("--policy", _POLICIES, shared.WORK, "NAMES")] = shared.OURS,
+    seeds: Annotated[int, options._option("--seeds", _SEEDS, shared.WORK, "N")] = 1,
+    seed: shared.Seed = 0,
+    config: shared.Config = None,
+    node: shared.Node = None,
+    measured_on: shared.Reference = "H100",
+    price: shared.Price = None,
     plot: Annotated[Path | None, options._option("--plot", _PLOT, options._OUTPUT, "FILE")] = None,
     save_as: Annotated[Path | None, options._option("--save-trace", _SAVE, options._OUTPUT, "FILE")] = None,
     as_json: options.AsJson = False,

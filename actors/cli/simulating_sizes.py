@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actors.cli import options
-from actors.cli.simulating import CONFIG, NODE, OURS, PRICE, REFERENCE, SEED, TRACE, require_seed
+from actors.cli import simulating_options as shared
+from actors.cli.simulating import require_seed
 from pool.errors import DoesNotFit, UserError, unusable_field
 
 if TYPE_CHECKING:
@@ -65,17 +65,17 @@ class ClusterPlan:
 
 
 def plan_cluster(
-    trace: Annotated[str, TRACE],
+    trace: shared.Trace,
     gpus: Annotated[str, options._option("--gpus", _KINDS, _GOAL, "KINDS")],
     deadline: Annotated[str | None, options._option("--deadline", _DEADLINE, _GOAL, "TIME")] = None,
     latency: Annotated[str | None, options._option("--latency", _LATENCY, _GOAL, "TIME")] = None,
     most: Annotated[int, options._option("--most", _MOST, _GOAL, "N")] = 256,
-    policy: Annotated[str, options._option("--policy", _POLICY, _GOAL, "NAME")] = OURS,
-    config: Annotated[Path | None, CONFIG] = None,
-    node: Annotated[str | None, NODE] = None,
-    measured_on: Annotated[str, REFERENCE] = "H100",
-    price: Annotated[list[str] | None, PRICE] = None,
-    seed: Annotated[int, SEED] = 0,
+    policy: Annotated[str, options._option("--policy", _POLICY, _GOAL, "NAME")] = shared.OURS,
+    config: shared.Config = None,
+    node: shared.Node = None,
+    measured_on: shared.Reference = "H100",
+    price: shared.Price = None,
+    seed: shared.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the least number of GPUs that finishes a workload in time, by simulating it.

@@ -9,7 +9,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from actors.cli.screen import counted, duration
-from actors.cli.simulating_runs import OURS, Simulated, node_words
+from actors.cli.simulating_options import OURS
+from actors.cli.simulating_runs import Simulated, node_words
 from actors.cli.tables import facts_table, rows_table
 from pool.errors import GIB, MIB, format_bytes
 from scheduler.simulated.comparison import MEASURES, Measure, Spread, best, ratio, spreads

@@ -15,7 +15,7 @@ from pool.errors import format_bytes
 if TYPE_CHECKING:
     from actors.outcomes import Summary, WorkerTotals
     from actors.status import PoolStatus
-    from pool.catalog import LoraListing, ModelListing
+    from pool.registry.listings import LoraListing, ModelListing
 
 #: users that are told of one by one
 MOST_USERS = 6

@@ -125,12 +125,14 @@ class Checkpoint:
     def _plan(self, role: Role) -> tuple[nn.Module, KeyMap]:
         """The module without weights, and the key map that fits it."""
         shapes = self.family.shapes_of(role, self.shapes)
-        config = config_of(role, self.family.bare_shapes_of(role, self.shapes))
-        module = empty_module(role, config)
-        key_map = discover(shapes, converter(role, config))
+        architecture = self.family.architectures[role]
+        config = config_of(architecture, self.family.bare_shapes_of(role, self.shapes))
+        module = empty_module(architecture, config)
+        convert = converter(architecture, config, self.family.prefixes[role])
+        key_map = discover(shapes, convert)
         unpadded = _without_padding(self.layers, key_map, module)
         if unpadded:
-            key_map = discover({**shapes, **unpadded}, converter(role, config))
+            key_map = discover({**shapes, **unpadded}, convert)
         difference = differing_keys(key_map, module)
         if difference:
             raise UnknownArchitecture(

@@ -12,14 +12,14 @@ import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from pool.checkpoints.adapter_keys import looks_like_lora, split_key
 from pool.checkpoints.detect import detect
 from pool.checkpoints.families import Family, LatentFacts
+from pool.checkpoints.files.weights_file import read_weights_header
 from pool.checkpoints.infer import latent_facts
 from pool.checkpoints.lora_names import style_of
-from pool.checkpoints.safetensors_file import Header, TensorEntry, read_header
+from pool.checkpoints.safetensors_file import Header, TensorEntry, stored_bytes
 from pool.errors import UnknownArchitecture
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.spec import Role
@@ -101,7 +101,7 @@ def describe(path: str | os.PathLike[str]) -> CheckpointInfo:
     Raises CorruptFile when it is no whole safetensors file, UnknownArchitecture when it is no checkpoint that this
     version runs, BadQuantization when quantized layers are not stored as they say.
     """
-    header = read_header(path)
+    header = read_weights_header(path)
     family = detect(header)
     layers = layers_in_file(header)
     components = tuple(_component(family, role, header, layers) for role in family.prefixes)
@@ -136,7 +136,7 @@ def describe_lora(path: str | os.PathLike[str]) -> LoraInfo:
 
     Raises CorruptFile when it is no whole safetensors file, UnknownArchitecture when it is no LoRA.
     """
-    header = read_header(path)
+    header = read_weights_header(path)
     if not looks_like_lora(header.tensors):
         raise UnknownArchitecture(
             f"{header.path}: none of its {len(header.tensors)} tensors is named like a part of a LoRA, expected a LoRA"
@@ -174,9 +174,7 @@ def read_number(header: Header, entry: TensorEntry) -> float:
         raise UnknownArchitecture(
             f"{header.path}: tensor {entry.name!r}: found {entry.dtype} of shape {entry.shape}, expected one number"
         )
-    with Path(header.path).open("rb") as file:
-        file.seek(entry.begin)
-        data = file.read(entry.storage_bytes)
+    data = stored_bytes(header, entry.name)
     # bfloat16 is the upper half of a float32
     padded = b"\0\0" + data if entry.dtype == "BF16" else data
     return float(struct.unpack(formats[entry.dtype], padded)[0])

@@ -1,16 +1,46 @@
 """The families of models that this version runs, as values. Torch-free.
 
-A family says where its components are in a file and what no tensor tells. `pool.checkpoints.detect` finds the family
-of a file.
+A family says where its components are in a file, which architecture each of them has, and what no tensor tells.
+`pool.checkpoints.detect` finds the family of a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from pool.checkpoints.safetensors_file import Shape
 from pool.spec import Role
+
+#: what CLIP fills a text up with: the end token as OpenAI trained it, 0 as open_clip does
+CLIP_END_ID, OPEN_CLIP_PAD_ID = 49407, 0
+
+
+class Architecture(Enum):
+    """What a component is built as (`pool.checkpoints.modules`), and how its file spells it."""
+
+    CLIP_TEXT = "CLIP text model, spelled as transformers does"
+    OPEN_CLIP_TEXT = "CLIP text model with a projection, spelled as open_clip does"
+    LDM_UNET = "UNet of the latent diffusion kind"
+    LDM_VAE = "autoencoder of the latent diffusion kind"
+
+
+class Prediction(Enum):
+    """What a diffusion model says of a noisy latent (`pool.sampling.predictions`)."""
+
+    NOISE = "noise"
+    VELOCITY = "velocity"
+
+
+class SizeConditions(Enum):
+    """What a diffusion model is told beside the text: a pooled text and numbers about the picture."""
+
+    NONE = "none"
+    #: height and width before cropping, where the crop begins, height and width wanted
+    SIZES = "sizes"
+    #: height and width, where the crop begins, and how pleasing the picture should be
+    AESTHETICS = "aesthetics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +60,59 @@ class LatentFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TextFacts:
+    """How a text encoder is read.
+
+    layers_left_out  of the last layers: 0 reads the last one
+    final_norm       what is read goes through the final norm
+    pad_id           the token that a text is filled up with
+    gives_pooled     the diffusion model is told its pooled text too
+    """
+
+    layers_left_out: int = 0
+    final_norm: bool = True
+    pad_id: int = CLIP_END_ID
+    gives_pooled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFacts:
+    """What a diffusion model predicts, and what it is told beside a text."""
+
+    prediction: Prediction = Prediction.NOISE
+    size_conditions: SizeConditions = SizeConditions.NONE
+
+
+#: a text encoder and a diffusion model without anything out of the way: SD1's
+PLAIN_TEXT, PLAIN_SAMPLING = TextFacts(), SamplingFacts()
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One kind of checkpoint.
 
     name           short and stable, "sd1"
     title          for human readers
-    prefixes       what the keys of each component begin with
+    prefixes       what the keys of each component begin with; text encoders in the order in which their texts follow
+                   each other
+    architectures  what each component is
+    texts          how each text encoder is read
     native_pixels  width and height that the model was trained for, where the file does not say
     """
 
     name: str
     title: str
     prefixes: Mapping[Role, str]
+    architectures: Mapping[Role, Architecture]
+    texts: Mapping[Role, TextFacts]
     native_pixels: int
     scaling_factor: float
+    sampling: SamplingFacts = PLAIN_SAMPLING
+
+    @property
+    def text_encoders(self) -> tuple[Role, ...]:
+        """The components that read a prompt."""
+        return tuple(role for role in self.prefixes if role.is_text_encoder)
 
     def shapes_of(self, role: Role, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
         """The component's part of `shapes`, keys as they are in the file."""
@@ -58,29 +127,91 @@ class Family:
         """A component's `key` without its prefix."""
         bare = key.removeprefix(self.prefixes[role])
         # some files carry CLIP with this level, some without
-        return bare.removeprefix("text_model.") if role is Role.TEXT_ENCODER else bare
+        return bare.removeprefix("text_model.") if self.architectures[role] is Architecture.CLIP_TEXT else bare
 
 
 #: the parts of an autoencoder's files that are not its training loss
 _VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
+#: tables of positions, a mask and a temperature of training: no weights
+_TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale")
 
 
 def is_weight(role: Role, key: str, prefix: str) -> bool:
     """Whether `key` of a component is a weight of it, and not a table or a leftover of its training."""
     if role is Role.VAE:
         return key.removeprefix(prefix).startswith(_VAE_PARTS)
-    return not key.endswith(".position_ids")
+    return not key.endswith(_TEXT_LEFTOVERS if role.is_text_encoder else ".position_ids")
 
+
+_UNET_PREFIX, _VAE_PREFIX = "model.diffusion_model.", "first_stage_model."
+_UNET_AND_VAE = {Role.DIFFUSION_MODEL: Architecture.LDM_UNET, Role.VAE: Architecture.LDM_VAE}
 
 SD1 = Family(
     name="sd1",
     title="Stable Diffusion 1",
     prefixes={
         Role.TEXT_ENCODER: "cond_stage_model.transformer.",
-        Role.DIFFUSION_MODEL: "model.diffusion_model.",
-        Role.VAE: "first_stage_model.",
+        Role.DIFFUSION_MODEL: _UNET_PREFIX,
+        Role.VAE: _VAE_PREFIX,
     },
+    architectures={Role.TEXT_ENCODER: Architecture.CLIP_TEXT, **_UNET_AND_VAE},
+    texts={Role.TEXT_ENCODER: PLAIN_TEXT},
     native_pixels=512,
     # std of the VAE's latents on its training pictures, inverted; the constant of the published SD1 configuration
     scaling_factor=0.18215,
 )
+#: of 512 pixels; those of 768 predict velocity. No shape tells which a file is (`pool.checkpoints.detect`)
+SD2 = Family(
+    name="sd2",
+    title="Stable Diffusion 2",
+    prefixes={
+        Role.TEXT_ENCODER: "cond_stage_model.model.",
+        Role.DIFFUSION_MODEL: _UNET_PREFIX,
+        Role.VAE: _VAE_PREFIX,
+    },
+    architectures={Role.TEXT_ENCODER: Architecture.OPEN_CLIP_TEXT, **_UNET_AND_VAE},
+    # `layer: penultimate` and the norm after it, of v2-inference.yaml, Stability-AI/stablediffusion
+    texts={Role.TEXT_ENCODER: TextFacts(layers_left_out=1, pad_id=OPEN_CLIP_PAD_ID)},
+    native_pixels=512,
+    scaling_factor=0.18215,
+)
+SDXL = Family(
+    name="sdxl",
+    title="Stable Diffusion XL",
+    prefixes={
+        Role.TEXT_ENCODER: "conditioner.embedders.0.transformer.",
+        Role.TEXT_ENCODER_2: "conditioner.embedders.1.model.",
+        Role.DIFFUSION_MODEL: _UNET_PREFIX,
+        Role.VAE: _VAE_PREFIX,
+    },
+    architectures={
+        Role.TEXT_ENCODER: Architecture.CLIP_TEXT,
+        Role.TEXT_ENCODER_2: Architecture.OPEN_CLIP_TEXT,
+        **_UNET_AND_VAE,
+    },
+    # `layer_idx: 11`, `layer: penultimate`, `legacy: False` of sd_xl_base.yaml, Stability-AI/generative-models
+    texts={
+        Role.TEXT_ENCODER: TextFacts(layers_left_out=1, final_norm=False),
+        Role.TEXT_ENCODER_2: TextFacts(1, final_norm=False, pad_id=OPEN_CLIP_PAD_ID, gives_pooled=True),
+    },
+    native_pixels=1024,
+    # `scale_factor` of the same file
+    scaling_factor=0.13025,
+    sampling=SamplingFacts(size_conditions=SizeConditions.SIZES),
+)
+SDXL_REFINER = Family(
+    name="sdxl_refiner",
+    title="the Stable Diffusion XL refiner",
+    prefixes={
+        Role.TEXT_ENCODER: "conditioner.embedders.0.model.",
+        Role.DIFFUSION_MODEL: _UNET_PREFIX,
+        Role.VAE: _VAE_PREFIX,
+    },
+    architectures={Role.TEXT_ENCODER: Architecture.OPEN_CLIP_TEXT, **_UNET_AND_VAE},
+    texts={Role.TEXT_ENCODER: TextFacts(1, final_norm=False, pad_id=OPEN_CLIP_PAD_ID, gives_pooled=True)},
+    native_pixels=1024,
+    scaling_factor=0.13025,
+    sampling=SamplingFacts(size_conditions=SizeConditions.AESTHETICS),
+)
+#: every family that this version runs
+FAMILIES = (SD1, SD2, SDXL, SDXL_REFINER)

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pool.checkpoints.files.regular_file import open_regular
+from pool.checkpoints.files.weights_file import files_of
 from pool.errors import CorruptFile
 
 _Records: TypeAlias = dict[str, dict[str, Any]]
@@ -45,7 +47,7 @@ def file_sha256(path: str | os.PathLike[str], cache_folder: Path | None = None) 
         known = _read(cache).get(place)
         if known is not None and known.get("fingerprint") == before and _is_digest(known.get("sha256")):
             return str(known["sha256"])
-        with Path(place).open("rb") as file:
+        with open_regular(place, "a file of weights") as (file, _):
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         settled = _fingerprint(place) == before and time.time_ns() - before[-1] > SETTLED_NANOSECONDS
     except OSError as error:
@@ -53,6 +55,19 @@ def file_sha256(path: str | os.PathLike[str], cache_folder: Path | None = None) 
     if settled:
         _remember(cache, place, {"fingerprint": before, "sha256": digest})
     return digest
+
+
+def weights_sha256(path: str | os.PathLike[str], cache_folder: Path | None = None) -> str:
+    """What tells the weights at `path` from others: the SHA-256 of a file; of an index, that of its shards' names and
+    SHA-256s. The index itself says too little: models that were trained from one another have equal ones.
+
+    Raises CorruptFile and UnsafeFile as reading an index does, and when a file cannot be read.
+    """
+    index, *shards = files_of(path)
+    if not shards:
+        return file_sha256(index, cache_folder)
+    lines = [f"{os.path.basename(shard)} {file_sha256(shard, cache_folder)}\n" for shard in shards]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _fingerprint(path: str) -> list[int]:

@@ -4,9 +4,11 @@ Knows which shape tells which size, and the few facts that no shape tells (heads
 build anything. Keys come without their component's prefix.
 
 Facts that shapes do not tell
-1. SD1 attention has 8 heads at every width.
+1. SD1 attention has 8 heads at every width; that of SD2 and SDXL, whose projections are linear, has heads of 64.
 2. Group norms have 32 groups, or a quarter of the narrowest width where that is fewer.
 3. CLIP attention heads are 64 wide; a model narrower than that has one.
+4. The numbers that SDXL is told of a picture are embedded in 256 each.
+5. CLIP-L was trained with an approximation of GELU, open_clip's models with GELU itself.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from pool.checkpoints.families import Family, LatentFacts
+from pool.checkpoints.families import Architecture, Family, LatentFacts, SizeConditions
 from pool.checkpoints.safetensors_file import Shape
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
@@ -23,6 +25,11 @@ from pool.spec import Role
 Config: TypeAlias = dict[str, Any]
 
 SD1_HEADS = 8
+UNET_HEAD_WIDTH = 64
+#: of each number that a UNet is told beside the text
+NUMBER_WIDTH = 256
+#: how many numbers that is
+SIZE_NUMBERS: Mapping[SizeConditions, int] = {SizeConditions.SIZES: 6, SizeConditions.AESTHETICS: 5}
 MAX_NORM_GROUPS = 32
 CLIP_HEAD_WIDTH = 64
 CLIP_END_TOKEN = 49407
@@ -31,31 +38,40 @@ CLIP_POSITIONS = 77
 
 
 def unet_config(shapes: Mapping[str, Shape]) -> Config:
-    """The arguments of `diffusers.UNet2DConditionModel` for an SD1 UNet with tensors of `shapes`, of any size.
+    """The arguments of `diffusers.UNet2DConditionModel` for the UNet of SD1, SD2 or SDXL with tensors of `shapes`, of
+    any size.
 
-    Raises UnknownArchitecture naming what an SD1 UNet would have and this one has not.
+    Raises UnknownArchitecture naming what such a UNet would have and this one has not.
     """
     levels = _unet_levels(shapes)
     channels = tuple(level[-1][0] for level in levels)
     depths = tuple(level[-1][1] for level in levels)
     if any(block != level[-1] or len(level) != len(levels[0]) for level in levels for block in level):
         raise UnknownArchitecture("UNet: found levels of different depth, expected the same blocks at each level")
-    if any(width % SD1_HEADS for width in channels):
-        raise UnknownArchitecture(f"UNet: found widths {channels}, expected multiples of {SD1_HEADS} (the heads)")
     middle_depth = _count(shapes, r"middle_block\.1\.transformer_blocks\.(\d+)\.")
-    return {
+    if depths[-1] and middle_depth and depths[-1] != middle_depth:
+        raise UnknownArchitecture(
+            f"UNet: found {middle_depth} transformer blocks in the middle, expected {depths[-1]} as at the last level"
+        )
+    is_linear = len(shapes.get("middle_block.1.proj_in.weight", ())) == 2
+    config: Config = {
         "in_channels": _shape(shapes, "input_blocks.0.0.weight", 4)[1],
         "out_channels": _shape(shapes, "out.2.weight", 4)[0],
         "block_out_channels": channels,
         "layers_per_block": len(levels[0]),
         "cross_attention_dim": _shape(shapes, "middle_block.1.transformer_blocks.0.attn2.to_k.weight", 2)[1],
-        "attention_head_dim": SD1_HEADS,  # by its history the argument is the number of heads
-        "use_linear_projection": False,
+        "attention_head_dim": _unet_heads(channels, is_linear),  # by its history the argument is the number of heads
+        "use_linear_projection": is_linear,
         "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
         "up_block_types": tuple("CrossAttnUpBlock2D" if depth else "UpBlock2D" for depth in reversed(depths)),
         "transformer_layers_per_block": (*(max(depth, 1) for depth in depths[:-1]), depths[-1] or middle_depth),
         "norm_num_groups": _norm_groups("UNet", channels),
     }
+    if "label_emb.0.0.weight" in shapes:
+        config["addition_embed_type"] = "text_time"
+        config["addition_time_embed_dim"] = NUMBER_WIDTH
+        config["projection_class_embeddings_input_dim"] = _shape(shapes, "label_emb.0.0.weight", 2)[1]
+    return config
 
 
 def vae_config(shapes: Mapping[str, Shape]) -> Config:
@@ -93,8 +109,37 @@ def clip_text_config(shapes: Mapping[str, Shape]) -> Config:
 
     Raises UnknownArchitecture naming what such a text model would have and this one has not.
     """
-    vocabulary, hidden = _shape(shapes, "embeddings.token_embedding.weight", 2)
-    positions = _shape(shapes, "embeddings.position_embedding.weight", 2)[0]
+    config = _clip_config(
+        _shape(shapes, "embeddings.token_embedding.weight", 2),
+        _shape(shapes, "embeddings.position_embedding.weight", 2),
+    )
+    return {
+        **config,
+        "intermediate_size": _shape(shapes, "encoder.layers.0.mlp.fc1.weight", 2)[0],
+        "num_hidden_layers": _count(shapes, r"encoder\.layers\.(\d+)\."),
+        "hidden_act": "quick_gelu",
+    }
+
+
+def open_clip_text_config(shapes: Mapping[str, Shape]) -> Config:
+    """The arguments of `transformers.CLIPTextConfig` for an open_clip text model (G or H) with tensors of `shapes`, of
+    any size.
+
+    Raises UnknownArchitecture naming what such a text model would have and this one has not.
+    """
+    config = _clip_config(_shape(shapes, "token_embedding.weight", 2), _shape(shapes, "positional_embedding", 2))
+    return {
+        **config,
+        "intermediate_size": _shape(shapes, "transformer.resblocks.0.mlp.c_fc.weight", 2)[0],
+        "num_hidden_layers": _count(shapes, r"transformer\.resblocks\.(\d+)\."),
+        "hidden_act": "gelu",
+        "projection_dim": _shape(shapes, "text_projection", 2)[1],
+    }
+
+
+def _clip_config(tokens: Shape, places: Shape) -> Config:
+    """What both spellings have in common, from the shapes of the two tables of embeddings."""
+    (vocabulary, hidden), positions = tokens, places[0]
     if vocabulary < CLIP_TOKENS or positions < CLIP_POSITIONS:
         raise UnknownArchitecture(
             f"text encoder: found {vocabulary} tokens and {positions} positions, "
@@ -105,11 +150,8 @@ def clip_text_config(shapes: Mapping[str, Shape]) -> Config:
     return {
         "vocab_size": vocabulary,
         "hidden_size": hidden,
-        "intermediate_size": _shape(shapes, "encoder.layers.0.mlp.fc1.weight", 2)[0],
-        "num_hidden_layers": _count(shapes, r"encoder\.layers\.(\d+)\."),
         "num_attention_heads": max(1, hidden // CLIP_HEAD_WIDTH),
         "max_position_embeddings": positions,
-        "hidden_act": "quick_gelu",
         "eos_token_id": CLIP_END_TOKEN,
     }
 
@@ -119,18 +161,34 @@ def check(family: Family, shapes: Mapping[str, Shape]) -> None:
 
     Raises UnknownArchitecture saying what is missing or does not fit.
     """
-    text = clip_text_config(family.bare_shapes_of(Role.TEXT_ENCODER, shapes))
+    texts = {role: text_config(family, role, shapes) for role in family.text_encoders}
     unet = unet_config(family.bare_shapes_of(Role.DIFFUSION_MODEL, shapes))
     vae = vae_config(family.bare_shapes_of(Role.VAE, shapes))
-    if text["hidden_size"] != unet["cross_attention_dim"]:
-        raise UnknownArchitecture(
-            f"the text encoder is {text['hidden_size']} wide, expected {unet['cross_attention_dim']} for the UNet"
-        )
+    widths = [config["hidden_size"] for config in texts.values()]
+    if sum(widths) != unet["cross_attention_dim"]:
+        found = f"text encoder is {widths[0]}" if len(widths) == 1 else f"text encoders are {widths}"
+        raise UnknownArchitecture(f"the {found} wide, expected {unet['cross_attention_dim']} for the UNet")
+    numbers = SIZE_NUMBERS.get(family.sampling.size_conditions, 0)
+    if numbers:
+        pooled = sum(config["projection_dim"] for role, config in texts.items() if family.texts[role].gives_pooled)
+        label_width = unet.get("projection_class_embeddings_input_dim", 0)
+        if label_width != pooled + numbers * NUMBER_WIDTH:
+            raise UnknownArchitecture(
+                f"the UNet is told {label_width} numbers beside the text, expected {pooled} of the pooled text and "
+                f"{numbers} times {NUMBER_WIDTH}"
+            )
     if not vae["latent_channels"] == unet["in_channels"] == unet["out_channels"]:
         raise UnknownArchitecture(
             f"the UNet reads {unet['in_channels']} and writes {unet['out_channels']} channels, "
             f"expected the {vae['latent_channels']} of the VAE"
         )
+
+
+def text_config(family: Family, role: Role, shapes: Mapping[str, Shape]) -> Config:
+    """The configuration of a text encoder of a checkpoint of `family` with tensors of `shapes` (keys with prefixes)."""
+    bare = family.bare_shapes_of(role, shapes)
+    is_open_clip = family.architectures[role] is Architecture.OPEN_CLIP_TEXT
+    return open_clip_text_config(bare) if is_open_clip else clip_text_config(bare)
 
 
 def latent_facts(family: Family, shapes: Mapping[str, Shape]) -> LatentFacts:
@@ -153,6 +211,17 @@ def _unet_levels(shapes: Mapping[str, Shape]) -> list[list[tuple[int, int]]]:
     if not all(levels):
         raise UnknownArchitecture("UNet: found a level without residual blocks, expected at least one at each")
     return levels
+
+
+def _unet_heads(channels: tuple[int, ...], is_linear: bool) -> int | tuple[int, ...]:
+    """The heads of attention at each width."""
+    if not is_linear:
+        if any(width % SD1_HEADS for width in channels):
+            raise UnknownArchitecture(f"UNet: found widths {channels}, expected multiples of {SD1_HEADS} (the heads)")
+        return SD1_HEADS
+    if any(width > UNET_HEAD_WIDTH and width % UNET_HEAD_WIDTH for width in channels):
+        raise UnknownArchitecture(f"UNet: found widths {channels}, expected multiples of {UNET_HEAD_WIDTH} (a head)")
+    return tuple(max(1, width // UNET_HEAD_WIDTH) for width in channels)
 
 
 def _norm_groups(what: str, channels: tuple[int, ...]) -> int:

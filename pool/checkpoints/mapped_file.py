@@ -1,20 +1,27 @@
-"""Tensors of a safetensors file as views of one mapping. No weight is copied, none is read before it is used.
+"""Tensors of a file of weights as views of one mapping. No weight is copied, none is read before it is used.
 
 Knows how bytes become torch tensors. Does not know what they mean. Processes that map the same file share its pages;
 the mapping is private, so a write to a view would make a private copy of a page and never reaches the file: nothing in
 this project writes to one. A file must not be shortened in place while it is mapped; replace it by renaming.
+A checkpoint of several files is several mappings behind the same names.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pool.checkpoints.safetensors_file import Header, TensorEntry, read_header
+from pool.checkpoints.files.ranges import joined
+from pool.checkpoints.files.regular_file import open_regular
+from pool.checkpoints.files.strict_json import brief
+from pool.checkpoints.files.weights_file import read_weights_header
+from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.errors import CorruptFile
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
@@ -39,30 +46,41 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "C64": torch.complex64,
 }
 
-#: numbers looked at in one go by `find_non_finite`; bounds its memory to a few times as many bytes
-CHECK_BLOCK_ELEMENTS = 1 << 22
+#: bytes looked at in one go by `find_non_finite`; bounds its memory to a few times as many
+CHECK_BLOCK_BYTES = 4 << 20
+
+#: Asked for at once. Of a longer range Linux reads the beginning only, as much as one request to the disk can have
+#: (mm/readahead.c, force_page_cache_ra); 128 KiB is the least that this is by default.
+_ADVICE_BYTES = 128 << 10
+
+#: of Linux on x86-64 and ARM64; Python's mmap has no name for it before 3.12. Source: asm-generic/mman.h
+_MAP_NORESERVE = 0x4000
 
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """A safetensors file mapped into memory. The mapping lives as long as this value or any view of it."""
+    """A file of weights mapped into memory, or several that are one checkpoint. The mappings live as long as this value
+    or any view of them."""
 
     header: Header
-    _storage: torch.UntypedStorage
+    #: by the path of the file
+    _storages: Mapping[str, torch.UntypedStorage]
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> MappedFile:
-        """Map the file at `path`; reads only its header.
+    def open(cls, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> MappedFile:
+        """Map the file at `path`, or all files of the index at `path`; reads only headers.
 
-        Raises CorruptFile as `read_header` does.
+        Raises CorruptFile and UnsafeFile as `read_weights_header` does, of which `allow_pickle` is.
         """
-        header = read_header(path)
-        try:
-            storage = torch.UntypedStorage.from_file(header.path, False, header.file_bytes)
-            assert isinstance(storage, torch.UntypedStorage)
-        except RuntimeError as error:
-            raise CorruptFile(f"{header.path}: cannot be mapped into memory: {error}") from error
-        return cls(header, storage)
+        return cls.of(read_weights_header(path, allow_pickle=allow_pickle))
+
+    @classmethod
+    def of(cls, header: Header) -> MappedFile:
+        """Map the files that `header` was read from.
+
+        Raises CorruptFile when one is not as long as it was then, or cannot be mapped.
+        """
+        return cls(header, {path: _mapped(path, size_bytes) for path, size_bytes in header.files.items()})
 
     def tensor(self, name: str) -> Tensor:
         """The tensor `name`: a view of the mapping, or a copy when its bytes are not aligned for its type.
@@ -70,21 +88,90 @@ class MappedFile:
         Raises KeyError when the file has no such tensor, CorruptFile when torch has no such type.
         """
         entry = self.header.tensors[name]
-        dtype = TORCH_DTYPES.get(entry.dtype)
-        if dtype is None:
-            raise CorruptFile(f"{self.header.path}: tensor {name!r} has type {entry.dtype}, which cannot be read yet")
-        if entry.begin % dtype.itemsize == 0:
-            view = torch.empty(0, dtype=dtype, device="cpu")
-            return view.set_(self._storage, entry.begin // dtype.itemsize, entry.shape)  # type: ignore[call-overload, no-any-return]
-        return self._bytes(entry).clone().view(dtype).reshape(entry.shape)
+        dtype = self._dtype(entry)
+        if entry.begin % dtype.itemsize:
+            plain = self._bytes(entry).clone().view(dtype)
+            return plain.reshape(entry.shape) if entry.strides is None else plain.as_strided(entry.shape, entry.strides)
+        view = torch.empty(0, dtype=dtype, device="cpu")
+        offset, storage = entry.begin // dtype.itemsize, self._storages[self.header.path_of(name)]
+        if entry.strides is None:
+            return view.set_(storage, offset, entry.shape)  # type: ignore[call-overload, no-any-return]
+        return view.set_(storage, offset, entry.shape, entry.strides)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """All tensors by name; each view is made when it is asked for."""
         return _Views(self)
 
+    def numbers(self, name: str, at_most_bytes: int) -> Iterator[Tensor]:
+        """All numbers of the tensor `name`, flat, in blocks of so many bytes in the order of the file.
+
+        Raises as `tensor` does. No block but a misaligned one is a copy.
+        """
+        entry = self.header.tensors[name]
+        dtype = self._dtype(entry)
+        block_bytes = max(at_most_bytes // dtype.itemsize, 1) * dtype.itemsize
+        for block in torch.split(self._bytes(entry), block_bytes):
+            # a block begins as far from an aligned byte as its tensor does
+            yield (block.clone() if entry.begin % dtype.itemsize else block).view(dtype)
+
+    def read_ahead(self, names: Iterable[str] | None = None) -> None:
+        """Ask the system to read the tensors `names` (all when None) from the disk in the background, in the order of
+        the files: whoever uses them in the order of the module may make the disk jump. Advisory.
+
+        Returns when all is asked for, which takes a second or so for gigabytes. Raises CorruptFile when a file is gone.
+        """
+        advise = getattr(os, "posix_fadvise", None)
+        if advise is None:  # macOS and Windows have none
+            return
+        wanted = self.header.tensors if names is None else names
+        by_path: dict[str, list[TensorEntry]] = {}
+        for name in wanted:
+            by_path.setdefault(self.header.path_of(name), []).append(self.header.tensors[name])
+        for path, entries in by_path.items():
+            with open_regular(path) as (file, _):
+                for begin, end in joined((e.begin, e.end) for e in entries):
+                    for at in range(begin, end, _ADVICE_BYTES):
+                        advise(file.fileno(), at, min(_ADVICE_BYTES, end - at), os.POSIX_FADV_WILLNEED)
+
+    def _dtype(self, entry: TensorEntry) -> torch.dtype:
+        dtype = TORCH_DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise CorruptFile(
+                f"{self.header.path_of(entry.name)}: tensor {brief(entry.name)} has type {entry.dtype}, which cannot "
+                f"be read yet"
+            )
+        return dtype
+
     def _bytes(self, entry: TensorEntry) -> Tensor:
         view = torch.empty(0, dtype=torch.uint8, device="cpu")
-        return view.set_(self._storage, entry.begin, (entry.storage_bytes,))  # type: ignore[call-overload, no-any-return]
+        return view.set_(self._storages[self.header.path_of(entry.name)], entry.begin, (entry.storage_bytes,))  # type: ignore[call-overload, no-any-return]
+
+
+def _mapped(path: str, size_bytes: int) -> torch.UntypedStorage:
+    """The file as a private mapping. Raises CorruptFile when it is not `size_bytes` long any more."""
+    with open_regular(path) as (file, now_bytes):
+        if now_bytes != size_bytes:
+            raise CorruptFile(f"{path}: changed while it was being opened: {size_bytes} bytes, then {now_bytes}")
+        try:
+            storage = torch.UntypedStorage.from_file(path, False, size_bytes)
+            assert isinstance(storage, torch.UntypedStorage)
+        except RuntimeError as error:
+            if not sys.platform.startswith("linux"):
+                raise CorruptFile(f"{path}: cannot be mapped into memory: {error}") from error
+        else:
+            return storage
+        # Linux refuses private mappings that are larger than its memory and swap unless they promise to stay clean.
+        # This way costs an open file for as long as the mapping lives, so that it is the second.
+        try:
+            room = mmap.mmap(
+                file.fileno(),
+                size_bytes,
+                flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            )
+        except (OSError, ValueError, OverflowError) as error:
+            raise CorruptFile(f"{path}: cannot be mapped into memory: {error}") from error
+        return torch.frombuffer(room, dtype=torch.uint8).untyped_storage()
 
 
 class _Views(Mapping[str, Tensor]):
@@ -108,26 +195,33 @@ class _Views(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """A tensor with numbers that are infinite or not numbers."""
+    """A tensor with numbers that are infinite or not numbers.
+
+    undefined  how many are no numbers; the rest of `count` is infinite
+    """
 
     name: str
     count: int
     elements: int
+    undefined: int
 
 
 def find_non_finite(mapped: MappedFile, names: Iterable[str] | None = None) -> tuple[NonFinite, ...]:
     """The tensors among `names` (all when None) that hold a number that is infinite or not a number.
 
-    Reads every byte of them, block by block.
+    Reads every byte of them, block by block, in memory of a few blocks. Tensors of whole numbers, and of types that
+    torch cannot compute with, are passed over: packed weights are checked by their scales.
     """
     found = []
     for name in mapped.header.tensors if names is None else names:
-        tensor = mapped.tensor(name)
-        if not (tensor.is_floating_point() or tensor.is_complex()):
+        entry = mapped.header.tensors[name]
+        dtype = TORCH_DTYPES.get(entry.dtype)
+        if dtype is None or not (dtype.is_floating_point or dtype.is_complex):
             continue
-        count = sum(_non_finite_in(block) for block in torch.split(tensor.flatten(), CHECK_BLOCK_ELEMENTS))
+        counts = [_non_finite_in(block) for block in mapped.numbers(name, CHECK_BLOCK_BYTES)]
+        count = sum(c for c, _ in counts)
         if count:
-            found.append(NonFinite(name, count, tensor.numel()))
+            found.append(NonFinite(name, count, entry.elements, sum(u for _, u in counts)))
     return tuple(found)
 
 
@@ -146,7 +240,9 @@ def check_finite(mapped: MappedFile) -> None:
         )
 
 
-def _non_finite_in(block: Tensor) -> int:
+def _non_finite_in(block: Tensor) -> tuple[int, int]:
+    """How many of the numbers are infinite or undefined, and how many of those undefined."""
     # 8-bit floats have no arithmetic of their own; complex and 64-bit numbers keep their range
     wide = block if block.is_complex() or block.dtype == torch.float64 else block.float()
-    return int(block.numel() - torch.isfinite(wide).sum())
+    count = int(block.numel() - torch.isfinite(wide).sum())
+    return count, int(torch.isnan(wide).sum()) if count else 0

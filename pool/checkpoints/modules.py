@@ -1,52 +1,54 @@
 """The modules of diffusers and transformers that components are built as, without weights.
 
-Knows which class and which configuration belong to a component of a family. Everything is made on the meta device: no
+Knows which class and which configuration belong to an architecture. Everything is made on the meta device: no
 memory is taken and nothing is initialised. Does not know files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from pool.checkpoints.infer import Config, clip_text_config, unet_config, vae_config
+from pool.checkpoints.families import Architecture
+from pool.checkpoints.infer import Config, clip_text_config, open_clip_text_config, unet_config, vae_config
 from pool.checkpoints.safetensors_file import Shape
-from pool.spec import Role
+
+_CONFIGS: Mapping[Architecture, Callable[[Mapping[str, Shape]], Config]] = MappingProxyType(
+    {
+        Architecture.CLIP_TEXT: clip_text_config,
+        Architecture.OPEN_CLIP_TEXT: open_clip_text_config,
+        Architecture.LDM_UNET: unet_config,
+        Architecture.LDM_VAE: vae_config,
+    }
+)
+_MODULES: Mapping[Architecture, Callable[[Config], nn.Module]] = MappingProxyType(
+    {
+        Architecture.CLIP_TEXT: lambda config: CLIPTextModel(CLIPTextConfig(**config)),
+        Architecture.OPEN_CLIP_TEXT: lambda config: CLIPTextModelWithProjection(CLIPTextConfig(**config)),
+        Architecture.LDM_UNET: lambda config: UNet2DConditionModel(**config),
+        Architecture.LDM_VAE: lambda config: AutoencoderKL(**config),
+    }
+)
 
 
-def config_of(role: Role, bare_shapes: Mapping[str, Shape]) -> Config:
-    """The configuration of an SD1 component with tensors of `bare_shapes` (keys without prefix).
+def config_of(architecture: Architecture, bare_shapes: Mapping[str, Shape]) -> Config:
+    """The configuration of a component with tensors of `bare_shapes` (keys without prefix).
 
     Raises UnknownArchitecture when they are not those of such a component.
     """
-    match role:
-        case Role.TEXT_ENCODER:
-            return clip_text_config(bare_shapes)
-        case Role.DIFFUSION_MODEL:
-            return unet_config(bare_shapes)
-        case Role.VAE:
-            return vae_config(bare_shapes)
-        case _:
-            raise AssertionError(f"an SD1 checkpoint has no {role.value}")
+    return _CONFIGS[architecture](bare_shapes)
 
 
-def empty_module(role: Role, config: Config) -> nn.Module:
+def empty_module(architecture: Architecture, config: Config) -> nn.Module:
     """The module for `config` with every parameter and buffer on the meta device, in evaluation mode."""
     with torch.device("meta"):
-        match role:
-            case Role.TEXT_ENCODER:
-                module = CLIPTextModel(CLIPTextConfig(**config))
-            case Role.DIFFUSION_MODEL:
-                module = UNet2DConditionModel(**config)
-            case Role.VAE:
-                module = AutoencoderKL(**config)
-            case _:
-                raise AssertionError(f"an SD1 checkpoint has no {role.value}")
-    return module.eval().requires_grad_(False)  # type: ignore[no-any-return]
+        module = _MODULES[architecture](config)
+    return module.eval().requires_grad_(False)
 
 
 def fill_tables(module: nn.Module) -> None:

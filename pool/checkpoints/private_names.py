@@ -19,7 +19,6 @@ from diffusers.loaders.single_file_utils import (
     convert_flux_transformer_checkpoint_to_diffusers,
     convert_hidream_transformer_to_diffusers,
     convert_hunyuan_video_transformer_to_diffusers,
-    convert_ldm_clip_checkpoint,
     convert_ldm_unet_checkpoint,
     convert_ldm_vae_checkpoint,
     convert_ltx_transformer_checkpoint_to_diffusers,
@@ -31,12 +30,12 @@ from diffusers.loaders.single_file_utils import (
 )
 from torch import Tensor
 
-from pool.checkpoints.families import Family
+from pool.checkpoints.families import Architecture, Family
 from pool.checkpoints.infer import Config
 from pool.checkpoints.key_map import KeyMap, discover
 from pool.checkpoints.modules import config_of, empty_module
+from pool.checkpoints.open_clip import open_clip_text
 from pool.checkpoints.safetensors_file import Shape
-from pool.spec import Role
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Converter: TypeAlias = Callable[[dict[str, Tensor]], Tensors]
@@ -59,24 +58,30 @@ _TRANSFORMERS: Mapping[str, tuple[Callable[[dict[str, Tensor]], Mapping[str, Ten
     "z_image": (convert_z_image_transformer_checkpoint_to_diffusers, ""),
 }
 _UNETS = frozenset({"sd1", "sd2", "sdxl", "sdxl_refiner"})
-_UNET_PREFIX = "model.diffusion_model."
+_UNET_PREFIX, _VAE_PREFIX = "model.diffusion_model.", "first_stage_model."
 
 
 class ConverterChangedError(RuntimeError):
     """The installed diffusers no longer converts a layout to the keys of its own module."""
 
 
-def converter(role: Role, config: Config) -> Converter:
-    """The function that renames an SD1 checkpoint's tensors to the parameters of the module built with `config`."""
-    match role:
-        case Role.DIFFUSION_MODEL:
-            return lambda tensors: _dropping_none(convert_ldm_unet_checkpoint(tensors, config))
-        case Role.VAE:
-            return lambda tensors: _dropping_none(convert_ldm_vae_checkpoint(tensors, config))
-        case Role.TEXT_ENCODER:
-            return _convert_clip
-        case _:
-            raise AssertionError(f"an SD1 checkpoint has no {role.value}")
+def converter(architecture: Architecture, config: Config, prefix: str) -> Converter:
+    """The function that renames a component's tensors to the parameters of the module built with `config`; their keys
+    in the checkpoint begin with `prefix`."""
+    match architecture:
+        case Architecture.LDM_UNET:
+            return lambda tensors: _dropping_none(
+                convert_ldm_unet_checkpoint(_moved(tensors, prefix, _UNET_PREFIX), config)
+            )
+        case Architecture.LDM_VAE:
+            return lambda tensors: _dropping_none(
+                convert_ldm_vae_checkpoint(_moved(tensors, prefix, _VAE_PREFIX), config)
+            )
+        case Architecture.CLIP_TEXT:
+            # transformers has no text_model level any more; its positions are a table that the module makes itself
+            return lambda tensors: {k.removeprefix("text_model."): v for k, v in _moved(tensors, prefix, "").items()}
+        case Architecture.OPEN_CLIP_TEXT:
+            return lambda tensors: open_clip_text(_moved(tensors, prefix, ""))
 
 
 def diffusion_converter(family: str, bare_shapes: Mapping[str, Shape]) -> Converter | None:
@@ -110,6 +115,11 @@ def _unet_conversion_config(bare_shapes: Mapping[str, Shape]) -> Config:
     return config
 
 
+def _moved(tensors: Mapping[str, Tensor], prefix: str, to: str) -> dict[str, Tensor]:
+    """`tensors` whose keys begin with `to` instead of `prefix`."""
+    return {to + key.removeprefix(prefix): value for key, value in tensors.items()}
+
+
 def _prefixed(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {prefix + key: value for key, value in tensors.items()}
 
@@ -120,9 +130,11 @@ def self_test(family: Family, shapes: Mapping[str, Shape]) -> None:
     Raises ConverterChangedError saying which keys or shapes differ.
     """
     for role in family.prefixes:
-        config = config_of(role, family.bare_shapes_of(role, shapes))
-        key_map = discover(family.shapes_of(role, shapes), converter(role, config))
-        difference = differing_keys(key_map, empty_module(role, config))
+        architecture = family.architectures[role]
+        config = config_of(architecture, family.bare_shapes_of(role, shapes))
+        convert = converter(architecture, config, family.prefixes[role])
+        key_map = discover(family.shapes_of(role, shapes), convert)
+        difference = differing_keys(key_map, empty_module(architecture, config))
         if difference:
             raise ConverterChangedError(f"{role.value}: diffusers converts otherwise than it builds: {difference}")
 
@@ -141,12 +153,6 @@ def differing_keys(key_map: KeyMap, module: torch.nn.Module) -> str:
             parts.append(f"{key} has shape {mapped[key]} in the file and {actual[key]} in the module")
             break
     return "; ".join(parts)
-
-
-def _convert_clip(tensors: dict[str, Tensor]) -> Tensors:
-    converted = _dropping_none(convert_ldm_clip_checkpoint(tensors))
-    # transformers has no text_model level any more; its positions are a table that the module makes itself
-    return {key.removeprefix("text_model."): value for key, value in converted.items()}
 
 
 def _dropping_none(tensors: Mapping[str, Tensor | None]) -> Tensors:

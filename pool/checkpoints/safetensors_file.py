@@ -10,15 +10,16 @@ Source: https://github.com/huggingface/safetensors, "Format".
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
+import operator
 import os
-import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeAlias
 
+from pool.checkpoints.files.regular_file import open_regular
+from pool.checkpoints.files.strict_json import BadJson, are_texts, brief, read_object
 from pool.errors import CorruptFile, format_bytes
 
 Shape: TypeAlias = tuple[int, ...]
@@ -27,6 +28,10 @@ SIZE_BYTES = 8
 #: the format's own limit
 MAX_HEADER_BYTES = 100_000_000
 METADATA_KEY = "__metadata__"
+#: more dimensions than any tensor library computes with
+MAX_DIMENSIONS = 64
+#: elements are counted in signed 64-bit numbers
+MAX_ELEMENTS = (1 << 63) - 1
 
 #: bits of one number of each type that the format names
 DTYPE_BITS: Mapping[str, int] = {
@@ -80,6 +85,8 @@ class TensorEntry:
 
     dtype       the format's name of the type, "F16"
     begin, end  its bytes in the file, counted from the file's first byte
+    path        the file that it is in, where the header is one of several files; "" is the header's own
+    strides     elements from one index to the next in each dimension; None when they follow each other in order
     """
 
     name: str
@@ -87,6 +94,8 @@ class TensorEntry:
     shape: Shape
     begin: int
     end: int
+    path: str = ""
+    strides: Shape | None = None
 
     @property
     def storage_bytes(self) -> int:
@@ -103,14 +112,27 @@ class TensorEntry:
 class Header:
     """What a file says of itself, checked against its size.
 
-    tensors   by name, in the order of their bytes in the file
-    metadata  free text pairs, written by whoever made the file
+    path        the file, or the index of several files that are one checkpoint
+    file_bytes  of all files that hold tensors
+    tensors     by name, in the order of their bytes in the file
+    metadata    free text pairs, written by whoever made the file
+    shards      bytes of each file by its path, in order, where there are several; else empty
     """
 
     path: str
     file_bytes: int
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
+    shards: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The files that hold tensors, and the bytes of each."""
+        return self.shards or {self.path: self.file_bytes}
+
+    def path_of(self, name: str) -> str:
+        """The file that holds the tensor `name`."""
+        return self.tensors[name].path or self.path
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -124,19 +146,19 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     Raises CorruptFile, naming the file, what was found and what was expected, for anything that is not a whole and
     well-formed safetensors file, and for a path that cannot be read.
     """
-    place = os.fspath(path)
-    try:
-        with Path(place).open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise CorruptFile(f"{place}: not a regular file, expected a safetensors file")
-            return _parse(place, file, status.st_size)
-    except FileNotFoundError:
-        raise CorruptFile(f"{place}: no such file, expected a safetensors file") from None
-    except IsADirectoryError:
-        raise CorruptFile(f"{place}: a folder, expected a safetensors file") from None
-    except OSError as error:
-        raise CorruptFile(f"{place}: cannot be read: {error.strerror or error}") from error
+    with open_regular(path) as (file, file_bytes):
+        return _parse(os.fspath(path), file, file_bytes)
+
+
+def stored_bytes(header: Header, name: str) -> bytes:
+    """The bytes of the tensor `name` as the file has them: for markers and single numbers, which cost no mapping.
+
+    Raises CorruptFile when the file cannot be read any more.
+    """
+    entry = header.tensors[name]
+    with open_regular(header.path_of(name)) as (file, _):
+        file.seek(entry.begin)
+        return file.read(entry.storage_bytes)
 
 
 def _parse(path: str, file: BinaryIO, file_bytes: int) -> Header:
@@ -154,7 +176,11 @@ def _parse(path: str, file: BinaryIO, file_bytes: int) -> Header:
             f"{data_begin}"
         )
     file.seek(SIZE_BYTES)
-    entries, metadata = _entries(path, _load_json(path, file.read(header_bytes)), data_begin)
+    try:
+        header = read_object(file.read(header_bytes))
+    except BadJson as error:
+        raise CorruptFile(f"{path}: the header {error}") from None
+    entries, metadata = _entries(path, header, data_begin)
     ordered = sorted(entries, key=lambda e: (e.begin, e.end, e.name))
     _check_covers(path, ordered, data_begin, file_bytes)
     return Header(path, file_bytes, {e.name: e for e in ordered}, metadata)
@@ -174,74 +200,73 @@ def _describe_start(start: bytes, header_bytes: int) -> str:
     return f"unknown contents beginning with {start[:SIZE_BYTES].hex()}"
 
 
-class _DuplicateName(ValueError):
-    """A name occurs twice in one JSON object."""
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        raise _DuplicateName(next(name for name, _ in pairs if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
-    return result
-
-
-def _load_json(path: str, text: bytes) -> dict[str, Any]:
-    try:
-        loaded = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except _DuplicateName as error:
-        raise CorruptFile(f"{path}: the header names {str(error)!r} twice, expected each name once") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CorruptFile(f"{path}: the header is damaged: {error}, expected JSON") from error
-    if not isinstance(loaded, dict):
-        raise CorruptFile(f"{path}: the header is a JSON {type(loaded).__name__}, expected an object")
-    return loaded
-
-
 def _entries(path: str, header: dict[str, Any], data_begin: int) -> tuple[list[TensorEntry], dict[str, str]]:
-    metadata = header.pop(METADATA_KEY, None) or {}
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise CorruptFile(f"{path}: {METADATA_KEY} is damaged, expected pairs of texts")
+    metadata = header.pop(METADATA_KEY, None)
+    if metadata is None:
+        metadata = {}
+    if not are_texts(metadata):
+        raise CorruptFile(f"{path}: {METADATA_KEY} is {brief(metadata)}, expected pairs of texts")
     return [_entry(path, name, fields, data_begin) for name, fields in header.items()], metadata
 
 
 def _entry(path: str, name: str, fields: Any, data_begin: int) -> TensorEntry:
     def damaged(found: str, expected: str) -> CorruptFile:
-        return CorruptFile(f"{path}: tensor {name!r}: found {found}, expected {expected}")
+        return CorruptFile(f"{path}: tensor {brief(name)}: found {found}, expected {expected}")
 
-    if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-        raise damaged(str(fields), "dtype, shape and data_offsets")
+    if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
+        raise damaged(brief(fields), "dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if dtype not in DTYPE_BITS:
-        raise damaged(f"dtype {dtype!r}", f"one of {', '.join(DTYPE_BITS)}")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise damaged(f"dtype {brief(dtype)}", f"one of {', '.join(DTYPE_BITS)}")
     if not _are_counts(shape):
-        raise damaged(f"shape {shape!r}", "a list of whole numbers, none negative")
+        raise damaged(f"shape {brief(shape)}", "a list of whole numbers, none negative or beyond 2**63")
+    if not is_countable(shape):
+        raise damaged(
+            f"shape {brief(shape)}", f"at most {MAX_DIMENSIONS} dimensions and 2**63 - 1 elements, also on the way"
+        )
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise damaged(f"data_offsets {offsets!r}", "two offsets, the first not after the second")
+        raise damaged(f"data_offsets {brief(offsets)}", "two offsets within 2**63, the first not after the second")
     wanted_bits = math.prod(shape) * DTYPE_BITS[dtype]
     if (offsets[1] - offsets[0]) * 8 != wanted_bits:
         raise damaged(
-            f"{offsets[1] - offsets[0]} bytes", f"{wanted_bits / 8:g} bytes for {dtype} of shape {tuple(shape)}"
+            f"{offsets[1] - offsets[0]} bytes", f"{wanted_bits / 8:.15g} bytes for {dtype} of shape {tuple(shape)}"
         )
     return TensorEntry(name, dtype, tuple(shape), data_begin + offsets[0], data_begin + offsets[1])
 
 
+def is_countable(shape: Iterable[int]) -> bool:
+    """Whether tensors of `shape`, sizes from 0 to `MAX_ELEMENTS`, can be computed with: few dimensions, and a product
+    of sizes that fits into 64 bits at each step, also where a later size is zero."""
+    sizes = tuple(shape)
+    if len(sizes) > MAX_DIMENSIONS:
+        return False
+    if 0 not in sizes:
+        return math.prod(sizes) <= MAX_ELEMENTS
+    return all(product <= MAX_ELEMENTS for product in itertools.accumulate(sizes, operator.mul))
+
+
 def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+    if not isinstance(value, list):
+        return False
+    for number in value:  # noqa: SIM110 - a generator takes twice as long, and this is done twice for every tensor
+        if type(number) is not int or not 0 <= number <= MAX_ELEMENTS:
+            return False
+    return True
 
 
 def _check_covers(path: str, ordered: list[TensorEntry], data_begin: int, file_bytes: int) -> None:
     """Tensors follow each other without gap or overlap from the header to the end of the file."""
     expected = data_begin
-    previous = "the header"
+    previous: TensorEntry | None = None
     for entry in ordered:
         if entry.begin != expected:
             fault = "overlaps" if entry.begin < expected else "leaves a gap after"
             raise CorruptFile(
-                f"{path}: tensor {entry.name!r} {fault} {previous}: "
+                f"{path}: tensor {brief(entry.name)} {fault} "
+                f"{'the header' if previous is None else f'tensor {brief(previous.name)}'}: "
                 f"it begins at byte {entry.begin}, expected {expected}"
             )
-        expected, previous = entry.end, f"tensor {entry.name!r}"
+        expected, previous = entry.end, entry
     if file_bytes < expected:
         raise CorruptFile(
             f"{path}: truncated: the file has {file_bytes} bytes, its header promises {expected} "

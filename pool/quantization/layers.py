@@ -14,11 +14,10 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from pool.checkpoints.safetensors_file import Header
+from pool.checkpoints.safetensors_file import Header, stored_bytes
 from pool.errors import BadQuantization, format_bytes, unknown_name
 from pool.quantization.formats import (
     EITHER_SCALE,
@@ -134,9 +133,7 @@ def layers_in_file(header: Header) -> dict[str, QuantizedLayer]:
         if entry.storage_bytes > MOST_MARKER_BYTES:
             found = format_bytes(entry.storage_bytes)
             raise BadQuantization(f"{header.path}: {key!r}: found {found}, expected a marker or a single number")
-        with Path(header.path).open("rb") as file:
-            file.seek(entry.begin)
-            return file.read(entry.storage_bytes)
+        return stored_bytes(header, key)
 
     return find_layers(header.tensors, read, header.metadata, header.path)
 

@@ -8,11 +8,13 @@ Shape legend: B batch, L tokens, D text width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from pool.sampling.extras import Extras
 
 #: (hooks of a condition or None, noise level): make the model's weights what they are to be for it
 ApplyHooks: TypeAlias = Callable[[object | None, float], None]
@@ -25,12 +27,19 @@ COND, UNCOND = 0, 1
 class Condition:
     """One text.
 
-    hooks  what the model's weights depend on while it predicts for this text; None for plain weights. Conditions with
-           equal hooks may run together
+    hooks   what the model's weights depend on while it predicts for this text; None for plain weights. Conditions with
+            equal hooks may run together
+    extras  what else the model is told, each [B, ...]
     """
 
     context_BLD: Tensor
     hooks: object | None = None
+    extras: Extras = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> Condition:
+        """The same on `device`."""
+        extras = {name: value.to(device) for name, value in self.extras.items()}
+        return Condition(self.context_BLD.to(device), self.hooks, extras)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,11 +48,13 @@ class Batch:
 
     context_BLD  their texts one after the other
     members      their places among the conditions, in the order of the batch
+    extras       what else the model is told, in the same order
     """
 
     context_BLD: Tensor
     members: tuple[int, ...]
     hooks: object | None
+    extras: Extras = field(default_factory=dict)
 
 
 def batches(conditions: Sequence[Condition | None], most: int = 0) -> tuple[Batch, ...]:
@@ -74,4 +85,9 @@ def batches(conditions: Sequence[Condition | None], most: int = 0) -> tuple[Batc
 def _batch(conditions: Sequence[Condition | None], members: tuple[int, ...]) -> Batch:
     chosen = [c for c in (conditions[place] for place in members) if c is not None]
     contexts = [c.context_BLD for c in chosen]
-    return Batch(contexts[0] if len(contexts) == 1 else torch.cat(contexts), members, chosen[0].hooks)
+    extras = {name: _joined([c.extras[name] for c in chosen]) for name in chosen[0].extras}
+    return Batch(_joined(contexts), members, chosen[0].hooks, extras)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

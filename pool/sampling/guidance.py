@@ -1,6 +1,6 @@
 """From a model that predicts noise to a `denoise` that a sampler can step with, guided by a text.
 
-Knows how an eps-prediction model is asked (scaled input, timestep), classifier-free guidance, and which sampler
+Knows how a model is asked (scaled input, timestep), classifier-free guidance, and which sampler
 functions of the run's options are called when; knows no sampler and no architecture.
 
 Shape legend: B batch, C latent channels, H W latent height and width, L tokens, D text width.
@@ -8,24 +8,26 @@ Shape legend: B batch, C latent channels, H W latent height and width, L tokens,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from pool.checkpoints.families import Prediction
 from pool.errors import unusable_field
 from pool.options.model_options import Args, ModelOptions
 from pool.options.run_context import call_facts
 from pool.options.transformer_options import TransformerOptions
 from pool.options.wrappers import WrapperPoint
 from pool.sampling.conditions import COND, UNCOND, ApplyHooks, Batch, Condition, batches
+from pool.sampling.predictions import clean_latent, input_scale
 from pool.sampling.samplers import Denoise
 from pool.sampling.schedules import SigmaTable
 
-#: (x_BCHW float32 of unit variance, timestep_B float32, context_BLD) -> predicted noise_BCHW, in any float dtype
-PredictNoise: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: (x_BCHW float32 of unit variance, timestep_B float32, context_BLD, extras by name) -> what the model predicts
+#: [B, C, H, W], in any float dtype
+PredictNoise: TypeAlias = Callable[..., Tensor]
 Conditions: TypeAlias = Sequence[Condition | None]
 
 #: wrappers that see predictions as clean latents
@@ -41,6 +43,7 @@ def guided_denoiser(
     options: ModelOptions | None = None,
     apply_hooks: ApplyHooks | None = None,
     most_at_once: int = 0,
+    prediction: Prediction = Prediction.NOISE,
 ) -> Denoise:
     """A `denoise` that predicts noise for both texts and goes `cfg` times the way from `uncond` to `cond`.
 
@@ -48,13 +51,14 @@ def guided_denoiser(
     that neither is padded with what the model was not trained on, or in their hooks, or when `most_at_once` is 1, which
     takes less memory. With `cfg` 1 only `cond` runs, unless the options say otherwise, and `uncond` may be None.
     `apply_hooks` is called before each batch. The sampler functions of `options` are called as in ComfyUI; they see
-    predictions as clean latents, which rounds otherwise than the plain run, in the last bits.
+    predictions as clean latents, which rounds otherwise than the plain run, in the last bits. `prediction` is what the
+    model predicts.
     """
     assert cfg == 1.0 or uncond is not None, f"cfg {cfg} needs the unconditional context"
     options = options or ModelOptions()
     runs_uncond = uncond is not None and (cfg != 1.0 or options.disable_cfg1_optimization)
     conditions = (_condition(cond), _condition(uncond) if runs_uncond else None)
-    guider = _Guider(predict_noise, table, conditions, cfg, options, apply_hooks, most_at_once)
+    guider = _Guider(predict_noise, table, conditions, cfg, options, apply_hooks, most_at_once, prediction)
     sees_clean = options.guides or options.model_function_wrapper is not None
     sees_clean = sees_clean or any(options.wrappers.at(point) for point in _CLEAN_POINTS)
     denoise: Denoise = options.wrappers.around(
@@ -79,7 +83,9 @@ class _Guider:
         options: ModelOptions,
         apply_hooks: ApplyHooks | None,
         most_at_once: int,
+        prediction: Prediction,
     ) -> None:
+        self._prediction = prediction
         self._predict_noise, self._table, self._cfg = predict_noise, table, cfg
         self._conditions, self._options, self._apply_hooks = conditions, options, apply_hooks
         self._most_at_once = most_at_once
@@ -88,18 +94,19 @@ class _Guider:
         self._tells = not options.transformer.is_empty or bool(options.wrappers.entries) or apply_hooks is not None
 
     def guess(self, x_BCHW: Tensor, sigma: float) -> Tensor:
-        """The guided guess by plain classifier-free guidance, in terms of noise."""
+        """The guided guess by plain classifier-free guidance, in terms of what the model predicts."""
         # times the inverse: dividing by a number may round differently on another device
-        scaled_BCHW = x_BCHW * (1.0 / math.sqrt(sigma**2 + 1.0))
+        scaled_BCHW = x_BCHW * input_scale(sigma)
         noises: dict[int, Tensor] = {}
         for batch in self._batches:
             self._prepare(batch, sigma)
             copies = _repeated(scaled_BCHW, len(batch.context_BLD))
-            predicted = self._predict(copies, sigma, batch.context_BLD, batch.members)
+            predicted = self._predict(copies, sigma, batch.context_BLD, batch)
             noises |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
         if UNCOND not in noises:
-            return x_BCHW - noises[COND] * sigma
-        return x_BCHW - (noises[UNCOND] + (noises[COND] - noises[UNCOND]) * self._cfg) * sigma
+            return clean_latent(self._prediction, x_BCHW, noises[COND], sigma)
+        guided_BCHW = noises[UNCOND] + (noises[COND] - noises[UNCOND]) * self._cfg
+        return clean_latent(self._prediction, x_BCHW, guided_BCHW, sigma)
 
     def guess_by_functions(self, x_BCHW: Tensor, sigma: float) -> Tensor:
         """The guided guess through the sampler functions of the options, in terms of clean latents."""
@@ -159,8 +166,8 @@ class _Guider:
 
         def apply_model(x: Tensor, t: Tensor | float, context_BLD: Tensor) -> Tensor:
             at = level(t)
-            scaled_BCHW = x * (1.0 / math.sqrt(at**2 + 1.0))
-            return x - self._predict(scaled_BCHW, at, context_BLD, batch.members) * at
+            predicted_BCHW = self._predict(x * input_scale(at), at, context_BLD, batch)
+            return clean_latent(self._prediction, x, predicted_BCHW, at)
 
         apply = self._options.wrappers.around(WrapperPoint.APPLY_MODEL, apply_model)
         wrapper = self._options.model_function_wrapper
@@ -176,14 +183,14 @@ class _Guider:
         if self._apply_hooks is not None:
             self._apply_hooks(batch.hooks, sigma)
 
-    def _predict(self, scaled_BCHW: Tensor, sigma: float, context_BLD: Tensor, members: tuple[int, ...]) -> Tensor:
+    def _predict(self, scaled_BCHW: Tensor, sigma: float, context_BLD: Tensor, batch: Batch) -> Tensor:
         count, device = len(context_BLD), scaled_BCHW.device
         timestep_B = torch.full((count,), self._table.timestep(sigma), dtype=torch.float32, device=device)
         if not self._tells:
-            return self._predict_noise(scaled_BCHW, timestep_B, context_BLD).to(scaled_BCHW.dtype)
+            return self._predict_noise(scaled_BCHW, timestep_B, context_BLD, **batch.extras).to(scaled_BCHW.dtype)
         sigmas_B = torch.full((count,), sigma, dtype=torch.float32, device=device)
-        with call_facts(sigmas=sigmas_B, cond_or_uncond=list(members)):
-            return self._predict_noise(scaled_BCHW, timestep_B, context_BLD).to(scaled_BCHW.dtype)
+        with call_facts(sigmas=sigmas_B, cond_or_uncond=list(batch.members)):
+            return self._predict_noise(scaled_BCHW, timestep_B, context_BLD, **batch.extras).to(scaled_BCHW.dtype)
 
 
 def _of_keywords(apply: Callable[..., Tensor], installed: TransformerOptions) -> Callable[..., Tensor]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from pool.checkpoints.families import Prediction
 from pool.options.model_options import ModelOptions
 from pool.options.run_context import call_facts
 from pool.options.wrappers import WrapperPoint
@@ -29,26 +30,26 @@ def denoise_pictures(
     work: SampleWork,
     seeds: Sequence[int],
     latent_shape_CHW: tuple[int, int, int],
-    cond_BLD: Tensor,
-    uncond_BLD: Tensor | None,
+    cond: Condition,
+    uncond: Condition | None,
     device: torch.device,
     hooks: RunHooks,
     table: SigmaTable | None = None,
     options: ModelOptions | None = None,
     inpainting: Inpainting | None = None,
     apply_hooks: ApplyHooks | None = None,
-    cond_hooks: tuple[object | None, object | None] = (None, None),
     most_at_once: int = 0,
+    prediction: Prediction = Prediction.NOISE,
 ) -> Tensor:
     """The denoised latents of as many pictures as there are `seeds`, in one run: float32 [B, C, H, W] on the CPU, in
     the model's own scale.
 
     They differ in their seeds and texts and share the rest of `work` (steps, cfg, sampler, schedule), whose own seed is
     not read. The state is kept in float32 on `device`, where `predict_noise` is called too: with twice B texts (all
-    unconditional ones first), or with B of them when the texts differ in length or in `cond_hooks`, or `most_at_once`
-    is 1, or cfg is 1 (`uncond_BLD` may then be None). `table` is the noise the model was trained with: SD1's when None.
-    `options` are those of the run; their transformer options are the caller's to apply to the model. `cond_hooks` are
-    the weight hooks of the two texts; `apply_hooks` is called with them before each batch.
+    unconditional ones first), or with B of them when the texts differ in length or in their hooks, or `most_at_once` is
+    1, or cfg is 1 (`uncond` may then be None). `table` is the noise the model was trained with: SD1's when None;
+    `prediction` what it predicts. `options` are those of the run; their transformer options are the caller's to apply
+    to the model. `apply_hooks` is called with the texts' weight hooks before each batch.
 
     Each picture's random numbers are its own, drawn one picture at a time; nothing else tells one member of the batch
     from another, so neither the others nor the order change a picture but in the last bits, where kernels round
@@ -62,9 +63,8 @@ def denoise_pictures(
     kept = None if inpainting is None else inpainting.fitting(shape_BCHW).to(device)
 
     def prepare() -> Denoise:
-        cond = Condition(cond_BLD.to(device), cond_hooks[0])
-        uncond = None if uncond_BLD is None else Condition(uncond_BLD.to(device), cond_hooks[1])
-        return guided_denoiser(predict_noise, table, cond, uncond, work.cfg, options, apply_hooks, most_at_once)
+        texts = (cond.to(device), None if uncond is None else uncond.to(device))
+        return guided_denoiser(predict_noise, table, *texts, work.cfg, options, apply_hooks, most_at_once, prediction)
 
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()

@@ -1,25 +1,35 @@
-"""A prompt's chunks through the text model: the conditioning that the diffusion model reads.
+"""A prompt's chunks through a text model: the conditioning that the diffusion model reads.
 
 Knows how chunks and weights become one tensor. Runs on whatever the modules run on: call it inside the compute context
 of `pool.ops` when their weights are cast on the way.
 
-Shape legend: N chunks, T tokens of a chunk (77), L tokens in all (N * T), D text width.
+Shape legend: N chunks, T tokens of a chunk (77), L tokens in all (N * T), D text width, V width of a pooled text.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from pool.text.chunks import empty_chunk, split_prompt
-from pool.text.tokenizer import ClipTokenizer
+from pool.checkpoints.families import PLAIN_TEXT, TextFacts
+from pool.text.chunks import Chunk, empty_chunk, split_prompt
+from pool.text.tokenizer import END_ID, ClipTokenizer
 
 #: repeating texts to a common length pays while that is at most so many times the longer one: up to four chunks beside
 #: up to four always, 5 chunks beside 6 (30) not
 MOST_REPEATED = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadText:
+    """A text as one text encoder reads it, float32. `pooled_V` is None unless the encoder gives it."""
+
+    context_LD: Tensor
+    pooled_V: Tensor | None = None
 
 
 def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, device: torch.device) -> Tensor:
@@ -33,27 +43,61 @@ def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, de
     One forward pass, whatever the length: all chunks, and the empty one where it is needed, form one batch.
     Raises UnusableField as `parse_weights` does.
     """
-    return encode_prompts(text_model, tokenizer, (text,), device)[0]
+    return read_texts(text_model, tokenizer, (text,), device)[0].context_LD
 
 
-def encode_prompts(
-    text_model: nn.Module, tokenizer: ClipTokenizer, texts: Sequence[str], device: torch.device
-) -> tuple[Tensor, ...]:
-    """`encode_prompt` of each of `texts`, all in one forward pass; they may differ in length and in weights.
+def read_texts(
+    text_model: nn.Module,
+    tokenizer: ClipTokenizer,
+    texts: Sequence[str],
+    device: torch.device,
+    facts: TextFacts = PLAIN_TEXT,
+) -> tuple[ReadText, ...]:
+    """`encode_prompt` of each of `texts`, all in one forward pass, as `facts` say; they may differ in length and in
+    weights. `text_model` may be a `transformers.CLIPTextModelWithProjection` too.
 
+    The pooled text is that of the first chunk, whatever its tokens weigh, as ComfyUI has it.
     A chunk knows nothing of the others in the batch. Kernels may round otherwise at another batch size.
     """
     prompts = [split_prompt(tokenizer, text) for text in texts]
     chunks = [chunk for prompt in prompts for chunk in prompt]
     weighted = any(chunk.is_weighted for chunk in chunks)
     batch = (*chunks, empty_chunk()) if weighted else chunks
-    ids_NT = torch.tensor([chunk.token_ids for chunk in batch], dtype=torch.long).to(device)
+    ids_NT = torch.tensor([_filled_up(chunk, facts.pad_id) for chunk in batch], dtype=torch.long).to(device)
     with torch.no_grad():
-        z_NTD: Tensor = text_model(input_ids=ids_NT).last_hidden_state.float()
+        z_NTD, pooled_NV = _read(text_model, ids_NT, facts)
     if weighted:
         weights_NT = torch.tensor([chunk.weights for chunk in chunks], dtype=torch.float32).to(device)
         z_NTD = _weigh(z_NTD[:-1], z_NTD[-1:], weights_NT)
-    return tuple(part_NTD.flatten(0, 1) for part_NTD in z_NTD.split([len(prompt) for prompt in prompts]))
+    read, first = [], 0
+    for prompt in prompts:
+        pooled_V = None if pooled_NV is None else pooled_NV[first]
+        read.append(ReadText(z_NTD[first : first + len(prompt)].flatten(0, 1), pooled_V))
+        first += len(prompt)
+    return tuple(read)
+
+
+def _read(text_model: nn.Module, ids_NT: Tensor, facts: TextFacts) -> tuple[Tensor, Tensor | None]:
+    """The states of all tokens, and the pooled text of each chunk, in float32."""
+    if not facts.layers_left_out and facts.final_norm:
+        found = text_model(input_ids=ids_NT)
+        z_NTD: Tensor = found.last_hidden_state
+    else:
+        found = text_model(input_ids=ids_NT, output_hidden_states=True)
+        z_NTD = found.hidden_states[-1 - facts.layers_left_out]
+        if facts.final_norm:
+            inner: nn.Module = getattr(text_model, "text_model", text_model)
+            final_norm: nn.Module = inner.final_layer_norm  # type: ignore[assignment] # transformers is not typed
+            z_NTD = final_norm(z_NTD)
+    return z_NTD.float(), found.text_embeds.float() if facts.gives_pooled else None
+
+
+def _filled_up(chunk: Chunk, pad_id: int) -> tuple[int, ...]:
+    """The tokens of a chunk, with `pad_id` after the first end token."""
+    if pad_id == END_ID:
+        return chunk.token_ids
+    length = chunk.token_ids.index(END_ID) + 1
+    return chunk.token_ids[:length] + (pad_id,) * (len(chunk.token_ids) - length)
 
 
 def matched_length(a: int, b: int) -> int | None:

@@ -1,10 +1,10 @@
-"""What no policy can do better than, for a batch that is known whole. Pure functions of jobs, GPUs and sizes.
+"""What no policy can do better than, though all jobs are known. Pure functions of jobs, GPUs and sizes.
 
-They hold for every schedule in the simulated world, ours and the clairvoyant's: equal task ids count once, results that
-are given and tasks that no wanted result depends on take nothing, whatever may run in one batch does, nothing is
-resident at first, and starting workers takes no time. Runs take what their tasks say: where chance makes them shorter
-(`Disturbances.run_factor`), and where memory loads nothing (`NothingLoads`), they do not hold. They need not be reached
-by any schedule.
+Those of seconds are for a batch, and hold for every schedule in the simulated world, ours and the clairvoyant's: equal
+task ids count once, results that are given and tasks that no wanted result depends on take nothing, whatever may run in
+one batch does, nothing is resident at first, and starting workers takes no time. Runs take what their tasks say: where
+chance makes them shorter (`Disturbances.run_factor`), and where memory loads nothing (`NothingLoads`), they do not
+hold. They need not be reached by any schedule.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, JobSpec, TaskId, TaskSpec
 from scheduler.simulated.machines import SimulatedGpu
+from scheduler.workloads.caches import fewest_loads
 
 
 def least_load_seconds(
@@ -59,6 +60,21 @@ def least_makespan_seconds(jobs: Sequence[JobSpec], gpus: Sequence[SimulatedGpu]
     even_seconds = (work_seconds + load_seconds * min(speeds)) / sum(speeds)
     given = frozenset(task_id for job in jobs for task_id in job.given)
     return max([even_seconds, *[chain_seconds(job, given) / max(speeds) for job in jobs]])
+
+
+def least_adapter_loads(jobs: Iterable[JobSpec], slots: int) -> int:
+    """The fewest times that files of adapters are read from storage, by jobs that run in this order.
+
+    As if all memories were one, of so many `slots`, what is patched into weights on a GPU included; an adapter is read
+    for each of its uses by itself, though those of a task have to be on one machine at one time; and what is needed
+    last leaves first. Who changes the order of the jobs may read fewer.
+    """
+    return fewest_loads([key for task in _needed(jobs) for key in task_adapters(task)], slots)
+
+
+def task_adapters(task: TaskSpec) -> tuple[ComponentKey, ...]:
+    """The adapters of a task, each once."""
+    return tuple(dict.fromkeys(key for use in task.uses for key in use.adapters))
 
 
 def chain_seconds(job: JobSpec, given: Iterable[TaskId] = ()) -> float:

@@ -69,15 +69,15 @@ class Core(Protocol):
         """Take in what happened; return what is to be done, in order."""
 
 
-CoreT = TypeVar("CoreT", bound=Core)
+CoreT_co = TypeVar("CoreT_co", bound=Core, covariant=True)
 
 
-class VirtualCluster(Generic[CoreT]):
+class VirtualCluster(Generic[CoreT_co]):
     """A core and simulated workers. Post events, then `run`."""
 
     def __init__(
         self,
-        core: CoreT,
+        core: CoreT_co,
         gpus: Iterable[SimulatedGpu],
         nodes: Iterable[SimulatedNode] = (),
         memory: WorkerMemory | None = None,
@@ -137,7 +137,7 @@ class VirtualCluster(Generic[CoreT]):
         """Let whatever incarnation of the worker is live at that time be lost."""
         self.post(WorkerDown(at, worker_id, _WHICHEVER, "lost in the simulation"))
 
-    def run(self, after_each: Callable[[CoreT], None] | None = None) -> None:
+    def run(self, after_each: Callable[[CoreT_co], None] | None = None) -> None:
         """Until nothing is left to happen; `after_each` sees the core after every event."""
         while self._heap:
             at, number, event = heapq.heappop(self._heap)

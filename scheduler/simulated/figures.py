@@ -10,10 +10,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from pool.spec import JobId, UserId, WorkerId
-from scheduler.messages import Outcome, Submitted
+from pool.spec import UserId, WorkerId
+from scheduler.messages import Outcome
+from scheduler.simulated.cluster import Core, VirtualCluster
 from scheduler.simulated.fairness import Span, jain, service_ratios
 from scheduler.simulated.hosts import StorageReads
 from scheduler.simulated.machines import SimulatedGpu
@@ -21,23 +21,6 @@ from scheduler.simulated.records import SimulatedRun
 
 #: of GPU-seconds: rounding of sums may make idle time so much less than nothing
 ROUNDING = 1e-9
-
-
-class ClusterSeen(Protocol):
-    """What figures read of a `VirtualCluster` that has run."""
-
-    @property
-    def runs(self) -> Sequence[SimulatedRun]: ...
-    @property
-    def submitted(self) -> Mapping[JobId, Submitted]: ...
-    @property
-    def latency_seconds(self) -> Mapping[JobId, float]: ...
-    @property
-    def outcomes(self) -> Mapping[JobId, Outcome]: ...
-    @property
-    def gpus(self) -> Sequence[SimulatedGpu]: ...
-    @property
-    def storage(self) -> StorageReads: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +136,7 @@ class Figures:
         return sum(hour_prices[gpu.kind] for gpu in self.gpus) * self.makespan_seconds / 3600.0
 
 
-def figures(cluster: ClusterSeen, weights: Mapping[UserId, float] | None = None) -> Figures:
+def figures(cluster: VirtualCluster[Core], weights: Mapping[UserId, float] | None = None) -> Figures:
     """The figures of a cluster that has run. `weights` are the users' shares, 1 where not said."""
     submitted, runs = cluster.submitted, cluster.runs
     begin = min((one.at for one in submitted.values()), default=0.0)
@@ -187,7 +170,7 @@ def figures(cluster: ClusterSeen, weights: Mapping[UserId, float] | None = None)
     )
 
 
-def _adapter_loads(cluster: ClusterSeen, storage: StorageReads) -> int:
+def _adapter_loads(cluster: VirtualCluster[Core], storage: StorageReads) -> int:
     """How often files came that some task names as an adapter."""
     named = {
         key for one in cluster.submitted.values() for task in one.job.tasks for use in task.uses for key in use.adapters
@@ -195,7 +178,7 @@ def _adapter_loads(cluster: ClusterSeen, storage: StorageReads) -> int:
     return sum(count for key, count in storage.loads.items() if key in named)
 
 
-def succeeded_seconds(cluster: ClusterSeen) -> list[float]:
+def succeeded_seconds(cluster: VirtualCluster[Core]) -> list[float]:
     """Latencies of the jobs that succeeded, ascending."""
     outcomes = cluster.outcomes
     return sorted(s for job, s in cluster.latency_seconds.items() if outcomes.get(job) is Outcome.SUCCEEDED)
@@ -244,7 +227,7 @@ def _part(run: SimulatedRun) -> float:
     return (run.load_seconds + run.run_seconds) / seconds if seconds > 0 else 1.0
 
 
-def user_figures(cluster: ClusterSeen, weights: Mapping[UserId, float]) -> tuple[UserFigures, ...]:
+def user_figures(cluster: VirtualCluster[Core], weights: Mapping[UserId, float]) -> tuple[UserFigures, ...]:
     """What each user got, by name."""
     owners = {job: one.job.user for job, one in cluster.submitted.items()}
     unfinished = [

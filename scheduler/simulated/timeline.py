@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pool.spec import WorkerId
-from scheduler.simulated.figures import ClusterSeen
+from scheduler.simulated.cluster import Core, VirtualCluster
 from scheduler.simulated.records import SimulatedRun
 
 #: spans of one sort that follow each other this closely, as a part of the whole, are drawn as one
@@ -47,7 +47,7 @@ class Timeline:
     models: tuple[str, ...]
 
 
-def timeline(cluster: ClusterSeen, slices: int = 200) -> Timeline:
+def timeline(cluster: VirtualCluster[Core], slices: int = 200) -> Timeline:
     """What is to be drawn of a cluster that has run."""
     begin = min((one.at for one in cluster.submitted.values()), default=0.0)
     runs = sorted(cluster.runs, key=lambda run: run.started_at)
@@ -90,7 +90,12 @@ def _joined(spans: Iterable[Work], gap: float) -> tuple[Work, ...]:
 
 
 def _steps(
-    cluster: ClusterSeen, spans: Sequence[Work], resolved: Sequence[float], begin: float, seconds: float, slices: int
+    cluster: VirtualCluster[Core],
+    spans: Sequence[Work],
+    resolved: Sequence[float],
+    begin: float,
+    seconds: float,
+    slices: int,
 ) -> tuple[Step, ...]:
     width = seconds / slices
     if width <= 0:

@@ -5,7 +5,9 @@ Knows nothing of bytes, GPUs or the scheduler: a slot holds one name.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Hashable, Iterable
+from itertools import count
 
 
 def lru_loads(sequence: Iterable[Hashable], most_slots: int) -> list[int]:
@@ -49,4 +51,32 @@ def lfu_loads(sequence: Iterable[Hashable], slots: int) -> int:
         if len(uses) == slots:
             del uses[min(uses, key=uses.__getitem__)]
         uses[name] = 1
+    return loads
+
+
+def fewest_loads(sequence: Iterable[Hashable], slots: int) -> int:
+    """Loads by a cache of so many slots that knows the whole sequence: no cache of so many loads fewer.
+
+    What is needed last leaves first (Belady). A name that would leave first is loaded for its use and not kept.
+    """
+    names = list(sequence)
+    following: list[int] = []
+    next_use: dict[Hashable, int] = {}
+    never = count(len(names))
+    for place in range(len(names) - 1, -1, -1):
+        # places beyond the end differ, so that names are never compared
+        following.append(next_use[names[place]] if names[place] in next_use else next(never))
+        next_use[names[place]] = place
+    following.reverse()
+    kept: dict[Hashable, int] = {}
+    latest_first: list[tuple[int, Hashable]] = []
+    loads = 0
+    for name, needed in zip(names, following, strict=True):
+        loads += name not in kept
+        kept[name] = needed
+        heapq.heappush(latest_first, (-needed, name))
+        while len(kept) > slots:
+            place, leaving = heapq.heappop(latest_first)
+            if kept.get(leaving) == -place:
+                del kept[leaving]
     return loads

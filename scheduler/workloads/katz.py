@@ -1,8 +1,8 @@
 """Requests like those of two text-to-image services in production: LoRAs and ControlNets by popularity and by habit.
 
 What is like the Katz trace: for each serving instance the loads per request of caches of 1 to 10 slots, least recently
-and least often used, within 5% (or 0.01 loads a request where that is more; ControlNets of service B within 8% or
-0.016), and the shares of the most popular, within 2.5 percentage points for LoRAs and 4.5 for ControlNets. Caches that
+and least often used, within 5% (or 0.01 loads a request where that is more; ControlNets of service B within 5.5% or
+0.011), and the shares of the most popular, within 2.5 percentage points for LoRAs and 4.5 for ControlNets. Caches that
 count uses do so while a name is in them: only so do the published curves come out. A stream is drawn from the middle of
 an instance's life, so that a short one is like a long one: of the first 60 requests of many
 instances, by caches that have been there since these began, LoRA loads are within the same 5%, and ControlNet loads,
@@ -105,13 +105,14 @@ def controlnet_choices(habits: ControlNetHabits, rng: Random) -> Iterator[Ranks]
         yield from repeat((rank,), habits.begin_ranks - rank + 1)
     sums = list(accumulate(weight for _, weight in habits.workflows))
     lately = _Lately(habits.again)
-    rare, rare_left = (0,), 0
+    rare: Ranks = ()
+    rare_left = 0
     while True:
         if rare_left:
             rare_left -= 1
             chosen: Ranks | None = rare
         elif rng.random() < habits.rare:
-            rare = (rng.randrange(habits.rare_from, CONTROLNETS),)
+            rare = tuple(rng.sample(range(habits.rare_from, CONTROLNETS), habits.rare_together))
             rare_left = int(rng.expovariate(1.0 / habits.rare_requests))
             chosen = rare
         else:

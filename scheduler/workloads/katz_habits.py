@@ -61,9 +61,11 @@ class ControlNetHabits:
 
     workflows       ControlNets by rank of popularity, and the weight of the workflow
     again           chances that a request takes the latest workflow, the latest other one, and so on
-    rare            chance that a stretch of requests begins that all take one rare ControlNet alone
+    rare            chance that a stretch of requests begins that all take the same rare ControlNets alone
     rare_requests   length of such a stretch, on average
     rare_from       the first rank that counts as rare; the last is the last there is
+    rare_together   how many a stretch takes: two that come together cost a cache that counts uses both at each request,
+                    where it has room for one beside its favourites
     begin_ranks     an instance begins with so many of the most popular one by one, the most popular most often: else
                     caches that count uses hold on to what chance brings first, and their loads vary with the seed
     """
@@ -73,6 +75,7 @@ class ControlNetHabits:
     rare: float
     rare_requests: float
     rare_from: int
+    rare_together: int
     begin_ranks: int
 
 
@@ -145,6 +148,7 @@ SERVICE_A = KatzService(
         rare=0.0018,
         rare_requests=13.71,
         rare_from=5,
+        rare_together=1,
         begin_ranks=4,
     ),
 )
@@ -187,22 +191,23 @@ SERVICE_B = KatzService(
     ),
     controlnets=ControlNetHabits(
         workflows=(
-            ((4, 3), 0.1934),
-            ((0,), 0.1759),
-            ((2, 1), 0.163),
-            ((7, 6), 0.1366),
-            ((), 0.1143),
-            ((0, 1), 0.1025),
-            ((0, 5), 0.04271),
-            ((5, 6, 2), 0.0239),
-            ((10, 5, 0), 0.01897),
-            ((9, 6, 8), 0.01707),
-            ((2, 6), 0.01161),
+            ((4, 3), 0.199),
+            ((0,), 0.2045),
+            ((2, 1), 0.1838),
+            ((7, 6), 0.1425),
+            ((), 0.088),
+            ((0, 1), 0.1),
+            ((0, 5), 0.03179),
+            ((5, 6, 4), 0.029),
+            ((9, 5, 0), 0.0172),
+            ((9, 6, 8), 0.0152),
+            ((2, 6), 0.007452),
         ),
-        again=(0.2544, 0.1151, 0.1336),
-        rare=9.191e-05,
-        rare_requests=18.15,
-        rare_from=12,
+        again=(0.2587, 0.08, 0.1),
+        rare=0.00065,
+        rare_requests=12.8,
+        rare_from=10,
+        rare_together=2,
         begin_ranks=7,
     ),
 )

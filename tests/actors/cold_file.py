@@ -14,15 +14,18 @@ PAGE = mmap.PAGESIZE
 
 
 def cold_file(path: Path, size_bytes: int) -> Path:
-    """A file of random bytes, none of which is in memory. Skips the test where that cannot be had: such a file system
-    is itself in memory."""
+    """A file of random bytes, none of which is in memory. Skips the test as `cold` does."""
+    path.write_bytes(os.urandom(size_bytes))
+    return cold(path)
+
+
+def cold(path: Path) -> Path:
+    """Have nothing of the file in memory. Skips the test where that cannot be had: such a file system is itself in
+    memory."""
     if not hasattr(os, "posix_fadvise"):
         pytest.skip("this system has no way to drop a file from memory")
-    with open(path, "wb") as file:
-        file.write(os.urandom(size_bytes))
-        file.flush()
-        os.fsync(file.fileno())
     with open(path, "rb") as file:
+        os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if resident_pages(path).any():
         pytest.skip("this file system keeps its files in memory")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from actors.catalog_desk import CatalogDesk
 from actors.controller import Controller
-from actors.fleet import InputsLost, JointRun, Run, WorkerLost
+from actors.fleet import Asked, InputsLost, JointRun, Run, WorkerLost
 from actors.gpu_worker import result_bytes, run_error
 from actors.recorder import Recorder
 from actors.requests import GenerateRequest
@@ -163,19 +163,13 @@ class FakeFleet:
         self.sent.append(sent)
         return Run(sent.report, sent.ref)
 
-    def run_together(
-        self,
-        worker_id: WorkerId,
-        incarnation: int,
-        requests: Sequence[RunRequest],
-        inputs: Sequence[Sequence[FakeRef]],
-    ) -> JointRun:
+    def run_together(self, worker_id: WorkerId, incarnation: int, asked: Sequence[Asked]) -> JointRun:
         worker = self.workers[worker_id, incarnation]
         assert not worker.running, f"{worker_id} is sent a second run"
         loop = asyncio.get_running_loop()
         sent = [
-            Sent(worker_id, incarnation, request, tuple(own), loop.create_future(), FakeRef(), together=len(requests))
-            for request, own in zip(requests, inputs, strict=True)
+            Sent(worker_id, incarnation, request, tuple(inputs), loop.create_future(), FakeRef(), together=len(asked))
+            for request, inputs in asked
         ]
         worker.running += sent
         self.sent += sent

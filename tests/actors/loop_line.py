@@ -15,7 +15,7 @@ from pathlib import Path
 from actors.catalog_desk import CatalogDesk
 from actors.client import ModelPool
 from actors.controller import Controller
-from actors.fleet import InputsLost, JointRun, Run
+from actors.fleet import Asked, InputsLost, JointRun, Run
 from actors.gpu_worker import GpuWorker
 from actors.line import ResultGone
 from actors.outcomes import PoolLost
@@ -76,16 +76,10 @@ class ThreadFleet:
 
         return Run(report(), ref)
 
-    def run_together(
-        self,
-        worker_id: WorkerId,
-        incarnation: int,
-        requests: Sequence[RunRequest],
-        inputs: Sequence[Sequence[FakeRef]],
-    ) -> JointRun:
+    def run_together(self, worker_id: WorkerId, incarnation: int, asked: Sequence[Asked]) -> JointRun:
         worker, thread = self._workers[worker_id, incarnation]
-        refs = [FakeRef() for _ in requests]
-        flat = [given for own in inputs for given in own]
+        requests, refs = [request for request, _ in asked], [FakeRef() for _ in asked]
+        flat = [given for _, inputs in asked for given in inputs]
 
         async def reports() -> Sequence[TaskReport]:
             if any(given.lost for given in flat):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from actors.read_ahead import BLOCK_BYTES, ReadAhead
 from actors.storage_meter import StorageMeter
-from pool.checkpoints.file_parts import ByteRange, FilePart
+from pool.checkpoints.file_parts import FilePart
+from pool.checkpoints.files.ranges import ByteRange
 from pool.errors import CorruptFile
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
 
@@ -40,7 +41,7 @@ def test_pages_of_a_cold_file_are_in_memory_afterwards(reader: ReadAhead, tmp_pa
 def test_only_the_ranges_of_the_component_are_read(tmp_path: Path) -> None:
     """But for what the kernel itself reads around them."""
     path = cold_file(tmp_path / "weights", 64 * MIB)
-    reader = ReadAhead(lambda part: ((32 * MIB, 36 * MIB),))
+    reader = ReadAhead(lambda part: {part.path: ((32 * MIB, 36 * MIB),)})
     reader.begin([FilePart(str(path))])
     assert reader.wait(LONG_SECONDS)
     reader.close()
@@ -65,11 +66,11 @@ def test_a_newer_wish_takes_the_place_of_one_that_is_not_done(tmp_path: Path) ->
     asked: list[str] = []
     at_the_first, go_on = threading.Event(), threading.Event()
 
-    def ranges(part: FilePart) -> tuple[ByteRange, ...]:
+    def ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
         asked.append(Path(part.path).name)
         at_the_first.set()
         assert go_on.wait(LONG_SECONDS)
-        return ((0, 100),)
+        return {part.path: ((0, 100),)}
 
     reader = ReadAhead(ranges)
     reader.begin([FilePart(str(paths[0])), FilePart(str(paths[1]))])
@@ -87,11 +88,11 @@ def test_a_wish_that_is_under_way_is_not_begun_again(tmp_path: Path) -> None:
     asked: list[str] = []
     at_the_first, go_on = threading.Event(), threading.Event()
 
-    def ranges(part: FilePart) -> tuple[ByteRange, ...]:
+    def ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
         asked.append(part.path)
         at_the_first.set()
         assert go_on.wait(LONG_SECONDS)
-        return ((0, 100),)
+        return {part.path: ((0, 100),)}
 
     reader = ReadAhead(ranges)
     reader.begin([FilePart(str(path))])
@@ -108,11 +109,11 @@ def test_what_cannot_be_read_is_left_to_the_run_that_needs_it(tmp_path: Path) ->
     good.write_bytes(b"x" * (BLOCK_BYTES + 1))
     seen: list[str] = []
 
-    def ranges(part: FilePart) -> tuple[ByteRange, ...]:
+    def ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
         seen.append(part.path)
         if part.path == "corrupt":
             raise CorruptFile("corrupt: cut short")
-        return ((0, 2 * BLOCK_BYTES),)
+        return {part.path: ((0, 2 * BLOCK_BYTES),)}
 
     reader = ReadAhead(ranges)
     reader.begin([FilePart("corrupt"), FilePart(str(tmp_path / "missing")), FilePart(str(good))])

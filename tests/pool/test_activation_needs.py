@@ -21,7 +21,7 @@ from pool.open_model import OpenModel
 from pool.patcher import ModelPatcher, WeightsTarget
 from pool.sampling.samplers import FUNCTIONS
 from pool.spec import Division, Role, RunCost, TaskId, TaskSpec
-from pool.stages import decode, encode, sample
+from pool.stages import TextEncoder, decode, encode, sample
 from pool.text.tokenizer import ClipTokenizer
 from pool.tiling.tiled import count_tiles
 from pool.tiling.vae import Tiling
@@ -64,7 +64,7 @@ class Bench:
         sim.reset_peak(INDEX)
         match work:
             case EncodeWork():
-                encode(work, patcher, self.tokenizer, QUIET)
+                encode(work, [TextEncoder(patcher)], self.tokenizer, QUIET)
             case SampleWork():
                 width = patcher.module.config.cross_attention_dim
                 texts = tuple(Encoded(np.zeros((length, width), np.float32)) for length in lengths)

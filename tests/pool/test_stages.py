@@ -22,7 +22,7 @@ from pool.devices import sim
 from pool.errors import UnusableField
 from pool.patcher import ModelPatcher, WeightsTarget
 from pool.spec import ComponentKey, Division, Role
-from pool.stages import decode, encode, sample, vae_encode
+from pool.stages import TextEncoder, decode, encode, sample, vae_encode
 from pool.stopping import ASK_EVERY_SECONDS
 from pool.text.tokenizer import ClipTokenizer
 from pool.weight_form import WeightForm
@@ -215,7 +215,12 @@ def stage(name: str) -> tuple[ModelPatcher, Stage]:
     match name:
         case "encode":
             text = patcher(Role.TEXT_ENCODER)
-            return text, lambda hooks: encode(EncodeWork(MODEL, (), "a red circle"), text, TOKENIZER, hooks).context_LD
+            return (
+                text,
+                lambda hooks: (
+                    encode(EncodeWork(MODEL, (), "a red circle"), [TextEncoder(text)], TOKENIZER, hooks).context_LD
+                ),
+            )
         case "sample":
             model = patcher(Role.DIFFUSION_MODEL)
             return model, lambda hooks: sample(WORK, texts(77, 77), model, LATENT, hooks).samples_CHW

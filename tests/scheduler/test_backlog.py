@@ -217,3 +217,16 @@ def test_lines_are_found_by_their_adapters() -> None:
     assert [line.head for line in backlog.of_adapter(adapter)] == [task]
     backlog.remove(task)
     assert not backlog.of_adapter(adapter)
+
+
+def test_an_adapter_of_two_components_is_filed_and_taken_out_once() -> None:
+    """Both text encoders of SDXL read one LoRA. Taking such a task out twice from under its adapter ended the core."""
+    use = replace(encode("cat").uses[0], patch_digest="x", adapters=(ComponentKey("lora"),))
+    spec = replace(encode("cat"), uses=(use, replace(use, component=PAINT)))
+    costs = Costs(0.0)
+    task = Task(spec, costs.acquire(spec), (0, 0))
+    backlog = Backlog()
+    backlog.add(task)
+    assert [line.head for line in backlog.of_adapter(ComponentKey("lora"))] == [task]
+    backlog.remove(task)
+    assert not backlog.reads_adapters

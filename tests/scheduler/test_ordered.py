@@ -32,6 +32,7 @@ def test_it_is_a_sorted_list_whatever_is_added_and_taken(actions) -> None:
             ordered.remove(member)
         assert list(ordered) == plain
         assert len(ordered) == len(plain)
+        assert ordered.head is (plain[0] if plain else None)
         assert ordered.first(3) == plain[:3]
         assert ordered.place_of(number) == sum(m.order < number for m in plain)
         assert list(ordered.from_order(number)) == [m for m in plain if m.order >= number]
@@ -50,6 +51,7 @@ def test_places_in_front_are_given_up_when_they_are_many(place: int) -> None:
     for _ in range(10):
         ordered.remove(members.pop(place))
         assert list(ordered) == members
+        assert ordered.head is members[0]
         assert len(ordered) == len(members)
 
 

@@ -44,7 +44,7 @@ def test_a_run_that_does_not_stop_is_ended_with_its_worker() -> None:
     assert shell.tick_comes() == [EndWorker(A, 1), StartWorker(A, 2, 0.0)]
     shell.come_up("a")
     assert shell.on("a") == encode("cat").task_id
-    assert shell.state.demand.tasks[encode("cat").task_id].crashed == [A]
+    assert shell.state.demand.tasks[encode("cat").task_id].crashed == (A,)
 
 
 def test_a_run_that_hangs_each_time_is_quarantined_and_the_pool_goes_on() -> None:

@@ -39,6 +39,8 @@ def test_it_says_what_a_look_at_every_worker_says(steps) -> None:
 
         idle = {w for w in usable if w.is_idle}
         assert set(where.idle_workers()) == idle
+        for most in range(3):
+            assert where.some_idle(most + 1) == list(where.idle_workers())[: most + 1]
         assert (where.count, where.idle_count, where.busy_count) == (len(usable), len(idle), len(usable - idle))
         assert where.capacities == tuple(sorted({w.capacity_bytes for w in usable}))
         assert where.largest_idle_bytes == max((w.capacity_bytes for w in idle), default=0)

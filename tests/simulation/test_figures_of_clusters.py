@@ -12,15 +12,15 @@ import pytest
 
 from scheduler.messages import Outcome
 from scheduler.peers import POLICIES
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.figures import ClusterSeen, figures
+from scheduler.simulated.cluster import Core, VirtualCluster
+from scheduler.simulated.figures import figures
 from scheduler.simulated.gpu_lists import NodeShape, parse_gpus, simulated_gpus
 from scheduler.simulated.timeline import timeline
 from scheduler.workloads.built_in import BUILT_IN
 from tests.simulation.worlds import gpus, troubled
 
 
-def require_sums(cluster: ClusterSeen) -> None:
+def require_sums(cluster: VirtualCluster[Core]) -> None:
     found, drawn = figures(cluster), timeline(cluster)
     whole = found.makespan_seconds * len(cluster.gpus)
     assert found.running_seconds + found.loading_seconds + found.idle_seconds == pytest.approx(whole)

@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["lora_key_map", "lora_targets", "model_names", "style_of", "styles_of", "text_encoder_names"]
 
-#: the text encoder of families that have one
-_ONLY_ENCODER = {"sd1": CLIP_L, "sd2": CLIP_H, "sdxl_refiner": CLIP_G, "cascade": CLIP_G}
+#: the text encoders of families
+_ENCODERS = {
+    "sd1": {Role.TEXT_ENCODER: CLIP_L},
+    "sd2": {Role.TEXT_ENCODER: CLIP_H},
+    "sdxl": {Role.TEXT_ENCODER: CLIP_L, Role.TEXT_ENCODER_2: CLIP_G},
+    "sdxl_refiner": {Role.TEXT_ENCODER: CLIP_G},
+    "cascade": {Role.TEXT_ENCODER: CLIP_G},
+}
 
 
 def lora_key_map(built: BuiltComponent) -> dict[str, tuple[RowRange, ...]]:
@@ -36,12 +42,11 @@ def lora_key_map(built: BuiltComponent) -> dict[str, tuple[RowRange, ...]]:
 def lora_targets(role: Role, key_map: KeyMap, prefix: str, family: str = "sd1") -> dict[str, tuple[RowRange, ...]]:
     """As `lora_key_map`, for a component that is not built. `prefix` begins its keys in the checkpoint.
 
-    `family` is one of `naming.NAMINGS`; for a text encoder one that has no other.
+    `family` is one of `naming.NAMINGS`.
     """
-    match role:
-        case Role.DIFFUSION_MODEL:
-            return through(names_of(family, key_map, prefix), key_map)
-        case Role.TEXT_ENCODER:
-            return names_of_module(_ONLY_ENCODER[family], key_map)
-        case _:
-            return {}
+    if role is Role.DIFFUSION_MODEL:
+        return through(names_of(family, key_map, prefix), key_map)
+    if role.is_text_encoder:
+        encoders = _ENCODERS[family]
+        return names_of_module(encoders[role], key_map, tuple(encoders.values()))
+    return {}

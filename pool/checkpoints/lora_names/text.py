@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MODULE = ".transformer."
 CLIP_L, CLIP_G, CLIP_H, BERT, MT5 = "clip_l", "clip_g", "clip_h", "hydit_clip", "mt5xl"
 T5 = ("t5xxl", "t5xl", "t5base")
-_PROJECTION = "text_projection"
+_PROJECTION, _LEVEL = "text_projection", "text_model."
 
 
 def text_encoder_names(shapes: Mapping[str, Shape]) -> dict[str, Ranges]:
@@ -39,23 +39,26 @@ def text_encoder_names(shapes: Mapping[str, Shape]) -> dict[str, Ranges]:
     return names_of_encoders(encoders)
 
 
-def names_of_module(encoder: str, key_map: KeyMap) -> dict[str, Ranges]:
-    """The names for the weights of a built CLIP text module, which is the only encoder of its model."""
-    # the module has no text_model level, the conventions are older and have it
+def names_of_module(encoder: str, key_map: KeyMap, company: Iterable[str] = ()) -> dict[str, Ranges]:
+    """The names for the weights of a built CLIP text module; `company` are the text encoders of its model."""
+    # the module may have no text_model level, the conventions are older and have it
     weights = {
-        key if key.startswith(_PROJECTION) else f"text_model.{key}": (key_map.parameter_range(key),)
+        key if key.startswith((_PROJECTION, _LEVEL)) else _LEVEL + key: (key_map.parameter_range(key),)
         for key in key_map.origins
         if key.endswith(".weight")
     }
-    return names_of_encoders({encoder: {key.removesuffix(".weight"): ranges for key, ranges in weights.items()}})
+    named = {key.removesuffix(".weight"): ranges for key, ranges in weights.items()}
+    return names_of_encoders({encoder: named}, company)
 
 
-def names_of_encoders(encoders: Mapping[str, Mapping[str, Ranges]]) -> dict[str, Ranges]:
-    """The names for the weights of `encoders`: for each encoder its weights' base names and the rows that they are."""
+def names_of_encoders(encoders: Mapping[str, Mapping[str, Ranges]], company: Iterable[str] = ()) -> dict[str, Ranges]:
+    """The names for the weights of `encoders`: for each encoder its weights' base names and the rows that they are.
+    `company` are other text encoders of the model, which change the numbers."""
     names: dict[str, Ranges] = {}
+    together = frozenset((*encoders, *company))
     for encoder, weights in encoders.items():
         for base, ranges in weights.items():
-            for name in _names(encoder, base, encoders.keys()):
+            for name in _names(encoder, base, together):
                 names.setdefault(name, ranges)
     return names
 

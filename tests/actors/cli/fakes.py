@@ -20,8 +20,8 @@ from actors.progress import Progress, RunningJob
 from actors.recipe import Recipe, RecipeLora
 from actors.requests import GenerateRequest
 from actors.status import PoolStatus, WorkerStatus
-from pool.catalog import LoraListing, ModelListing
 from pool.errors import UserError, unknown_name
+from pool.registry.listings import LoraListing, ModelListing
 from pool.sampling.names import resolve_sampler
 from pool.spec import JobId, RunErrorKind, Stage, WorkerId
 from scheduler.why import Candidate, Rule, Why

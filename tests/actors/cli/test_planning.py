@@ -89,10 +89,25 @@ def test_people_are_told_what_is_assumed_and_what_a_batch_would_take(config: str
     assert re.search(r"^decode, tiles of \d+ ", said, re.MULTILINE)
     assert re.search(r"^4 pictures +one at a time: about ", said, re.MULTILINE)
     assert re.search(
-        r"^in one batch +would take activations of sample .*; the pool does not run it so", said, re.MULTILINE
+        r"^in one run +would take activations of sample .*; the pool makes one at a time, as batch_limit is 1$",
+        said,
+        re.MULTILINE,
     )
     assert re.search(r"^smallest memory +\d", said, re.MULTILINE)
     assert re.search(r"^sample +shapes/diffusion_model@\w+: .* streams: ", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("limit", "so_many"), [(2, "at most 2"), (4, "all"), (9, "all")])
+def test_what_is_said_of_a_batch_is_what_the_configuration_lets_a_pool_do(
+    config: str, tmp_path: Path, limit: int, so_many: str
+) -> None:
+    """Found in a review: the pool was said not to run batches where it was configured to."""
+    path = tmp_path / "batches.toml"
+    path.write_text(f"{Path(config).read_text()}\n[scheduler]\nbatch_limit = {limit}\n")
+    found = memory_plan("shapes", "", {}, 4, None, PoolOptions(path, vram="1GiB"))
+    assert found.batch_limit == limit
+    said = plan("shapes", "--vram", "1GiB", "--batch", "4", "--config", str(path)).stdout
+    assert f"with batch_limit {limit} the pool makes {so_many} together where that fits" in said
 
 
 def test_a_gpu_keeps_room_for_copies_ahead(config: str) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from matplotlib.figure import Figure
 
-from actors.cli import simulating, simulating_pictures
+from actors.cli import simulating_options, simulating_pictures
 from actors.cli.simulating_pictures import Compared
 from pool.spec import RunError, RunErrorKind
 from scheduler import peers
@@ -203,7 +203,8 @@ def test_nothing_heavy_is_loaded(trace: str) -> None:
 
 
 def test_the_help_names_every_built_in_workload() -> None:
-    names = simulating.TRACE.help.partition(":")[2].partition(";")[0]
+    _, told = get_args(simulating_options.Trace)
+    names = told.help.partition(":")[2].partition(";")[0]
     assert [name.strip() for name in names.split(",")] == sorted(BUILT_IN)
 
 

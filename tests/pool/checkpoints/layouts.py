@@ -6,7 +6,7 @@ that a tiny model of the same layout has the same key names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Shape = tuple[int, ...]
 Layout = dict[str, Shape]
@@ -73,6 +73,17 @@ SDXL_REFINER_UNET = LdmUnet(
     context_width=1280,
     linear_projection=True,
     label_width=2560,
+)
+#: linear projections, and what it is told beside the text: a pooled text of 32 and six numbers
+TINY_SDXL_UNET = LdmUnet(
+    model_channels=64,
+    multipliers=(1, 2),
+    res_blocks=1,
+    depths=(0, 2),
+    middle_depth=2,
+    context_width=64,
+    linear_projection=True,
+    label_width=32 + 6 * 256,
 )
 TINY_UNET = LdmUnet(model_channels=48, multipliers=(1, 2), res_blocks=1, depths=(1, 1), context_width=32)
 
@@ -365,3 +376,29 @@ def sdxl() -> Layout:
 def tiny_sd1() -> Layout:
     """A whole file in the SD1 layout with 5 million parameters."""
     return {**ldm_unet(TINY_UNET), **ldm_vae(TINY_VAE), **hf_clip(TINY_CLIP)}
+
+
+def sdxl_refiner() -> Layout:
+    """A whole file of SDXL's refiner."""
+    text = open_clip(prefix="conditioner.embedders.0.model.")
+    return {**ldm_unet(SDXL_REFINER_UNET), **ldm_vae(SD15_VAE), **text}
+
+
+def tiny_sd2() -> Layout:
+    """A whole file in the SD2 layout with 8 million parameters."""
+    unet = replace(TINY_SDXL_UNET, depths=(1, 1), middle_depth=1, context_width=32, label_width=None)
+    text = open_clip(32, 3, 128, prefix="cond_stage_model.model.")
+    return {**ldm_unet(unet), **ldm_vae(TINY_VAE), **text}
+
+
+def tiny_sdxl() -> Layout:
+    """A whole file in the SDXL layout with 11 million parameters."""
+    clip_l = hf_clip(TINY_CLIP, "conditioner.embedders.0.transformer.text_model.")
+    return {**ldm_unet(TINY_SDXL_UNET), **ldm_vae(TINY_VAE), **clip_l, **open_clip(32, 3, 128)}
+
+
+def tiny_sdxl_refiner() -> Layout:
+    """A whole file in the layout of SDXL's refiner."""
+    unet = replace(TINY_SDXL_UNET, context_width=32, label_width=32 + 5 * 256)
+    text = open_clip(32, 3, 128, prefix="conditioner.embedders.0.model.")
+    return {**ldm_unet(unet), **ldm_vae(TINY_VAE), **text}

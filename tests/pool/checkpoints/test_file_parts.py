@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pool.checkpoints import file_parts
 from pool.checkpoints.file_parts import FilePart, byte_ranges
+from pool.checkpoints.files import ranges as ranges_module
+from pool.checkpoints.files.ranges import LEAST_GAP_BYTES
 from pool.checkpoints.safetensors_file import read_header
 from pool.errors import CorruptFile
 from pool.spec import Role
@@ -33,7 +34,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_tensor_of_a_component_is_within_its_ranges(checkpoint: Path, role: Role) -> None:
-    ranges = byte_ranges(FilePart(str(checkpoint), role))
+    ranges = byte_ranges(FilePart(str(checkpoint), role))[str(checkpoint)]
     assert ranges == tuple(sorted(ranges))
     for entry in read_header(checkpoint).tensors.values():
         if entry.name.startswith(PREFIXES[role]) and not entry.name.endswith(".position_ids"):
@@ -44,8 +45,8 @@ def test_every_tensor_of_a_component_is_within_its_ranges(checkpoint: Path, role
 def test_they_hold_no_more_of_others_than_gaps(checkpoint: Path, role: Role) -> None:
     tensors = read_header(checkpoint).tensors.values()
     own_bytes = sum(entry.storage_bytes for entry in tensors if entry.name.startswith(PREFIXES[role]))
-    ranges = byte_ranges(FilePart(str(checkpoint), role))
-    assert sum(end - begin for begin, end in ranges) <= own_bytes + file_parts.LEAST_GAP_BYTES * len(ranges)
+    ranges = byte_ranges(FilePart(str(checkpoint), role))[str(checkpoint)]
+    assert sum(end - begin for begin, end in ranges) <= own_bytes + LEAST_GAP_BYTES * len(ranges)
 
 
 def test_tensors_of_two_components_in_turns_are_read_apart(tmp_path: Path) -> None:
@@ -56,8 +57,8 @@ def test_tensors_of_two_components_in_turns_are_read_apart(tmp_path: Path) -> No
     path = tmp_path / "tiny.safetensors"
     save_file(tensors, path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_parts, "LEAST_GAP_BYTES", 1)
-        ranges = {role: byte_ranges(FilePart(str(path), role)) for role in ROLES}
+        patch.setattr(ranges_module, "LEAST_GAP_BYTES", 1)
+        ranges = {role: byte_ranges(FilePart(str(path), role))[str(path)] for role in ROLES}
     ends = sorted(one for of_role in ranges.values() for one in of_role)
     assert all(first[1] <= second[0] for first, second in pairwise(ends)), "no byte is of two"
 
@@ -65,7 +66,7 @@ def test_tensors_of_two_components_in_turns_are_read_apart(tmp_path: Path) -> No
 def test_a_part_without_a_role_is_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "lora.safetensors"
     path.write_bytes(b"x" * 12345)
-    assert byte_ranges(FilePart(str(path))) == ((0, 12345),)
+    assert byte_ranges(FilePart(str(path))) == {str(path): ((0, 12345),)}
 
 
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:

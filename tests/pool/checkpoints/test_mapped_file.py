@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.profiler import ProfilerActivity, profile
 
 from pool.checkpoints.mapped_file import MappedFile, NonFinite, check_finite, find_non_finite
+from pool.checkpoints.safetensors_file import read_header
 from pool.errors import CorruptFile
+from tests.actors.cold_file import PAGE, cold, resident_pages
 from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 
 DTYPES = (
@@ -109,7 +116,7 @@ def test_non_finite_numbers_are_found_and_counted(tmp_path: Path) -> None:
     save_file(weights, path)
     mapped = MappedFile.open(path)
     found = {f.name: f for f in find_non_finite(mapped)}
-    assert found == {"half": NonFinite("half", 2, 3), "eighth": NonFinite("eighth", 1, 2)}
+    assert found == {"half": NonFinite("half", 2, 3, undefined=0), "eighth": NonFinite("eighth", 1, 2, undefined=1)}
     assert find_non_finite(mapped, ["good", "double"]) == ()
     with pytest.raises(CorruptFile, match=r"bad\.safetensors: 2 tensors .* half \(2 of 3\)"):
         check_finite(mapped)
@@ -117,3 +124,89 @@ def test_non_finite_numbers_are_found_and_counted(tmp_path: Path) -> None:
 
 def test_a_finite_checkpoint_passes_the_check(tmp_path: Path) -> None:
     check_finite(MappedFile.open(write_tiny_lora(tmp_path / "lora.safetensors")))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="how Linux counts the memory of mappings")
+def test_a_file_larger_than_the_machine_is_mapped(tmp_path: Path) -> None:
+    """Linux refuses a private mapping that is larger than its memory and swap unless it is asked not to reserve any."""
+    path = tmp_path / "large.safetensors"
+    size_bytes = 4 * psutil.virtual_memory().total + psutil.swap_memory().total
+    header = json.dumps({"large": {"dtype": "U8", "shape": [size_bytes], "data_offsets": [0, size_bytes]}}).encode()
+    try:
+        with path.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + size_bytes)
+    except OSError:
+        pytest.skip("this file system has no files of that size")
+    tensor = MappedFile.open(path).tensor("large")
+    assert (tensor.shape, int(tensor[-1])) == ((size_bytes,), 0)
+    tensor[0] = 7
+    with path.open("rb") as file:
+        file.seek(8 + len(header))
+        assert file.read(1) == b"\0", "written to the mapping alone"
+
+
+def test_a_file_that_changed_after_its_header_was_read_is_refused(tmp_path: Path) -> None:
+    """Views beyond the end of a file would end the process when they are read."""
+    path = write_tiny_lora(tmp_path / "lora.safetensors")
+    header = read_header(path)
+    os.truncate(path, header.file_bytes - 1)
+    with pytest.raises(CorruptFile, match=rf"lora\.safetensors: changed while .*: {header.file_bytes} bytes, then"):
+        MappedFile.of(header)
+
+
+def test_a_pipe_and_other_things_that_are_no_files_are_refused_at_once(tmp_path: Path) -> None:
+    """Opening a pipe waits for somebody to write to it."""
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "circle.safetensors").symlink_to(tmp_path / "circle.safetensors")
+    for place in (tmp_path / "pipe.safetensors", "/dev/zero"):
+        with pytest.raises(CorruptFile, match="not a regular file, expected a safetensors file"):
+            MappedFile.open(place)
+    for place in (tmp_path / "circle.safetensors", "x" * 5000, "a\0b"):
+        with pytest.raises(CorruptFile):
+            MappedFile.open(place)
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_blocks_of_numbers_are_the_tensor(tmp_path: Path, aligned: bool) -> None:
+    values = torch.arange(1000, dtype=torch.float32)
+    header = json.dumps({"w": {"dtype": "F32", "shape": [10, 100], "data_offsets": [0, 4000]}}).encode()
+    header += b" " * (-len(header) % 8 + (0 if aligned else 1))
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + values.numpy().tobytes())
+    mapped = MappedFile.open(path)
+    blocks = list(mapped.numbers("w", 333))
+    assert [len(block) for block in blocks] == [83] * 12 + [4]
+    assert torch.equal(torch.cat(blocks), values)
+
+
+def test_looking_for_non_finite_numbers_makes_no_copy_of_the_file(tmp_path: Path) -> None:
+    """At an odd byte, where a view is not to be had. Blocks are of 4 MiB."""
+    size = 40 << 20
+    header = json.dumps({"w": {"dtype": "F16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
+    header += b" " * (1 - len(header) % 2)
+    path = tmp_path / "w.safetensors"
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    mapped = MappedFile.open(path)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        assert find_non_finite(mapped) == ()
+    largest = max(abs(event.cpu_memory_usage) for event in seen.events() or [])
+    assert 0 < largest < size // 2
+
+
+def test_reading_ahead_brings_the_wanted_tensors_into_memory(tmp_path: Path) -> None:
+    """And leaves what is far from them on the disk."""
+    size = 16 << 20
+    path = tmp_path / "two.safetensors"
+    save_file({name: torch.ones(size, dtype=torch.uint8) for name in ("a", "b", "c", "d")}, path)
+    cold(path)
+    mapped = MappedFile.open(path)
+    mapped.read_ahead(["b"])
+    entries = mapped.header.tensors
+    deadline = time.monotonic() + 60
+    while not resident_pages(path)[entries["b"].begin // PAGE : entries["b"].end // PAGE].all():
+        assert time.monotonic() < deadline, "the system did not do as it was asked"
+        time.sleep(0.01)
+    assert not resident_pages(path)[entries["d"].begin // PAGE + 1 :].any()

@@ -15,6 +15,7 @@ import torch
 from diffusers.models import Transformer2DModel
 from torch import Tensor, nn
 
+from pool.checkpoints.families import Architecture
 from pool.checkpoints.key_map import discover
 from pool.checkpoints.private_names import converter
 from pool.errors import UnusableField
@@ -24,7 +25,6 @@ from pool.options.model_options import ModelOptions
 from pool.options.run_context import call_facts
 from pool.options.transformer_options import RopeOptions, TransformerOptions
 from pool.options.wrappers import WrapperPoint
-from pool.spec import Role
 from tests.pool.checkpoints.layouts import LdmUnet, ldm_unet
 from tests.pool.model_patches.tiny import overlaid, run, unet_sd1, unet_sdxl
 
@@ -124,7 +124,7 @@ def test_block_numbers_are_those_of_the_original_layout(build, layout: LdmUnet, 
     """Found by watching diffusers convert a checkpoint in the original layout, for every parameter of every block."""
     module, _ = build()
     prefix = "model.diffusion_model."
-    convert = converter(Role.DIFFUSION_MODEL, {"layers_per_block": layers_per_block})
+    convert = converter(Architecture.LDM_UNET, {"layers_per_block": layers_per_block}, prefix)
     key_map = discover(ldm_unet(layout, prefix), convert)
     owners = {layer: block.key for block in unet_blocks(module) for layer in block.layers}
     names = {"input": "input_blocks", "middle": "middle_block", "output": "output_blocks"}

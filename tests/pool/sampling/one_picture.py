@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pool.sampling.conditions import Condition
 from pool.sampling.guidance import PredictNoise
 from pool.sampling.run import denoise_pictures
 from pool.work import RunHooks, SampleWork
@@ -20,10 +21,11 @@ def denoise_picture(
     uncond_LD: Tensor | None,
     device: torch.device,
     hooks: RunHooks,
+    cond_hooks: tuple[object | None, object | None] = (None, None),
     **more: Any,
 ) -> Tensor:
-    """The latent [C, H, W] of `work`, with its own seed; `more` as for `denoise_pictures`."""
-    cond_BLD, uncond_BLD = cond_LD[None], None if uncond_LD is None else uncond_LD[None]
-    return denoise_pictures(
-        predict_noise, work, (work.seed,), latent_shape_CHW, cond_BLD, uncond_BLD, device, hooks, **more
-    )[0]
+    """The latent [C, H, W] of `work`, with its own seed; `cond_hooks` are the weight hooks of the two texts, and `more`
+    is as for `denoise_pictures`."""
+    cond = Condition(cond_LD[None], cond_hooks[0])
+    uncond = None if uncond_LD is None else Condition(uncond_LD[None], cond_hooks[1])
+    return denoise_pictures(predict_noise, work, (work.seed,), latent_shape_CHW, cond, uncond, device, hooks, **more)[0]

@@ -10,7 +10,7 @@ import pytest
 from pool.errors import GIB
 from pool.spec import ComponentKey, ComponentSpec, Division, NodeId, Role, WorkerId
 from scheduler.peers import POLICIES
-from scheduler.peers.bounds import chain_seconds, least_load_seconds, least_makespan_seconds
+from scheduler.peers.bounds import chain_seconds, least_adapter_loads, least_load_seconds, least_makespan_seconds
 from scheduler.peers.clairvoyant import FACTOR
 from scheduler.peers.planning import Prices, plan_batch
 from scheduler.peers.reading_ahead import ReadingAhead
@@ -74,6 +74,34 @@ def test_what_need_not_be_done_is_in_no_bound() -> None:
     assert less == whole - specs[encode.uses[0].component].upload_bytes / gpus[0].link_bytes_per_second
     faster = replace(sample, divisions=(Division(0, slowdown=0.5),))
     assert chain_seconds(replace(picture, tasks=(encode, faster, decode))) == pytest.approx(0.1 + 1.0 + 0.4)
+
+
+def test_adapters_are_read_as_seldom_as_one_memory_for_all_would_that_knows_the_jobs() -> None:
+    """x and y take turns, z comes once between: with two slots z is not kept. Equal tasks are one; LoRAs that reach the
+    text encoder too are read once for both."""
+    jobs = [job(f"j{n}", "a", lora=lora).job for n, lora in enumerate("xyxzyx")]
+    assert [least_adapter_loads(jobs, slots) for slots in range(4)] == [6, 4, 3, 3]
+    assert least_adapter_loads([*jobs, jobs[0], jobs[3]], 0) == 6
+    picture = InventedModel("m").job("j", "a cat", 1, loras=["x", "y"])
+    assert least_adapter_loads([picture], 2) == 2
+    assert least_adapter_loads([replace(picture, given=(picture.tasks[1].task_id,))], 2) == 0
+    assert least_adapter_loads([], 2) == 0
+
+
+@pytest.mark.parametrize("policy", ["modelpool", "lru", "sticky_by_lora", "storage_aware"])
+def test_no_policy_reads_fewer_adapters_where_jobs_run_in_order(policy: str) -> None:
+    """Jobs so far apart that they run in the order in which they come; two machines with room for a base model and two
+    LoRAs each, one more of which is patched in on each GPU."""
+    rng = Random(7)
+    loras = [f"lora-{rng.choice('aabbcdef')}" for _ in range(60)]
+    jobs = [job(f"j{n}", "a", 1.0, at=30.0 * n, lora=lora) for n, lora in enumerate(loras)]
+    sizes = [ComponentSpec(ComponentKey(name), Role.LORA, GIB, GIB) for name in sorted(set(loras))]
+    nodes = [SimulatedNode(NodeId(name), 6 * GIB, 1.0 * GIB) for name in ("n0", "n1")]
+    gpus = [replace(gpu, node=NodeId(f"n{n}")) for n, gpu in enumerate(workers(9, 9))]
+    cluster = play(policy, jobs, gpus, [A, *sizes], nodes)
+    loads = sum(cluster.storage.loads[ComponentKey(name)] for name in set(loras))
+    least = least_adapter_loads([submitted.job for submitted in jobs], slots=2 * (2 + 1))
+    assert len(set(loras)) <= least <= loads
 
 
 def test_the_clairvoyant_gives_each_model_to_one_gpu() -> None:

@@ -25,15 +25,15 @@ INSTANCES = {"loras": 24, "controlnets": 100}
 SEED = 5
 SHARE_POINTS = {"loras": 2.5, "controlnets": 4.5}
 #: where the fit comes less near than 5%, in those units
-ALLOWED = {("B", "controlnets"): 1.6}
+ALLOWED = {("B", "controlnets"): 1.1}
 
 
 @pytest.mark.parametrize("kind", INSTANCES)
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name)
 def test_caches_load_as_often_as_in_the_trace(service: KatzService, kind: str) -> None:
     """By each of 1 to 10 slots and both policies: within 5%, or 0.01 loads a request where that is more; the
-    ControlNets of B within 8%, or 0.016. And the same share of all uses falls on the most popular, for every k that was
-    published, within some percentage points."""
+    ControlNets of B within 5.5%, or 0.011. And the same share of all uses falls on the most popular, for every k that
+    was published, within some percentage points."""
     wanted, tops = published(service, kind)
     habits = service.loras if kind == "loras" else service.controlnets
     found = figures_of(generated(service, habits, Random(SEED), INSTANCES[kind]), tops)

@@ -1,0 +1,188 @@
+"""`modelpool models`: which files of weights there are, and adding, naming, hashing and forgetting them.
+
+Reads headers, and whole files where hashes are wanted. Starts no pool and changes no file of weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actors.cli import options
+from actors.cli.options import PoolOptions
+from actors.cli.session import session_of
+from pool.errors import CorruptFile
+
+if TYPE_CHECKING:
+    from pool.registry.registry import Entry, Registry
+
+_ADD = "Add FILES and FOLDERS of weights, as ComfyUI, A1111 and Forge lay them out, and hash what is new in them."
+_REMOVE = "Forget what was added, or an alias. No file of weights is touched."
+_SCAN = "Hash what has no hash yet, so that all can be named by hash; ends with 1 where a file cannot be used."
+_ALIAS = "Call what TARGET means NAME too: the file at a path or of a name, or the content with a hash."
+
+Hashing = Annotated[bool, typer.Option("--hash/--no-hash", help="Hash new files now (default), or when they are used.")]
+
+
+def models_app() -> typer.Typer:
+    """The command with its subcommands; alone it lists."""
+    app = typer.Typer(
+        help="List the models, LoRAs and other files of weights that can be named; add, name and forget them.",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_alone)
+    app.command("list")(list_models)
+    app.command("add", help=_ADD, no_args_is_help=True)(add)
+    app.command("scan", help=_SCAN)(scan)
+    app.command("alias", help=_ALIAS, no_args_is_help=True)(alias)
+    app.command("remove", help=_REMOVE, no_args_is_help=True)(remove)
+    return app
+
+
+def _alone(
+    context: typer.Context,
+    as_json: options.AsJson = False,
+    config: options.Config = None,
+    pool: options.PoolName = None,
+) -> None:
+    if context.invoked_subcommand is None:
+        list_models(context, as_json, config, pool)
+        return
+    for flag, given in (("--json", as_json), ("--config", config), ("--pool", pool)):
+        if given:
+            raise typer.BadParameter(f"{flag} belongs after {context.invoked_subcommand}", context)
+
+
+def list_models(
+    context: typer.Context,
+    as_json: options.AsJson = False,
+    config: options.Config = None,
+    pool: options.PoolName = None,
+) -> None:
+    """List what can be named, what is not used and why. With --pool: the models and LoRAs of a running pool."""
+    from actors.cli.models_view import print_pool, print_registry
+
+    if pool is not None:
+        with session_of(context).open_pool(PoolOptions(pool=pool)) as running:
+            print_pool(pool, running.models(), running.loras(), as_json)
+        return
+    print_registry(_registry(config), as_json)
+
+
+def add(
+    places: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders.", show_default=False)],
+    hashing: Hashing = True,
+    as_json: options.AsJson = False,
+    config: options.Config = None,
+) -> None:
+    """See _ADD."""
+    from actors.cli.models_view import told_added
+    from actors.cli.screen import people_console, print_json, say
+    from pool.registry.changes import add_place
+
+    registry = _registry(config)
+    roots = []
+    for path in places:
+        added = add_place(registry, path)
+        roots.append(added.path)
+        plain, lines = told_added(added)
+        if as_json:
+            print_json(sys.stdout, plain)
+        for line, style in lines if not as_json else ():
+            say(people_console(), line, style)
+    if hashing:  # as a pool would see them now: where nothing is configured, added models take the example's place
+        _hash(_registry(config), as_json, tuple(roots))
+
+
+def scan(as_json: options.AsJson = False, config: options.Config = None) -> None:
+    """See _SCAN."""
+    from actors.cli.models_view import refused_table
+    from actors.cli.screen import counted, people_console, print_json, say, show
+
+    registry = _registry(config)
+    failed = _hash(registry, as_json, None)
+    listing = registry.listing()
+    for refused in listing.refused if as_json else ():
+        print_json(sys.stdout, {"kind": "refused", "path": str(refused.path), "problem": refused.problem})
+    if not as_json:
+        console = people_console()
+        if listing.refused:
+            show(console, refused_table(listing.refused))
+        unfinished = f", {counted(len(listing.unfinished), 'unfinished download')}" if listing.unfinished else ""
+        say(console, f"{counted(len(listing.entries), 'file')}, {len(listing.refused)} not used{unfinished}")
+    if failed or listing.refused:
+        raise typer.Exit(1)
+
+
+def alias(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new name.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A path, name or hash.", show_default=False)],
+    as_json: options.AsJson = False,
+    config: options.Config = None,
+) -> None:
+    """See _ALIAS."""
+    from actors.cli.screen import people_console, print_json, say
+    from pool.registry.changes import set_alias
+
+    made, before = set_alias(_registry(config), name, target)
+    if as_json:
+        print_json(sys.stdout, {"kind": "alias", "name": made.name, "path": made.path, "sha256": made.sha256})
+        return
+    stood = f" (it stood for {before.target})" if before is not None and before.target != made.target else ""
+    say(people_console(), f"{made.name} is {made.target}{stood}")
+
+
+def remove(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="What was added, or an alias.", show_default=False)],
+    as_json: options.AsJson = False,
+    config: options.Config = None,
+) -> None:
+    """See _REMOVE."""
+    from actors.cli.screen import people_console, print_json, say
+    from pool.registry import changes
+
+    gone = changes.remove(_registry(config), what)
+    is_place = isinstance(gone, Path)
+    if as_json:
+        print_json(sys.stdout, {"removed": "place" if is_place else "alias", "name": str(what), "path": _target(gone)})
+        return
+    kept = "its files stay where they are" if is_place else f"it stood for {_target(gone)}"
+    say(people_console(), f"{gone if is_place else what} is forgotten; {kept}")
+
+
+def _target(gone: object) -> str:
+    return str(gone) if isinstance(gone, Path) else str(getattr(gone, "target", ""))
+
+
+def _registry(config: Path | None) -> Registry:
+    """The registry of a pool that would be started here."""
+    from actors.cli.opening import settings_for
+    from pool.registry.registry import open_registry
+
+    models = settings_for(PoolOptions(config=config)).models
+    return open_registry(models.folders, models.loras, models.registry)
+
+
+def _hash(registry: Registry, as_json: bool, roots: tuple[Path, ...] | None) -> int:
+    """Hash what has no hash yet, below `roots` where they are given; how many could not be read."""
+    from actors.cli.models_view import entry_plain, hashing_view
+    from actors.cli.screen import people_console, print_json
+    from pool.registry.changes import hash_all, unhashed
+
+    entries = tuple(entry for entry in unhashed(registry) if roots is None or _is_below(entry, roots))
+    failed = 0
+    with hashing_view(people_console(), entries) as view:
+        for entry, result in hash_all(registry, entries, view.begin):
+            failed += isinstance(result, CorruptFile)
+            view.done(entry, result)
+            if as_json and not isinstance(result, CorruptFile):
+                print_json(sys.stdout, entry_plain(entry, result))
+    return failed
+
+
+def _is_below(entry: Entry, roots: tuple[Path, ...]) -> bool:
+    return any(entry.file.path.is_relative_to(root) for root in roots)

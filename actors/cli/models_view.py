@@ -1,0 +1,227 @@
+"""What `modelpool models` shows, to people and to programs; and how far hashing is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from actors.cli.screen import counted, duration, people_console, print_json, say, show
+from actors.cli.tables import loras_table, models_table, rows_table
+from pool.errors import CorruptFile, format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from pool.registry.changes import Added
+    from pool.registry.folders import Refused
+    from pool.registry.hashes import FileHashes, OnBytes
+    from pool.registry.listings import LoraListing, ModelListing
+    from pool.registry.registry import Entry, Listing, Registry
+
+#: rows of files that are not used, in a table; `models scan` names all
+_MOST_REFUSED = 20
+
+
+def print_pool(pool: str, models: Sequence[ModelListing], loras: Sequence[LoraListing], as_json: bool) -> None:
+    """What a running pool says that it has."""
+    if as_json:
+        _print_listings(models, loras, {})
+        return
+    console = people_console(sys.stdout)
+    if models:
+        show(console, models_table(models))
+    if loras:
+        show(console, loras_table(loras))
+    if not models:
+        say(console, _nothing(f"the folders of pool {pool}"))
+
+
+def print_registry(registry: Registry, as_json: bool) -> None:
+    """Everything that a pool started here could use."""
+    from pool.registry.kinds import Kind
+
+    listing, models, loras = registry.listing(), registry.models(), registry.loras()
+    told = {model.path for model in models} | {lora.path for lora in loras}
+    if as_json:
+        by_path = {str(entry.file.path): entry for entry in listing.entries}
+        _print_listings(models, loras, by_path)
+        for entry in listing.entries:
+            if str(entry.file.path) not in told:
+                print_json(sys.stdout, entry_plain(entry, entry.hashes))
+        for refused in listing.refused:
+            if str(refused.path) not in told:
+                plain = {"kind": "refused", "path": str(refused.path), "problem": refused.problem}
+                print_json(sys.stdout, plain)
+        for path in listing.unfinished:
+            print_json(sys.stdout, {"kind": "unfinished", "path": str(path)})
+        return
+    console = people_console(sys.stdout)
+    if listing.entries:
+        show(console, _entries_table(listing, models, loras))
+    if listing.refused:
+        show(console, refused_table(listing.refused))
+    if listing.unfinished:
+        say(console, f"{counted(len(listing.unfinished), 'unfinished download')} left out")
+    if not models:
+        places = ", ".join(str(place.path) for place in registry.places() if place.kind is not Kind.LORA)
+        say(console, _nothing(places or "no folder (none is configured or added)"))
+
+
+def entry_plain(entry: Entry, hashes: FileHashes | None) -> dict[str, Any]:
+    """One file, for programs."""
+    return {
+        "kind": _kind_word(entry),
+        "name": entry.name,
+        "path": str(entry.file.path),
+        "title": entry.facts.title,
+        "file_bytes": entry.file.fingerprint.size_bytes,
+        "form": entry.file.form.value,
+        "problem": "",
+        **_names_plain(entry, hashes),
+    }
+
+
+def refused_table(refused: Sequence[Refused]) -> Table:
+    """What is not used, and why."""
+    rows = [(str(one.path), one.problem) for one in refused[:_MOST_REFUSED]]
+    if len(refused) > _MOST_REFUSED:
+        rows.append((f"and {len(refused) - _MOST_REFUSED} more", "modelpool models --json tells all"))
+    return rows_table(("not used", "why"), rows)
+
+
+def told_added(added: Added) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """What adding a place did: for programs, and as lines with their style."""
+    plain = {
+        "kind": "place",
+        "path": str(added.path),
+        "is_new": added.is_new,
+        "within": str(added.within) if added.within is not None else None,
+        "files": len(added.files),
+        "refused": [{"path": str(refused.path), "problem": refused.problem} for refused in added.refused],
+        "unfinished": [str(path) for path in added.unfinished],
+    }
+    if added.is_new:
+        did = f"{added.path} is added"
+    elif added.within is not None and added.within != added.path:
+        did = f"{added.path} is there already, in {added.within}"
+    else:
+        did = f"{added.path} is there already"
+    counts = [counted(len(added.files), "file")]
+    counts += [counted(len(added.unfinished), "unfinished download")] if added.unfinished else []
+    lines = [(f"{did}: {', '.join(counts)}", "")]
+    lines += [(f"not used: {refused.path}: {refused.problem}", "yellow") for refused in added.refused]
+    return plain, lines
+
+
+class _LinesView:
+    """A line a file."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began_seconds = time.monotonic()
+
+    def begin(self, entry: Entry) -> OnBytes:
+        """Called when a file is next; what it gives is told of each read."""
+        self._began_seconds = time.monotonic()
+        return lambda count: None
+
+    def done(self, entry: Entry, result: FileHashes | CorruptFile) -> None:
+        """Called when a file is read, or cannot be."""
+        if isinstance(result, CorruptFile):
+            say(self._console, str(result), "red")
+            return
+        took = duration(time.monotonic() - self._began_seconds)
+        size = format_bytes(entry.file.fingerprint.size_bytes)
+        say(self._console, f"hashed {entry.name}: {result.autov2.upper()} ({size} in {took})")
+
+
+class _BarView(_LinesView):
+    """One bar over all files, and a line for each that is done."""
+
+    def __init__(self, console: Console, bar: Progress, total_bytes: int) -> None:
+        super().__init__(console)
+        self._bar = bar
+        self._task = bar.add_task("", total=total_bytes)
+
+    def begin(self, entry: Entry) -> OnBytes:
+        super().begin(entry)
+        self._bar.update(self._task, description=entry.name)
+        return lambda count: self._bar.advance(self._task, count)
+
+
+@contextlib.contextmanager
+def hashing_view(console: Console, entries: Sequence[Entry]) -> Iterator[_LinesView]:
+    """Shows how far hashing `entries` is: a bar on a terminal, lines elsewhere."""
+    if not console.is_terminal or console.is_dumb_terminal or not entries:
+        yield _LinesView(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        yield _BarView(console, bar, sum(entry.file.fingerprint.size_bytes for entry in entries))
+
+
+def _print_listings(models: Iterable[ModelListing], loras: Iterable[LoraListing], entries: dict[str, Entry]) -> None:
+    for kind, listings in (("model", models), ("lora", loras)):
+        for listing in listings:
+            entry = entries.get(listing.path)
+            names = _names_plain(entry, entry.hashes) if entry is not None else {}
+            print_json(sys.stdout, {"kind": kind, **dataclasses.asdict(listing), **names})
+
+
+def _names_plain(entry: Entry, hashes: FileHashes | None) -> dict[str, Any]:
+    """What else a file is called; null for hashes that are not known."""
+    return {
+        "aliases": list(entry.aliases),
+        "sha256": hashes.sha256 if hashes is not None else None,
+        "autov1": (hashes.autov1.upper() or None) if hashes is not None else None,
+        "autov2": hashes.autov2.upper() if hashes is not None else None,
+        "autov3": (hashes.autov3.upper() or None) if hashes is not None else None,
+    }
+
+
+def _kind_word(entry: Entry) -> str:
+    """As programs read it: "model" is what pictures can be made with."""
+    from pool.registry.kinds import MODELS
+
+    if entry.kind is None:
+        return "unknown"
+    return "model" if entry.kind in MODELS else entry.kind.name.lower()
+
+
+def _entries_table(listing: Listing, models: Iterable[ModelListing], loras: Iterable[LoraListing]) -> Table:
+    """Every file that can be named: by kind, with what a pool says of those that it runs."""
+    said: dict[str, str] = {}
+    for model in models:
+        made_for = f", {model.width}x{model.height}" if model.width else ""
+        said[model.path] = _problem(model) or f"{model.family}{made_for}"
+    for lora in loras:
+        ranks = ", ".join(map(str, lora.ranks)) or "none"
+        said[lora.path] = _problem(lora) or f"{lora.modules} modules, rank {ranks}"
+    rows = []
+    for entry in listing.entries:
+        own = said.get(str(entry.file.path)) or entry.facts.title
+        names = ", ".join((entry.name, *entry.aliases))
+        kind = entry.kind.value if entry.kind is not None else "unknown"
+        size = format_bytes(entry.file.fingerprint.size_bytes)
+        digits = entry.hashes.autov2.upper() if entry.hashes is not None else "-"
+        rows.append((names, kind, own or "-", size, digits, str(entry.file.path)))
+    return rows_table(("name", "kind", "what it is", "size", "hash", "file"), rows, right=("size",))
+
+
+def _problem(listed: ModelListing | LoraListing) -> str:
+    """Why it cannot be run, without the path, which stands beside it."""
+    return listed.problem.removeprefix(f"{listed.path}: ")
+
+
+def _nothing(places: str) -> str:
+    return (
+        f"No models in {places}: put .safetensors files there, add a folder with `modelpool models add FOLDER`, or "
+        "name a configuration with --config"
+    )

@@ -1,0 +1,88 @@
+"""JSON out of files that strangers made: objects only, bounded work, nothing ambiguous. Torch-free.
+
+Knows JSON; not what the values mean. Stricter than `json.loads`, as the readers of other languages are: no name twice,
+no half of a surrogate pair, and no more values than a real file has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+#: Values that one text may hold, counted as opening brackets and commas. A tensor of a header takes about seven, so
+#: this is 70,000 tensors; the text of a hostile file could otherwise become twenty times its size in memory.
+MAX_VALUES = 500_000
+
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 160
+_short.maxlist = _short.maxdict = _short.maxtuple = 8
+_short.maxlong = 40
+
+
+class BadJson(ValueError):
+    """Text that is not the JSON that it should be. The message says what is wrong with it, and names no file."""
+
+
+def read_object(text: bytes) -> dict[str, Any]:
+    """The JSON object that `text` is.
+
+    Raises BadJson. Takes memory of a few times the length of `text`, and no deep recursion. A minus zero is a float,
+    as it is to readers that tell signed numbers from counts.
+    """
+    values = text.count(b",") + text.count(b"{") + text.count(b"[")
+    if values > MAX_VALUES:
+        raise BadJson(f"has about {values} values, expected at most {MAX_VALUES}")
+    try:
+        # a look at each number takes as long as all the rest
+        whole_number = _whole_number if b"-0" in text else None
+        loaded = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_int=whole_number)
+        if _HALF_PAIR.search(text):
+            # names that no other program could write, and no terminal show
+            json.dumps(loaded, ensure_ascii=False).encode("utf-8")
+    except BadJson:
+        raise
+    except UnicodeError as error:
+        raise BadJson(f"is damaged: {_without_object(error)}, expected UTF-8") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise BadJson(f"is damaged: {error}, expected JSON") from None
+    except ValueError:  # Python reads whole numbers of up to 4,300 digits
+        raise BadJson("holds a number of thousands of digits") from None
+    if not isinstance(loaded, dict):
+        raise BadJson(f"is a JSON {type(loaded).__name__}, expected an object")
+    return loaded
+
+
+def brief(value: object) -> str:
+    """`value` as it is shown in a message: never longer than a few lines, however large it is."""
+    try:
+        return _short.repr(value)
+    except ValueError:  # a whole number of more digits than Python writes
+        return f"a {type(value).__name__} that is too long to show"
+
+
+def are_texts(value: object) -> bool:
+    """Whether `value` is a mapping of texts to texts."""
+    return isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values())
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise BadJson(f"names {brief(twice)} twice, expected each name once")
+    return result
+
+
+def _whole_number(digits: str) -> int | float:
+    return -0.0 if digits == "-0" else int(digits)
+
+
+def _without_object(error: UnicodeError) -> str:
+    """What is wrong, without the whole text that it is wrong in."""
+    return str(getattr(error, "reason", "not text"))

@@ -1,0 +1,1 @@
+"""What a file of weights is, from the keys and shapes of its tensors alone."""

@@ -1,0 +1,96 @@
+"""What the numbers of a latent mean to each family of diffusion models: scale, shift, means and deviations. Torch-free.
+
+A diffusion model reads `(latent - mean) * scale / std` of what its VAE's encoder gives, and its VAE's decoder reads
+`latent * std / scale + mean` of what the model gives. Numbers only; which family has which VAE is not known here.
+
+Sources: the configurations that the models' authors published with them, and golden outputs of another implementation
+(tests/golden/misc.json, `latent_formats`), which the tests compare with. Means and deviations of Cosmos, LTX-Video and
+Flux 2 are tensors in their VAE's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LatentFormat:
+    """One family's latents.
+
+    channels    channels of a latent
+    dimensions  dimensions of a latent after batch and channels: 1 for sound, 2 for pictures, 3 for video
+    scale       the model's latents are this many times the VAE's, less the mean
+    mean        what is taken off each channel, or off all when it is one number
+    std         what each channel is divided by, or all when it is one number
+    tiny        the tiny autoencoder that was distilled for these latents; empty for none
+    """
+
+    channels: int
+    dimensions: int = 2
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    tiny: str = ""
+
+
+_MOCHI_MEAN = (
+    -0.06730895953510081, -0.038011381506090416, -0.07477820912866141, -0.05565264470995561,
+    0.012767231469026969, -0.04703542746246419, 0.043896967884726704, -0.09346305707025976,
+    -0.09918314763016893, -0.008729793427399178, -0.011931556316503654, -0.0321993391887285,
+)  # fmt: skip
+_MOCHI_STD = (
+    0.9263795028493863, 0.9248894543193766, 0.9393059390890617, 0.959253732819592,
+    0.8244560132752793, 0.917259975397747, 0.9294154431013696, 1.3720942357788521,
+    0.881393668867029, 0.9168315692124348, 0.9185249279345552, 0.9274757570805041,
+)  # fmt: skip
+_WAN_21_MEAN = (
+    -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+    0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
+)  # fmt: skip
+_WAN_21_STD = (
+    2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+    3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
+)  # fmt: skip
+_WAN_22_MEAN = (
+    -0.2289, -0.0052, -0.1323, -0.2339, -0.2799, 0.0174, 0.1838, 0.1557, -0.1382, 0.0542, 0.2813, 0.0891,
+    0.1570, -0.0098, 0.0375, -0.1825, -0.2246, -0.1207, -0.0698, 0.5109, 0.2665, -0.2108, -0.2158, 0.2502,
+    -0.2055, -0.0322, 0.1109, 0.1567, -0.0729, 0.0899, -0.2799, -0.1230, -0.0313, -0.1649, 0.0117, 0.0723,
+    -0.2839, -0.2083, -0.0520, 0.3748, 0.0152, 0.1957, 0.1433, -0.2944, 0.3573, -0.0548, -0.1681, -0.0667,
+)  # fmt: skip
+_WAN_22_STD = (
+    0.4765, 1.0364, 0.4514, 1.1677, 0.5313, 0.4990, 0.4818, 0.5013, 0.8158, 1.0344, 0.5894, 1.0901,
+    0.6885, 0.6165, 0.8454, 0.4978, 0.5759, 0.3523, 0.7135, 0.6804, 0.5833, 1.4146, 0.8986, 0.5659,
+    0.7069, 0.5338, 0.4889, 0.4917, 0.4069, 0.4999, 0.6866, 0.4093, 0.5709, 0.6065, 0.6415, 0.4944,
+    0.5726, 1.2042, 0.5458, 1.6887, 0.3971, 1.0600, 0.3943, 0.5537, 0.5444, 0.4089, 0.7468, 0.7744,
+)  # fmt: skip
+
+#: by the name of the family whose latents they are
+LATENT_FORMATS: Mapping[str, LatentFormat] = {
+    "sd1": LatentFormat(4, scale=0.18215, tiny="taesd"),
+    "sdxl": LatentFormat(4, scale=0.13025, tiny="taesdxl"),
+    "playground_25": LatentFormat(
+        4, scale=0.5, mean=(-1.6574, 1.886, -1.383, 2.5155), std=(8.4927, 5.9022, 6.5498, 5.2299), tiny="taesdxl"
+    ),
+    "sd_x4": LatentFormat(4, scale=0.08333),
+    "sd3": LatentFormat(16, scale=1.5305, mean=(0.0609,), tiny="taesd3"),
+    "flux": LatentFormat(16, scale=0.3611, mean=(0.1159,), tiny="taef1"),
+    "flux2": LatentFormat(128),
+    "cascade_b": LatentFormat(4, scale=1 / 0.43),
+    "cascade_c": LatentFormat(16),
+    "stable_audio": LatentFormat(64, 1),
+    "mochi": LatentFormat(12, 3, mean=_MOCHI_MEAN, std=_MOCHI_STD),
+    "ltxv": LatentFormat(128, 3),
+    "hunyuan_video": LatentFormat(16, 3, scale=0.476986, tiny="taehv"),
+    "hunyuan_video_15": LatentFormat(32, 3, scale=1.03682, tiny="lighttaehy1_5"),
+    "hunyuan_image": LatentFormat(64, scale=0.75289),
+    "hunyuan_image_refiner": LatentFormat(64, 3, scale=1.03682),
+    "cosmos": LatentFormat(16, 3),
+    "wan21": LatentFormat(16, 3, mean=_WAN_21_MEAN, std=_WAN_21_STD, tiny="lighttaew2_1"),
+    "wan22": LatentFormat(48, 3, mean=_WAN_22_MEAN, std=_WAN_22_STD, tiny="lighttaew2_2"),
+    "hunyuan3d_2": LatentFormat(64, 1, scale=0.9990943042622529),
+    "hunyuan3d_21": LatentFormat(64, 1, scale=1.0039506158752403),
+    "hunyuan3d_2_mini": LatentFormat(64, 1, scale=1.0188137142395404),
+    "ace_step": LatentFormat(8),
+    "pixels": LatentFormat(3),
+}

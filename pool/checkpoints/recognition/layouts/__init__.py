@@ -1,0 +1,1 @@
+"""The architectures that are recognised: keys that give them away, and how sizes are read off shapes."""

@@ -1,0 +1,50 @@
+"""What a file says about the meaning of its diffusion model's output. Torch-free and pure.
+
+Shapes do not tell whether a model was trained to give noise, velocity or a clean picture. Some files carry a tensor
+for it, some an entry among their metadata; most say nothing, and then the family decides.
+Sources: the tensors that trainers of SD and SDXL models add (v_pred, ztsnr, edm_mean, edm_vpred.*); the ModelSpec
+standard of metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from pool.checkpoints.recognition.facts import PredictionHint
+
+#: the surest first; the first of two that say different things is meant
+_TENSORS: tuple[tuple[str, str], ...] = (
+    ("edm_vpred.sigma_max", "edm-v"),
+    ("edm_mean", "edm"),
+    ("v_pred", "v"),
+    ("ztsnr", "zero-terminal-snr"),
+)
+_ENTRIES = ("modelspec.prediction_type", "modelspec.predict_key")
+#: the ways in which the same thing is written
+_WORDS: Mapping[str, str] = {
+    "v": "v",
+    "v_prediction": "v",
+    "v-prediction": "v",
+    "vpred": "v",
+    "epsilon": "epsilon",
+    "eps": "epsilon",
+    "flow": "flow",
+    "flow_prediction": "flow",
+    "sample": "sample",
+}
+
+
+def prediction_hints(keys: Collection[str], metadata: Mapping[str, str]) -> tuple[PredictionHint, ...]:
+    """What `keys` and `metadata` of a file say of its predictions."""
+    by_tensor = [PredictionHint(kind, f"tensor {key}") for key, kind in _TENSORS if key in keys]
+    by_entry = [
+        PredictionHint(prediction_word(metadata[entry]), f"metadata {entry}")
+        for entry in _ENTRIES
+        if metadata.get(entry, "").strip()
+    ]
+    return (*by_tensor, *by_entry)
+
+
+def prediction_word(written: str) -> str:
+    """A kind of prediction in our spelling; what is not known stays as it is written."""
+    return _WORDS.get(written.strip().lower(), written.strip())

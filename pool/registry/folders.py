@@ -1,0 +1,307 @@
+"""Looks through folders for files of weights. Reads no file; follows no link out of what it was told to look through.
+
+Knows what is left out and why: hidden files, downloads that are not done, links that lead elsewhere. What a file is for
+is told by `pool.registry.facts`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from pool.registry.kinds import Kind, kind_of_folders
+from pool.registry.names import without_ending
+
+SAFETENSORS_ENDINGS = (".safetensors", ".sft")
+PICKLE_ENDINGS = (".ckpt", ".pth", ".pt", ".bin")
+GGUF_ENDING = ".gguf"
+#: files that bring the parts of one model together
+INDEX_ENDING = ".safetensors.index.json"
+PIPELINE_FILE = "model_index.json"
+
+#: how programs that download call what is not done
+UNFINISHED_ENDINGS = (
+    ".part",
+    ".partial",
+    ".crdownload",
+    ".download",
+    ".opdownload",
+    ".filepart",
+    ".incomplete",
+    ".aria2",
+    ".tmp",
+)
+#: aria2 writes to the file's own name and keeps this beside it until it is done
+_ARIA2 = ".aria2"
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+
+#: what is looked at in one folder of models, with all that is in it; more is a home folder, or a whole disk
+MOST_ENTRIES = 200_000
+MOST_FOLDERS_DEEP = 16
+
+
+class Form(Enum):
+    """How a model lies on the disk."""
+
+    FILE = "file"
+    SHARDED = "sharded file"
+    FOLDER = "diffusers folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder, or one file, that a person said holds weights.
+
+    kind           what the files there are for, where neither their keys nor folders below say
+    is_registered  added to the registry, and not by a configuration
+    """
+
+    path: Path
+    kind: Kind | None = None
+    is_registered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What shows that a file was changed: its size and both of its times. Archives and copies keep the modification
+    time, nothing keeps the change time."""
+
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """A file of weights, or what counts as one. Nobody has read it yet.
+
+    path       as it was found, absolute
+    real_path  with every link resolved
+    members    the files that it is made of; itself, of a single file
+    """
+
+    path: Path
+    real_path: Path
+    form: Form
+    folder_kind: Kind | None
+    fingerprint: Fingerprint
+    members: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Something that is not used, and why."""
+
+    path: Path
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What some places hold, by path. `unfinished` are downloads that are not done."""
+
+    files: tuple[WeightsFile, ...]
+    refused: tuple[Refused, ...]
+    unfinished: tuple[Path, ...]
+
+
+def look_through(places: Sequence[Place]) -> Found:
+    """All that lies in `places`. A configured place that is not there is empty; a registered one is refused."""
+    search = _Search(tuple(os.path.realpath(place.path) for place in places))
+    for place in places:
+        search.look_at(place)
+    return Found(
+        tuple(search.files[path] for path in sorted(search.files)),
+        tuple(search.refused[path] for path in sorted(search.refused)),
+        tuple(sorted(search.unfinished)),
+    )
+
+
+def weights_file(path: Path, kind: Kind | None = None) -> WeightsFile:
+    """The file, or diffusers folder, at `path`, wherever it lies. Raises OSError."""
+    path = Path(os.path.abspath(path))
+    real_path = Path(os.path.realpath(path))
+    if real_path.is_dir():
+        return _composite(path, Form.FOLDER, tuple(_folder_members(real_path)), kind)
+    if path.name.endswith(INDEX_ENDING):
+        stem = without_ending(path.name)
+        shards = sorted(part for part in path.parent.iterdir() if _is_shard_of(part.name, stem))
+        return _composite(path, Form.SHARDED, (path, *shards), kind)
+    return WeightsFile(path, real_path, Form.FILE, kind, _fingerprint([real_path]), (real_path,))
+
+
+@dataclass(slots=True)
+class _Search:
+    """One look through some places. `allowed` are the real paths of all of them: links may lead into any."""
+
+    allowed: tuple[str, ...]
+    files: dict[Path, WeightsFile] = field(default_factory=dict)
+    refused: dict[Path, Refused] = field(default_factory=dict)
+    unfinished: set[Path] = field(default_factory=set)
+    folders_seen: set[tuple[int, int]] = field(default_factory=set)
+    #: of each folder: where it really is, and what it says that its files are for; the same for all files in it
+    real_folders: dict[Path, Path] = field(default_factory=dict)
+    folder_kinds: dict[tuple[Path, Place], Kind | None] = field(default_factory=dict)
+    entries_seen: int = 0
+
+    def look_at(self, place: Place) -> None:
+        """Take in one place."""
+        self.entries_seen = 0
+        if os.path.isdir(place.path):  # unlike Path's, no error where a folder above cannot be entered
+            self._folder(place.path, place, 0)
+        elif os.path.isfile(place.path):
+            self._file(place.path, place)
+        elif place.is_registered:
+            self._refuse(place.path, "is not there now; `modelpool models remove` forgets it")
+
+    def _folder(self, folder: Path, place: Place, depth: int) -> None:
+        try:
+            status = folder.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in self.folders_seen:
+                return
+            self.folders_seen.add(identity)
+            with os.scandir(folder) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except OSError as error:
+            self._refuse(folder, f"cannot be looked through: {error.strerror or error}")
+            return
+        self.entries_seen += len(entries)
+        if self.entries_seen > MOST_ENTRIES:
+            self._refuse(place.path, f"holds more than {MOST_ENTRIES} files and folders; not all were looked at")
+            return
+        names = {entry.name for entry in entries}
+        if PIPELINE_FILE in names:
+            self._take(folder, place)
+            return
+        indexed = {without_ending(name) for name in names if name.endswith(INDEX_ENDING)}
+        for entry in entries:
+            path = folder / entry.name
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                # a place within a place is looked at by itself, for what it was said to hold
+                if depth < MOST_FOLDERS_DEEP and os.path.realpath(path) not in self.allowed:
+                    self._folder(path, place, depth + 1)
+            elif entry.is_symlink() and os.path.isdir(path):
+                # one that leads to what is looked through anyway is found there
+                self._allows(path)
+            elif not self._is_shard(entry.name, indexed, path):
+                self._entry(path, place, names)
+
+    def _is_shard(self, name: str, indexed: set[str], path: Path) -> bool:
+        """Whether this is a part of a model in several files, which is listed once, by its index."""
+        part = _SHARD.fullmatch(without_ending(name))
+        if part is None or not name.lower().endswith(SAFETENSORS_ENDINGS):
+            return False
+        if part[1] not in indexed:
+            self._refuse(path, f"one of several parts, and {part[1]}{INDEX_ENDING} is not beside it")
+        return True
+
+    def _entry(self, path: Path, place: Place, names: set[str]) -> None:
+        low = path.name.lower()
+        if low.endswith(UNFINISHED_ENDINGS):
+            stem = low[: low.rindex(".")]
+            if stem.endswith((*SAFETENSORS_ENDINGS, *PICKLE_ENDINGS, GGUF_ENDING)) or low.startswith("unconfirmed "):
+                self.unfinished.add(path)
+        elif path.name + _ARIA2 in names:
+            self.unfinished.add(path)
+        elif low.endswith((*SAFETENSORS_ENDINGS, INDEX_ENDING)):
+            self._file(path, place)
+        elif low.endswith(GGUF_ENDING):
+            self._refuse(path, "a GGUF file, which this version does not run")
+        elif low.endswith(PICKLE_ENDINGS) and self._kind_of(path, place) is not None:
+            self._refuse(path, "a pickle, which can hold code: not opened without being asked to; convert it")
+
+    def _file(self, path: Path, place: Place) -> None:
+        if not path.name.endswith(INDEX_ENDING) and not os.path.islink(path):
+            self._plain(path, place)
+        elif path == place.path or not os.path.islink(path) or self._allows(path):
+            self._take(path, place)  # a place itself was named by a person, wherever it leads
+
+    def _plain(self, path: Path, place: Place) -> None:
+        """What `_take` does for a single file that is no link, as nearly all are, with one question to the disk."""
+        folder = path.parent
+        if folder not in self.real_folders:
+            self.real_folders[folder] = Path(os.path.realpath(folder))
+        try:
+            str(path).encode("utf-8")
+            real_path = self.real_folders[folder] / path.name
+            file = WeightsFile(
+                path, real_path, Form.FILE, self._kind_of(path, place), _fingerprint([real_path]), (real_path,)
+            )
+        except UnicodeEncodeError:
+            self._refuse(path, "its name is no text in UTF-8")
+        except OSError as error:
+            self._refuse(path, f"cannot be read: {error.strerror or error}")
+        else:
+            self.files.setdefault(path, file)
+
+    def _take(self, path: Path, place: Place) -> None:
+        try:
+            str(path).encode("utf-8")
+            file = weights_file(path, self._kind_of(path, place))
+            if file.form is Form.FILE or all(self._allows(member, path) for member in file.members):
+                self.files.setdefault(path, file)
+        except UnicodeEncodeError:
+            self._refuse(path, "its name is no text in UTF-8")
+        except OSError as error:
+            self._refuse(path, f"cannot be read: {error.strerror or error}")
+
+    def _allows(self, link: Path, whole: Path | None = None) -> bool:
+        """Whether `link` leads to what may be used; else it is refused, or the `whole` that it is a part of."""
+        target = os.path.realpath(link)
+        what = "a link" if whole is None else f"its part {link.name} is a link"
+        if not os.path.exists(target):
+            self._refuse(whole or link, f"{what} to {target}, which is not there")
+        elif not any(target == root or target.startswith(root.rstrip(os.sep) + os.sep) for root in self.allowed):
+            self._refuse(whole or link, f"{what} out of the folder, to {target}; add that if it is to be used")
+        else:
+            return True
+        return False
+
+    def _refuse(self, path: Path, problem: str) -> None:
+        # a name that is no text could be shown nowhere
+        shown = Path(str(path).encode("utf-8", "backslashreplace").decode("utf-8"))
+        self.refused.setdefault(shown, Refused(shown, problem))
+
+    def _kind_of(self, path: Path, place: Place) -> Kind | None:
+        """As the folders below the place say, else the place itself, else the folders that it lies in."""
+        key = (path.parent, place)
+        if key not in self.folder_kinds:
+            below = path.relative_to(place.path).parts[:-1] if path != place.path else ()
+            around = place.path.parts if path != place.path else place.path.parts[:-1]
+            self.folder_kinds[key] = kind_of_folders(reversed(below)) or place.kind or kind_of_folders(reversed(around))
+        return self.folder_kinds[key]
+
+
+def _is_shard_of(file_name: str, stem: str) -> bool:
+    part = _SHARD.fullmatch(without_ending(file_name))
+    return part is not None and part[1] == stem and file_name.lower().endswith(SAFETENSORS_ENDINGS)
+
+
+def _folder_members(folder: Path) -> Iterator[Path]:
+    """The files of a diffusers folder that say what it computes."""
+    for base, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.lower().endswith((*SAFETENSORS_ENDINGS, ".json", ".txt", ".model")) and not name.startswith("."):
+                yield Path(base, name)
+
+
+def _composite(path: Path, form: Form, members: tuple[Path, ...], kind: Kind | None) -> WeightsFile:
+    return WeightsFile(path, Path(os.path.realpath(path)), form, kind, _fingerprint(members), members)
+
+
+def _fingerprint(members: Sequence[Path]) -> Fingerprint:
+    """Of several files: their size together, and the latest of their times."""
+    states = [os.stat(path) for path in members]
+    return Fingerprint(
+        sum(state.st_size for state in states),
+        max((state.st_mtime_ns for state in states), default=0),
+        max((state.st_ctime_ns for state in states), default=0),
+    )

@@ -1,0 +1,63 @@
+"""What a diffusion model is told beside its text: a pooled text, and numbers about the picture.
+
+Knows the names under which diffusers' UNets take them and which numbers each kind of model was trained with; runs
+nothing.
+
+Shape legend: B batch, V width of the pooled text, N numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pool.checkpoints.families import SizeConditions
+from pool.checkpoints.infer import NUMBER_WIDTH, SIZE_NUMBERS
+
+#: inputs of a model beside latent, timestep and text, by name; each [B, ...]
+Extras: TypeAlias = Mapping[str, Tensor]
+NO_EXTRAS: Extras = MappingProxyType({})
+
+#: how pleasing the picture should be, and what it should be unlike; the values that SDXL's refiner is used with.
+#: Source: `aesthetic_score` and `negative_aesthetic_score` of diffusers' StableDiffusionXLImg2ImgPipeline
+AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE = 6.0, 2.5
+
+
+def extras_of(
+    conditions: SizeConditions, pooled_BV: Tensor | None, width: int, height: int, is_negative: bool = False
+) -> dict[str, Tensor]:
+    """The extras of a picture of `width` by `height` pixels that is not cropped, float32; empty for models that are
+    told nothing. Models that are told something read a pooled text."""
+    if conditions is SizeConditions.NONE:
+        return {}
+    assert pooled_BV is not None, "the text encoders of this model give no pooled text"
+    numbers: Sequence[float] = (height, width, 0, 0, height, width)
+    if conditions is SizeConditions.AESTHETICS:
+        numbers = (height, width, 0, 0, NEGATIVE_AESTHETIC_SCORE if is_negative else AESTHETIC_SCORE)
+    numbers_N = torch.tensor(numbers, dtype=torch.float32, device=pooled_BV.device)
+    return {"text_embeds": pooled_BV, "time_ids": numbers_N.expand(len(pooled_BV), -1)}
+
+
+def empty_extras(conditions: SizeConditions, model: nn.Module, batch: int, device: torch.device) -> dict[str, Tensor]:
+    """Extras without values for so many texts of `model`, for dry runs."""
+    if conditions is SizeConditions.NONE:
+        return {}
+    width = int(model.config.projection_class_embeddings_input_dim)  # type: ignore[union-attr, arg-type] # not typed
+    pooled_width = width - SIZE_NUMBERS[conditions] * NUMBER_WIDTH
+    return extras_of(conditions, torch.empty(batch, pooled_width, device=device), 1, 1)
+
+
+def call_unet(
+    module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, extras: Extras = NO_EXTRAS
+) -> Tensor:
+    """One call of a UNet of diffusers. Sizes stay float32: in half precision 2049 is no number."""
+    dtype = x_BCHW.dtype
+    added = {name: value if name == "time_ids" else value.to(dtype) for name, value in extras.items()}
+    predicted_BCHW: Tensor = module(
+        x_BCHW, timestep_B, context_BLD, added_cond_kwargs=added or None, return_dict=False
+    )[0]
+    return predicted_BCHW

@@ -1,0 +1,152 @@
+"""A VAE of any kind from the tensors of its file: planned from shapes alone, built over the tensors, saved back.
+
+Knows how recognition, configuration, key map and module go together. Nothing is copied but what a layout keeps in
+another form. Does not know where files are, nor what latents mean to a model (`pool.vaes.codec`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pool.checkpoints.key_map import KeyMap, discover
+from pool.checkpoints.private_names import differing_keys
+from pool.checkpoints.recognition.vae_facts import VaeFacts
+from pool.checkpoints.recognition.vaes import recognise_vae
+from pool.checkpoints.safetensors_file import Shape
+from pool.errors import UnknownArchitecture
+from pool.vaes.classes import Architecture, architecture_of, empty_vae
+from pool.vaes.configs import Config
+from pool.vaes.measures import measured
+
+#: convolutions at the latent that some models of a class do not have; without one, numbers pass as they are
+_OPTIONAL = ("quant_conv", "post_quant_conv")
+_HALVES = ("encoder", "decoder")
+
+
+@dataclass(frozen=True, slots=True)
+class VaePlan:
+    """How the VAE in a file is built.
+
+    facts    what it is
+    config   the arguments of its class
+    prefix   what the file's keys begin with
+    key_map  between the file's tensors (keys as in the file) and the module's parameters
+    """
+
+    facts: VaeFacts
+    config: Config
+    prefix: str
+    key_map: KeyMap
+    _architecture: Architecture
+
+    def empty(self) -> nn.Module:
+        """The module without weights; a half that the file does not have is a part that says so when it is called.
+
+        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        """
+        module = empty_vae(self._architecture, self.config)
+        mapped = self.key_map.shapes
+        for name, part in list(module.named_children()):
+            if any(key.startswith(f"{name}.") for key in mapped) or not part.state_dict():
+                continue
+            if name in _OPTIONAL:
+                setattr(module, name, nn.Identity())
+            elif name in _HALVES:
+                setattr(module, name, MissingHalf(self.facts.title, name))
+        _fill_tables(module, mapped)
+        difference = differing_keys(self.key_map, _Carried(module, mapped))
+        if difference:
+            raise UnknownArchitecture(f"recognised as the VAE of {self.facts.title}, but {difference}")
+        return module
+
+    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """The module over `tensors` (keys as in the file), in evaluation mode, without gradients.
+
+        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        """
+        module = self.empty()
+        module.load_state_dict(self.key_map.load(tensors), assign=True, strict=False)
+        module.requires_grad_(False)
+        left = [name for name, value in (*module.named_parameters(), *module.named_buffers()) if value.is_meta]
+        assert not left, f"{type(module).__name__} has values that nothing fills: {left}"
+        return module
+
+    def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The file's tensors made of `module`'s parameters; those that are no part of it are taken from `tensors`."""
+        unused = {key: tensors[key] for key in self.key_map.unused}
+        return self.key_map.save(module.state_dict()) | unused
+
+
+class MissingHalf(nn.Module):
+    """Stands where a file has no encoder, or no decoder."""
+
+    def __init__(self, title: str, half: str) -> None:
+        super().__init__()
+        self._title, self._half = title, half
+
+    def forward(self, *_: object, **__: object) -> Tensor:
+        """Raises UnknownArchitecture."""
+        raise UnknownArchitecture(f"this file of the VAE of {self._title} has no {self._half}: use one that has it")
+
+
+def plan_vae(
+    shapes: Mapping[str, Shape],
+    prefix: str = "",
+    *,
+    facts: VaeFacts | None = None,
+    dtypes: Mapping[str, str] | None = None,
+) -> VaePlan:
+    """How the VAE among `shapes` whose keys begin with `prefix` is built, from shapes alone.
+
+    `facts` where more is known than the file tells (HunyuanImage's refiner has the layout of HunyuanVideo 1.5).
+    Raises UnknownArchitecture when it is none that is known, or none that the installed diffusers builds.
+    """
+    own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(prefix)}
+    bare = {key.removeprefix(prefix): shape for key, shape in own.items()}
+    found = facts or recognise_vae(bare, {key.removeprefix(prefix): dtype for key, dtype in (dtypes or {}).items()})
+    if found is None:
+        first = ", ".join(list(bare)[:3]) or "none"
+        raise UnknownArchitecture(f"VAE: its {len(bare)} tensors match no known VAE (the first are {first})")
+    architecture = architecture_of(found)
+    try:
+        key_map = discover(
+            own, lambda tensors: architecture.convert({key.removeprefix(prefix): x for key, x in tensors.items()})
+        )
+        config = architecture.config(bare)
+        measures = measured(found, config)
+    except UnknownArchitecture:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"recognised as the VAE of {found.title}, but with other tensors: {error}") from error
+    return VaePlan(measures, config, prefix, key_map, architecture)
+
+
+class _Carried(nn.Module):
+    """The part of a module's state that a file is to carry: all but counters that it may leave out."""
+
+    def __init__(self, module: nn.Module, mapped: Mapping[str, Shape]) -> None:
+        super().__init__()
+        self._module_state = {
+            key: value
+            for key, value in module.state_dict().items()
+            if key in mapped or not key.endswith(".num_batches_tracked")
+        }
+
+    def state_dict(self, *_: object, **__: object) -> dict[str, Tensor]:  # type: ignore[override]
+        """As the module's own."""
+        return self._module_state
+
+
+def _fill_tables(module: nn.Module, mapped: Mapping[str, Shape]) -> None:
+    """Give the buffers that no file carries, or that this one does not, their values."""
+    for name, part in module.named_modules():
+        buffers = part._buffers
+        wavelets = buffers.get("wavelets")
+        if wavelets is not None and "_arange" in buffers:
+            part.register_buffer("_arange", torch.arange(wavelets.shape[0]), persistent=False)
+        if "num_batches_tracked" in buffers and f"{name}.num_batches_tracked" not in mapped:
+            part.register_buffer("num_batches_tracked", torch.tensor(0))

@@ -1,0 +1,169 @@
+"""The classes of diffusers that VAEs are built as, without weights: the one place that names them.
+
+Knows which class, configuration and key converter belong to each kind of VAE, and which kinds the installed diffusers
+has no architecture for. Everything is made on the meta device. `self_test` tells whether another diffusers still builds
+what the converters give. Does not read files.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLCosmos,
+    AutoencoderKLFlux2,
+    AutoencoderKLHunyuanImage,
+    AutoencoderKLHunyuanImageRefiner,
+    AutoencoderKLHunyuanVideo,
+    AutoencoderKLHunyuanVideo15,
+    AutoencoderKLLTX2Video,
+    AutoencoderKLLTXVideo,
+    AutoencoderKLMochi,
+    AutoencoderKLQwenImage,
+    AutoencoderKLTemporalDecoder,
+    AutoencoderKLWan,
+    AutoencoderOobleck,
+    AutoencoderTiny,
+)
+from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import PaellaVQModel
+from torch import Tensor, nn
+
+from pool.checkpoints.key_map import discover
+from pool.checkpoints.private_names import ConverterChangedError, differing_keys
+from pool.checkpoints.recognition.vae_facts import VaeFacts
+from pool.errors import UnknownArchitecture
+from pool.ops.initialisation import without_initialisation
+from pool.vaes import configs, ldm_names, other_names, video_configs
+from pool.vaes.configs import Config, Shapes
+
+Convert = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How one kind of VAE is built.
+
+    module   the class
+    config   its arguments from the shapes of a file, keys without prefix
+    convert  the file's names to the module's
+    """
+
+    module: type[nn.Module]
+    config: Callable[[Shapes], Config]
+    convert: Convert
+
+
+#: by the name that `pool.checkpoints.recognition.vaes` gives
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "kl": Architecture(AutoencoderKL, configs.kl_config, ldm_names.convert_kl),
+    "kl_temporal": Architecture(
+        AutoencoderKLTemporalDecoder, configs.kl_temporal_config, ldm_names.convert_kl_temporal
+    ),
+    "flux2": Architecture(AutoencoderKLFlux2, configs.flux2_config, ldm_names.convert_flux2),
+    "taesd": Architecture(AutoencoderTiny, configs.taesd_config, other_names.convert_taesd),
+    "cascade_a": Architecture(PaellaVQModel, configs.cascade_a_config, other_names.convert_cascade_a),
+    "oobleck": Architecture(AutoencoderOobleck, configs.oobleck_config, other_names.convert_oobleck),
+    "mochi": Architecture(AutoencoderKLMochi, video_configs.mochi_config, other_names.convert_mochi),
+    "ltx_v0": Architecture(AutoencoderKLLTXVideo, video_configs.ltx_config, other_names.convert_ltx),
+    "ltx_v1": Architecture(AutoencoderKLLTXVideo, video_configs.ltx_config, other_names.convert_ltx),
+    "ltx_v2": Architecture(AutoencoderKLLTXVideo, video_configs.ltx_config, other_names.convert_ltx),
+    "ltx2": Architecture(AutoencoderKLLTX2Video, video_configs.ltx2_config, other_names.convert_ltx),
+    "hunyuan_image": Architecture(
+        AutoencoderKLHunyuanImage, configs.hunyuan_image_config, ldm_names.convert_hunyuan_image
+    ),
+    "hunyuan_video": Architecture(AutoencoderKLHunyuanVideo, video_configs.hunyuan_video_config, ldm_names.convert_kl),
+    "hunyuan_video_15": Architecture(
+        AutoencoderKLHunyuanVideo15, video_configs.hunyuan_video_15_config, ldm_names.convert_hunyuan_video_15
+    ),
+    "hunyuan_image_refiner": Architecture(
+        AutoencoderKLHunyuanImageRefiner, video_configs.hunyuan_video_15_config, ldm_names.convert_hunyuan_video_15
+    ),
+    "cosmos": Architecture(AutoencoderKLCosmos, video_configs.cosmos_config, ldm_names.convert_cosmos),
+    "wan21": Architecture(AutoencoderKLWan, video_configs.wan21_config, other_names.convert_wan21),
+    "wan22": Architecture(AutoencoderKLWan, video_configs.wan22_config, other_names.convert_wan22),
+}
+
+
+#: those that files in the naming of diffusers are recognised as, with nothing beside them
+IN_DIFFUSERS_NAMING: Mapping[str, Architecture] = {
+    "kl": Architecture(AutoencoderKL, configs.diffusers_kl_config, ldm_names.convert_diffusers),
+    "flux2": Architecture(AutoencoderKLFlux2, configs.diffusers_kl_config, ldm_names.convert_diffusers),
+}
+
+#: the classes that a folder of diffusers may name, and what each is recognised as, given its configuration
+FOLDER_CLASSES: Mapping[type[nn.Module], Callable[[Config], str]] = {
+    AutoencoderKL: lambda config: "kl",
+    AutoencoderKLFlux2: lambda config: "flux2",
+    AutoencoderKLTemporalDecoder: lambda config: "kl_temporal",
+    AutoencoderTiny: lambda config: "taesd",
+    PaellaVQModel: lambda config: "cascade_a",
+    AutoencoderOobleck: lambda config: "oobleck",
+    AutoencoderKLMochi: lambda config: "mochi",
+    AutoencoderKLLTXVideo: lambda config: _ltx_version(config),
+    AutoencoderKLLTX2Video: lambda config: "ltx2",
+    AutoencoderKLHunyuanImage: lambda config: "hunyuan_image",
+    AutoencoderKLHunyuanVideo: lambda config: "hunyuan_video",
+    AutoencoderKLHunyuanVideo15: lambda config: "hunyuan_video_15",
+    AutoencoderKLHunyuanImageRefiner: lambda config: "hunyuan_image_refiner",
+    AutoencoderKLCosmos: lambda config: "cosmos",
+    AutoencoderKLWan: lambda config: "wan22" if config.get("is_residual") else "wan21",
+    AutoencoderKLQwenImage: lambda config: "wan21",
+}
+
+
+def _ltx_version(config: Config) -> str:
+    if not config.get("timestep_conditioning"):
+        return "ltx_v0"
+    return "ltx_v2" if "LTXVideo095DownBlock3D" in (config.get("down_block_types") or ()) else "ltx_v1"
+
+
+def architecture_of(facts: VaeFacts) -> Architecture:
+    """How the VAE of `facts` is built.
+
+    Raises UnknownArchitecture, naming it, where the installed diffusers has no architecture for it, or a file in the
+    naming of diffusers does not tell enough.
+    """
+    if facts.layout != "original":
+        if facts.name not in IN_DIFFUSERS_NAMING:
+            raise UnknownArchitecture(
+                f"recognised as the VAE of {facts.title} in the naming of diffusers, whose shapes do not tell all: "
+                "expected it in its folder, beside its config.json"
+            )
+        return IN_DIFFUSERS_NAMING[facts.name]
+    if facts.name not in ARCHITECTURES:
+        raise UnknownArchitecture(
+            f"recognised as the VAE of {facts.title}, for which the installed diffusers has no architecture; "
+            f"expected one of {', '.join(sorted(ARCHITECTURES))}"
+        )
+    return ARCHITECTURES[facts.name]
+
+
+def empty_vae(architecture: Architecture, config: Config) -> nn.Module:
+    """The module for `config`, in evaluation mode, its parameters and the buffers that files carry on the meta device.
+
+    Buffers that no file carries have their values. Raises UnknownArchitecture when the class refuses the sizes.
+    """
+    try:
+        with torch.device("meta"), without_initialisation(), warnings.catch_warnings():
+            # Oobleck's class has the older of torch's two weight norms
+            warnings.filterwarnings("ignore", message=".*weight_norm.* is deprecated", category=FutureWarning)
+            module = architecture.module(**config)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"VAE: {architecture.module.__name__} cannot have these sizes: {error}") from error
+    return module.eval().requires_grad_(False)
+
+
+def self_test(facts: VaeFacts, shapes: Shapes) -> None:
+    """Check that the module of the VAE of `facts` has the keys and shapes that its converter gives for `shapes`.
+
+    Raises ConverterChangedError saying which differ.
+    """
+    architecture = architecture_of(facts)
+    key_map = discover(shapes, architecture.convert)
+    difference = differing_keys(key_map, empty_vae(architecture, architecture.config(shapes)))
+    if difference:
+        raise ConverterChangedError(f"{facts.title}: diffusers builds otherwise than converted: {difference}")

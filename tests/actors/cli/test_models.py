@@ -1,0 +1,171 @@
+"""`modelpool models`: files are added, listed, hashed, named and forgotten, as text and as JSON, without a pool."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from actors.cli.opening import settings_for
+from actors.cli.options import PoolOptions
+from pool.registry.memory import Memory, default_folder
+from tests.actors.cli.conftest import Command
+from tests.actors.cli.test_help import loaded_by
+from tests.architecture.source_tree import ROOT
+from tests.pool.registry.weights import LORA, VAE, write_weights
+
+SHAPES = ROOT / "examples" / "shapes"
+#: of the example's files, as `sha256sum` gives them
+LIGHT_SHA256 = "dc64de0699"
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry for each test, and no wait for files that have just been made."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state_home"))
+    for module in ("registry", "changes"):  # as if files had been there for long
+        monkeypatch.setattr(f"pool.registry.{module}.SETTLED_NS", -(10**12))
+
+
+@pytest.fixture
+def comfy(tmp_path: Path) -> Path:
+    """A folder of models as ComfyUI has it, with things that are not used."""
+    base = tmp_path / "ComfyUI" / "models"
+    for folder, name in (("checkpoints/sd15", "shapes"), ("checkpoints/tuned", "shapes")):
+        (base / folder).mkdir(parents=True)
+        shutil.copy(SHAPES / "models" / f"{name}.safetensors", base / folder)
+    tuned = base / "checkpoints" / "tuned" / "shapes.safetensors"
+    tuned.write_bytes(tuned.read_bytes()[:-1] + b"\x01")
+    (base / "loras").mkdir()
+    shutil.copy(SHAPES / "loras" / "light.safetensors", base / "loras")
+    write_weights(base / "vae" / "soft.safetensors", VAE)
+    (base / "checkpoints" / "torn.safetensors").write_bytes(tuned.read_bytes()[:100_000])
+    (base / "loras" / "late.safetensors.part").write_bytes(b"x")
+    outside = write_weights(tmp_path / "elsewhere" / "mine.safetensors", LORA)
+    (base / "loras" / "mine.safetensors").symlink_to(outside)
+    return base
+
+
+def test_a_folder_is_added_hashed_listed_and_removed(command: Command, comfy: Path) -> None:
+    added = command("models", "add", "ComfyUI/../ComfyUI/models")
+    assert added.code == 0
+    assert added.out == ""
+    assert f"{comfy} is added: 4 files, 1 unfinished download\n" in added.err
+    assert re.search(r"^not used: .*torn\.safetensors: truncated", added.err, re.MULTILINE)
+    assert re.search(r"^not used: .*mine\.safetensors: a link out of the folder", added.err, re.MULTILINE)
+    assert re.search(r"^hashed light: DC64DE0699 \(594\.5 KiB in ", added.err, re.MULTILINE)
+    listed = command("models")
+    assert re.search(
+        r"^sd15/shapes +checkpoint +Stable Diffusion 1, 64x64 +9\.6 MiB +\w{10} +/", listed.out, re.MULTILINE
+    )
+    assert re.search(r"^light +LoRA +113 modules, rank 8 +594\.5 KiB +DC64DE0699 +/", listed.out, re.MULTILINE)
+    assert re.search(r"^soft +VAE +- ", listed.out, re.MULTILINE)
+    assert "truncated: the file has 100000 bytes" in listed.out
+    assert "1 unfinished download left out" in listed.out
+    assert listed.out == command("models", "list").out
+    again = command("models", "add", str(comfy / "loras"))
+    assert f"{comfy / 'loras'} is there already, in {comfy}: 1 file" in again.err
+    removed = command("models", "remove", str(comfy))
+    assert removed.err == f"{comfy} is forgotten; its files stay where they are\n"
+    assert (comfy / "loras" / "light.safetensors").is_file()
+    assert command("models", "remove", str(comfy)).code == 2
+
+
+def test_everything_is_told_to_programs(command: Command, comfy: Path) -> None:
+    place, *hashed = command("models", "add", str(comfy), "--json").objects
+    assert (place["kind"], place["is_new"], place["files"]) == ("place", True, 4)
+    assert {one["name"] for one in hashed} == {"sd15/shapes", "tuned/shapes", "light", "soft"}
+    alias = command("models", "alias", "glow", "light", "--json").objects
+    assert alias == [
+        {"kind": "alias", "name": "glow", "path": str(comfy / "loras" / "light.safetensors"), "sha256": ""}
+    ]
+    found = command("models", "--json").objects
+    [light] = [one for one in found if one["kind"] == "lora"]
+    assert (light["aliases"], light["sha256"][:10], light["autov2"]) == (["glow"], LIGHT_SHA256, "DC64DE0699")
+    assert re.fullmatch(r"[0-9A-F]{12}", light["autov3"])
+    assert light["autov1"] is None, "the file ends before the bytes that AutoV1 is made of"
+    models = {one["name"]: one for one in found if one["kind"] == "model"}
+    assert models.keys() == {"sd15/shapes", "tuned/shapes", "torn"}
+    assert re.fullmatch(r"[0-9A-F]{8}", models["sd15/shapes"]["autov1"])
+    assert "truncated" in models["torn"]["problem"]
+    assert [
+        (one["kind"], Path(one["path"]).name) for one in found if one["kind"] in ("vae", "refused", "unfinished")
+    ] == [
+        ("vae", "soft.safetensors"),
+        ("refused", "mine.safetensors"),
+        ("unfinished", "late.safetensors.part"),
+    ]
+    gone = command("models", "remove", "GLOW", "--json").objects
+    assert gone == [{"removed": "alias", "name": "GLOW", "path": str(comfy / "loras" / "light.safetensors")}]
+
+
+def test_a_scan_hashes_what_is_new_and_ends_with_1_where_something_is_wrong(command: Command, comfy: Path) -> None:
+    command("models", "add", "--no-hash", str(comfy))
+    assert all(one.get("sha256") is None for one in command("models", "--json").objects)
+    scanned = command("models", "scan")
+    assert scanned.code == 1
+    assert len(re.findall(r"^hashed ", scanned.err, re.MULTILINE)) == 4
+    assert scanned.err.endswith("4 files, 2 not used, 1 unfinished download\n")
+    (comfy / "checkpoints" / "torn.safetensors").unlink()
+    (comfy / "loras" / "mine.safetensors").unlink()
+    again = command("models", "scan")
+    assert (again.code, again.err) == (0, "4 files, 0 not used, 1 unfinished download\n")
+
+
+def test_an_alias_is_made_changed_and_told(command: Command, comfy: Path) -> None:
+    command("models", "add", "--no-hash", str(comfy))
+    first = comfy / "checkpoints" / "sd15" / "shapes.safetensors"
+    second = comfy / "checkpoints" / "tuned" / "shapes.safetensors"
+    assert command("models", "alias", "mine", "sd15/shapes").err == f"mine is {first}\n"
+    assert command("models", "alias", "mine", str(second)).err == f"mine is {second} (it stood for {first})\n"
+    assert re.search(r"^tuned/shapes, mine +checkpoint", command("models").out, re.MULTILINE)
+    refused = command("models", "alias", "other", "shapes")
+    assert refused.code == 2
+    assert "file 'shapes' can mean 2 files: 'sd15/shapes' (" in refused.err
+    assert command("models", "remove", "mine").err == f"mine is forgotten; it stood for {second}\n"
+
+
+def test_what_cannot_be_added_is_one_line_and_nothing_is_registered(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "page.safetensors").write_bytes(b"<!DOCTYPE html>")
+    for name, complaint in (("page.safetensors", "a web page"), ("gone", "no such file or folder")):
+        ended = command("models", "add", name)
+        assert ended.code == 2
+        [line] = ended.err.splitlines()
+        assert complaint in line
+    assert Memory(default_folder()).places() == ()
+
+
+def test_options_before_a_subcommand_are_told_where_they_belong(command: Command) -> None:
+    ended = command("models", "--json", "scan")
+    assert ended.code == 2
+    assert "--json belongs after scan" in ended.err
+
+
+def test_a_configuration_may_keep_its_registry_elsewhere(command: Command, comfy: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('[models]\nregistry = "kept here"\n')
+    command("models", "add", "--no-hash", str(comfy), "--config", "own.toml")
+    assert Memory(tmp_path / "kept here").places() == (comfy,)
+    assert command("models", "--json", "--config", "own.toml").objects
+    assert Memory(default_folder()).places() == ()
+
+
+def test_added_models_go_before_the_example_and_its_small_budget(command: Command, comfy: Path) -> None:
+    assert settings_for(PoolOptions()).pool.vram == "64MiB"
+    command("models", "add", "--no-hash", str(comfy))
+    settings = settings_for(PoolOptions())
+    assert (settings.models.folders, settings.pool.vram) == ((), None)
+
+
+def test_a_listing_loads_neither_ray_nor_torch() -> None:
+    assert not loaded_by("models", "--help") & {"ray", "torch", "diffusers", "transformers"}
+    assert not loaded_by("models", "list", "--json") & {"ray", "torch", "diffusers", "transformers"}
+
+
+@pytest.mark.parametrize("name", ["list", "add", "scan", "alias", "remove"])
+def test_every_subcommand_has_help(command: Command, name: str) -> None:
+    ended = command("models", name, "-h")
+    assert ended.code == 0
+    assert f"Usage: modelpool models {name}" in ended.out
+    assert "See _" not in ended.out, "the sentence itself, and not where it stands"

@@ -1,0 +1,76 @@
+"""What travels between processes comes out as it went in, and what Ray keeps whole is not packed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from actors.gpu_worker import result_bytes
+from actors.packing import SMALL_BYTES, packed, packed_result, result_of, unpacked
+from actors.wire import RunRequest
+from pool.residency import Residency, Resident
+from pool.spec import (
+    ComponentKey,
+    ComponentUse,
+    Division,
+    RunCost,
+    RunError,
+    RunErrorKind,
+    Rung,
+    Stage,
+    TaskId,
+    TaskReport,
+    TaskSpec,
+    WorkerId,
+)
+from pool.work import Encoded, Latent, LoraRef, ModelRef, Picture, SampleWork
+
+RAY_MESSAGE_BYTES = 100 << 10
+
+KEY = ComponentKey("shapes/vae@0123456789")
+WORK = SampleWork(
+    ModelRef("shapes", "/m", "a" * 64), (LoraRef("light", "/l", "b" * 64, 0.5),), 64, 64, 4, 5.0, "euler", "normal", 7
+)
+TASK = TaskSpec(
+    TaskId("t"), Stage.SAMPLE, (ComponentUse(KEY, 5, "digest", 7),), 3, 0.5, (TaskId("n"),), (Division(2, batch=1),)
+)
+REQUEST = RunRequest(TASK, WORK, 2, 9, fresh=True, needed_next=(KEY,), rungs=(Rung.DROP_CACHES,))
+REPORT = TaskReport(
+    TaskId("t"),
+    2,
+    WorkerId("gpu-0"),
+    1,
+    Residency(64, (Resident(KEY, 8, "digest", 7),)),
+    RunCost(0.5, 0.25, division=Division(2, batch=1), rungs=(Rung.DIVIDE,)),
+    RunError(RunErrorKind.OUT_OF_VRAM, "full", "trace"),
+    99,
+)
+
+
+@pytest.mark.parametrize("value", [REQUEST, REPORT, (REPORT, REPORT)], ids=["request", "report", "reports"])
+def test_requests_and_reports_come_out_as_they_went_in(value: object) -> None:
+    assert unpacked(packed(value)) == value
+
+
+@pytest.mark.parametrize("kind", [Encoded, Latent, Picture])
+@pytest.mark.parametrize("nbytes", [0, 4, SMALL_BYTES, SMALL_BYTES + 4, 1 << 20])
+def test_small_results_travel_in_a_message_and_others_as_they_are(kind: type, nbytes: int) -> None:
+    array = np.random.default_rng(1).integers(0, 256, (1, 1, nbytes), np.uint8)
+    result = kind(array if kind is Picture else array.view(np.float32))
+    assert result_bytes(result) == nbytes
+    sent = packed_result(result, nbytes)
+    if nbytes > SMALL_BYTES:
+        assert sent is result
+    else:
+        assert isinstance(sent, bytes)
+        assert len(sent) < RAY_MESSAGE_BYTES
+    read = result_of(sent)
+    assert type(read) is kind
+    (field,) = (name for name in kind.__slots__ if getattr(result, name) is not None)
+    before, after = getattr(result, field), getattr(read, field)
+    assert (after.dtype, after.shape, after.tobytes()) == (before.dtype, before.shape, before.tobytes())
+
+
+def test_a_run_that_failed_has_no_result_to_pack() -> None:
+    assert packed_result(None, 0) is None
+    assert result_of(None) is None

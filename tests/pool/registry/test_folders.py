@@ -1,0 +1,210 @@
+"""Folders of ComfyUI, A1111 and Forge are looked through; what is not used has a reason, and links stay inside."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pool.registry import folders
+from pool.registry.folders import Form, Place, look_through
+from pool.registry.kinds import Kind
+from tests.pool.registry.weights import write_weights
+
+
+def look(*places: Path) -> folders.Found:
+    return look_through([Place(path, is_registered=True) for path in places])
+
+
+def found_names(found: folders.Found) -> list[str]:
+    return [file.path.name for file in found.files]
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("models/checkpoints/sdxl/base.safetensors", Kind.CHECKPOINT),
+        ("models/loras/a.safetensors", Kind.LORA),
+        ("models/vae/a.safetensors", Kind.VAE),
+        ("models/text_encoders/a.sft", Kind.TEXT_ENCODER),
+        ("models/clip/a.safetensors", Kind.TEXT_ENCODER),
+        ("models/diffusion_models/a.safetensors", Kind.DIFFUSION_MODEL),
+        ("models/unet/a.safetensors", Kind.DIFFUSION_MODEL),
+        ("models/controlnet/a.safetensors", Kind.CONTROLNET),
+        ("models/embeddings/a.safetensors", Kind.EMBEDDING),
+        ("models/upscale_models/a.safetensors", Kind.UPSCALER),
+        ("models/clip_vision/a.safetensors", Kind.CLIP_VISION),
+        ("models/hypernetworks/a.safetensors", Kind.HYPERNETWORK),
+        ("models/Stable-diffusion/a.safetensors", Kind.CHECKPOINT),
+        ("models/Lora/style/a.safetensors", Kind.LORA),
+        ("models/VAE/a.safetensors", Kind.VAE),
+        ("models/ControlNet/a.safetensors", Kind.CONTROLNET),
+        ("somewhere/a.safetensors", None),
+    ],
+)
+def test_the_folder_says_what_a_file_is_for(tmp_path: Path, file: str, kind: Kind | None) -> None:
+    write_weights(tmp_path / file)
+    for place in (tmp_path, (tmp_path / file).parent, tmp_path / file):
+        [found] = look(place).files
+        assert (found.path, found.folder_kind) == (tmp_path / file, kind)
+
+
+def test_what_was_said_of_a_place_goes_before_folders_around_it_and_after_folders_in_it(tmp_path: Path) -> None:
+    base = tmp_path / "loras" / "mine"
+    write_weights(base / "a.safetensors")
+    write_weights(base / "vae" / "b.safetensors")
+    found = look_through([Place(base, Kind.CHECKPOINT)])
+    assert [file.folder_kind for file in found.files] == [Kind.CHECKPOINT, Kind.VAE]
+
+
+def test_a_place_within_a_place_is_looked_at_for_what_it_was_said_to_hold(tmp_path: Path) -> None:
+    write_weights(tmp_path / "a.safetensors")
+    write_weights(tmp_path / "styles" / "b.safetensors")
+    for order in (1, -1):
+        places = [Place(tmp_path, Kind.CHECKPOINT), Place(tmp_path / "styles", Kind.LORA)][::order]
+        assert [file.folder_kind for file in look_through(places).files] == [Kind.CHECKPOINT, Kind.LORA]
+
+
+def test_hidden_files_and_downloads_that_are_not_done_are_left_out(tmp_path: Path) -> None:
+    for name in (".hidden.safetensors", "a.safetensors.part", "b.safetensors.crdownload", "c.safetensors.aria2"):
+        (tmp_path / name).write_bytes(b"x")
+    write_weights(tmp_path / "c.safetensors")
+    write_weights(tmp_path / "Unconfirmed 12345.crdownload")
+    write_weights(tmp_path / ".cache" / "d.safetensors")
+    write_weights(tmp_path / "whole.safetensors")
+    (tmp_path / "notes.txt.part").write_text("a download of no weights")
+    found = look(tmp_path)
+    assert found_names(found) == ["whole.safetensors"]
+    assert [path.name for path in found.unfinished] == [
+        "Unconfirmed 12345.crdownload",
+        "a.safetensors.part",
+        "b.safetensors.crdownload",
+        "c.safetensors",
+        "c.safetensors.aria2",
+    ]
+    assert found.refused == ()
+
+
+def test_a_link_out_of_the_folder_is_refused_and_one_within_is_followed(tmp_path: Path) -> None:
+    outside = write_weights(tmp_path / "private" / "secret.safetensors")
+    base = tmp_path / "models"
+    blob = base / "blobs" / "0123"
+    write_weights(blob)
+    (base / "inside.safetensors").symlink_to(blob)
+    (base / "out.safetensors").symlink_to(outside)
+    (base / "folder").symlink_to(outside.parent)
+    (base / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    # a sibling whose name begins alike is outside too
+    beside = write_weights(tmp_path / "models2" / "b.safetensors")
+    (base / "beside.safetensors").symlink_to(beside)
+    found = look(base)
+    assert found_names(found) == ["inside.safetensors"]
+    assert found.files[0].real_path == blob
+    assert {refused.path.name: refused.problem for refused in found.refused} == {
+        "beside.safetensors": f"a link out of the folder, to {beside}; add that if it is to be used",
+        "folder": f"a link out of the folder, to {outside.parent}; add that if it is to be used",
+        "gone.safetensors": f"a link to {tmp_path / 'nowhere'}, which is not there",
+        "out.safetensors": f"a link out of the folder, to {outside}; add that if it is to be used",
+    }
+
+
+def test_a_link_may_lead_into_another_place_and_a_place_may_be_a_link(tmp_path: Path) -> None:
+    there = write_weights(tmp_path / "store" / "a.safetensors")
+    base = tmp_path / "models"
+    base.mkdir()
+    (base / "named.safetensors").symlink_to(there)
+    assert found_names(look(base, tmp_path / "store")) == ["named.safetensors", "a.safetensors"]
+    (tmp_path / "short").symlink_to(base)
+    found = look(tmp_path / "short", there.parent)
+    assert [file.path for file in found.files] == [tmp_path / "short" / "named.safetensors", there]
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    write_weights(tmp_path / "a" / "a.safetensors")
+    (tmp_path / "a" / "back").symlink_to(tmp_path)
+    (tmp_path / "a" / "self.safetensors").symlink_to(tmp_path / "a" / "self.safetensors")
+    found = look(tmp_path)
+    assert found_names(found) == ["a.safetensors"]
+    assert [refused.path.name for refused in found.refused] == ["self.safetensors"]
+
+
+def test_a_diffusers_folder_is_one_model_unless_a_part_leads_out(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "sdxl"
+    write_weights(folder / "unet" / "diffusion_pytorch_model.safetensors")
+    write_weights(folder / "vae" / "diffusion_pytorch_model.safetensors")
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionXLPipeline"}))
+    [found] = look(tmp_path / "models").files
+    assert (found.path, found.form, len(found.members)) == (folder, Form.FOLDER, 3)
+    assert found.fingerprint.size_bytes == sum(member.stat().st_size for member in found.members)
+    secret = write_weights(tmp_path / "private.safetensors")
+    (folder / "unet" / "more.safetensors").symlink_to(secret)
+    refused = look(tmp_path / "models")
+    assert refused.files == ()
+    assert [(r.path, r.problem) for r in refused.refused] == [
+        (folder, f"its part more.safetensors is a link out of the folder, to {secret}; add that if it is to be used")
+    ]
+
+
+def test_a_file_in_parts_is_one_model_by_its_index(tmp_path: Path) -> None:
+    for part in (1, 2):
+        write_weights(tmp_path / f"big-0000{part}-of-00002.safetensors")
+        write_weights(tmp_path / f"lost-0000{part}-of-00002.safetensors")
+    (tmp_path / "big.safetensors.index.json").write_text("{}")
+    found = look(tmp_path)
+    assert [(file.path.name, file.form, len(file.members)) for file in found.files] == [
+        ("big.safetensors.index.json", Form.SHARDED, 3)
+    ]
+    assert [refused.path.name for refused in found.refused] == [
+        "lost-00001-of-00002.safetensors",
+        "lost-00002-of-00002.safetensors",
+    ]
+
+
+def test_pickles_and_gguf_files_are_refused_with_a_reason(tmp_path: Path) -> None:
+    for name in ("checkpoints/old.ckpt", "embeddings/bad.pt", "checkpoints/small.gguf", "other/data.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    refused = {r.path.name: r.problem for r in look(tmp_path).refused}
+    assert refused.keys() == {"old.ckpt", "bad.pt", "small.gguf"}, "a .bin where no weights are expected is no pickle"
+    assert "pickle, which can hold code" in refused["old.ckpt"]
+    assert "GGUF" in refused["small.gguf"]
+
+
+def test_what_is_too_large_for_a_folder_of_models_is_not_searched_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "MOST_ENTRIES", 10)
+    for number in range(12):
+        write_weights(tmp_path / "many" / f"{number}.safetensors")
+    found = look(tmp_path)
+    assert found.files == ()
+    assert [r.problem for r in found.refused] == ["holds more than 10 files and folders; not all were looked at"]
+
+
+def test_a_configured_place_that_is_not_there_is_empty_and_an_added_one_is_missed(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    assert look_through([Place(gone)]) == folders.Found((), (), ())
+    [refused] = look(gone).refused
+    assert refused.problem == "is not there now; `modelpool models remove` forgets it"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_read_is_told_of(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    write_weights(tmp_path / "a.safetensors")
+    found = look(tmp_path)
+    assert found_names(found) == ["a.safetensors"]
+    assert [r.problem for r in found.refused] == ["cannot be looked through: Permission denied"]
+
+
+def test_a_name_that_is_no_text_is_told_of_as_far_as_it_can_be(tmp_path: Path) -> None:
+    write_weights(tmp_path / "a.safetensors")
+    os.rename(os.fsencode(tmp_path / "a.safetensors"), os.fsencode(tmp_path) + b"/bad\xff.safetensors")
+    found = look(tmp_path)
+    assert found.files == ()
+    [refused] = found.refused
+    assert refused.problem == "its name is no text in UTF-8"
+    str(refused.path).encode("utf-8")
