@@ -149,11 +149,13 @@ def role_of(work: Work) -> Role:
             return Role.VAE
 
 
+_TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
+
+
 def roles_of(work: Work, count: int) -> tuple[Role, ...]:
     """The components that `work` runs, so many of them: text encoders in the order in which their texts follow each
     other."""
-    text_encoders = tuple(role for role in Role if role.is_text_encoder)
-    return text_encoders[:count] if isinstance(work, EncodeWork) else (role_of(work),)
+    return _TEXT_ENCODERS[:count] if isinstance(work, EncodeWork) else (role_of(work),)
 
 
 def lora_key(lora: LoraRef) -> ComponentKey:
