@@ -54,15 +54,20 @@ class ListingCatalog(Catalog, Protocol):
 
 
 def open_catalog(
-    model_folders: Sequence[Path], lora_folders: Sequence[Path], device: str, registry_folder: Path | None = None
+    model_folders: Sequence[Path],
+    lora_folders: Sequence[Path],
+    device: str,
+    registry_folder: Path | None = None,
+    allow_pickle: bool = False,
 ) -> ListingCatalog:
     """The real catalog, of these folders and of what was added to the registry, which reckons sizes for the weakest
-    GPU of one kind that is found here, or for what is assumed of such GPUs. `device` is the kind's name, or "auto".
-    Imports torch; takes no memory of a GPU."""
+    GPU of one kind that is found here, or for what is assumed of such GPUs. `device` is the kind's name, or "auto";
+    `allow_pickle` has PyTorch's pickles read. Imports torch; takes no memory of a GPU."""
     from pool.catalog import Catalog as PoolCatalog
     from pool.devices.detection import capabilities_here
 
-    return PoolCatalog(model_folders, lora_folders, capabilities_here(device), registry_folder, uses_added=True)
+    found = capabilities_here(device)
+    return PoolCatalog(model_folders, lora_folders, found, registry_folder, uses_added=True, allow_pickle=allow_pickle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,12 +107,22 @@ class PoolSection(Strict):
 class ModelsSection(Strict):
     """Where weights are: folders of .safetensors files, with all that is below them.
 
-    registry  the folder where `modelpool models` keeps what was added, and hashes; left out, the user's own
+    registry      the folder where `modelpool models` keeps what was added, and hashes; left out, the user's own
+    allow_pickle  whether PyTorch's pickles (.ckpt, .pt, .pth, .bin) are read; only weights are, nothing in them is run
     """
 
     folders: tuple[Path, ...] = ()
     loras: tuple[Path, ...] = ()
     registry: Path | None = None
+    allow_pickle: bool = False
+
+    @field_validator("allow_pickle", mode="before")
+    @classmethod
+    def _truth_value(cls, value: Any) -> Any:
+        """What allows something is said plainly: pydantic would take "on" and 1 too."""
+        if not isinstance(value, bool):
+            raise unusable_field("allow_pickle", value, "true or false")
+        return value
 
 
 class ClusterSection(Strict):
@@ -211,9 +221,9 @@ class PoolConfig(Strict):
     def override(self, **values: Any) -> PoolConfig:
         """This configuration with single settings changed, by flat names; None leaves a setting as it is.
 
-        device, workers, vram, vram_policy, reserve_vram, threads, models, loras (folders), address, namespace, name,
-        output, record. Relative paths are relative to the working folder. Raises UserError for other names and for
-        unusable values.
+        device, workers, vram, vram_policy, reserve_vram, threads, models, loras (folders), allow_pickle, address,
+        namespace, name, output, record. Relative paths are relative to the working folder. Raises UserError for other
+        names and for unusable values.
         """
         changed: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
@@ -251,6 +261,7 @@ _FLAT: Mapping[str, tuple[str, str]] = {
     "threads": ("pool", "threads"),
     "models": ("models", "folders"),
     "loras": ("models", "loras"),
+    "allow_pickle": ("models", "allow_pickle"),
     "address": ("cluster", "address"),
     "namespace": ("cluster", "namespace"),
     "name": ("cluster", "name"),
@@ -360,6 +371,8 @@ def _shown(value: Any) -> str:
     match value:
         case None:
             return '""  # left out'
+        case bool():
+            return str(value).lower()
         case str() | Path():
             return f'"{value}"'
         case list() | tuple():

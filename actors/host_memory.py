@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-WEIGHTS_SUFFIX = ".safetensors"
+from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES
+
+WEIGHTS_SUFFIXES = (*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES)
 SMAPS = Path("/proc/self/smaps")
 
 
@@ -41,7 +43,7 @@ def read_smaps(lines: Iterable[str], pid: int) -> HostMemory:
     for line in lines:
         name, _, rest = line.partition(":")
         if " " in name:  # a mapping's own line, "7f00-7f10 r--p 00000000 08:01 12   /path"; field names have no blank
-            in_weights = line.rstrip().endswith(WEIGHTS_SUFFIX)
+            in_weights = line.rstrip().endswith(WEIGHTS_SUFFIXES)
         elif name == "Anonymous":
             anonymous_bytes += _kilobytes(rest)
         elif in_weights and name == "Rss":

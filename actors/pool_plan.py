@@ -66,7 +66,14 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             vram_policy=wanted.policy,
             reserve_bytes=wanted.reserve_bytes,
         ),
-        open_catalog=partial(open_catalog, config.models.folders, config.models.loras, device, config.models.registry),
+        open_catalog=partial(
+            open_catalog,
+            config.models.folders,
+            config.models.loras,
+            device,
+            config.models.registry,
+            config.models.allow_pickle,
+        ),
         scheduler=config.scheduler,
         record=config.output.record,
     )

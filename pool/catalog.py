@@ -13,13 +13,14 @@ from pathlib import Path
 
 from pool.activation_figures import ActivationFigures
 from pool.checkpoints.describe import native_size
+from pool.checkpoints.files.weights_file import files_of
 from pool.devices.capabilities import DeviceCapabilities
 from pool.errors import CorruptFile
 from pool.open_model import OpenModel
 from pool.recent import Recent
 from pool.registry.folders import WeightsFile
 from pool.registry.kinds import LORAS, MODELS
-from pool.registry.listings import LoraListing, ModelListing
+from pool.registry.listings import LoraListing, ModelListing, check_runs
 from pool.registry.names import without_ending
 from pool.registry.registry import open_registry
 from pool.spec import ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
@@ -46,14 +47,16 @@ class Catalog:
         device: str | DeviceCapabilities,
         registry_folder: Path | None = None,
         uses_added: bool = False,
+        allow_pickle: bool = False,
     ) -> None:
         """`device` is what the models are to run on, or the name of its kind where no more is known.
 
         registry_folder  where hashes are remembered; the user's own when None
         uses_added       whether the files that people added to the registry there are in the catalog too
+        allow_pickle     whether PyTorch's pickles may be read; without it they are listed with that for a problem
         """
         #: which files there are, by name, with their hashes
-        self.registry = open_registry(model_folders, lora_folders, registry_folder, uses_added)
+        self.registry = open_registry(model_folders, lora_folders, registry_folder, uses_added, allow_pickle)
         self._device = device
         self._opened: dict[str, OpenModel] = {}
         #: what runs hold beside weights
@@ -71,13 +74,15 @@ class Catalog:
         return self.registry.loras()
 
     def find_model(self, name: str) -> ModelRef:
-        """The checkpoint called `name`. Hashes the file when it is new. Raises UnknownName, AmbiguousName or
-        CorruptFile.
+        """The checkpoint called `name`. Hashes the file when it is new. Raises UnknownName, AmbiguousName,
+        CorruptFile, or UnknownArchitecture for a folder of diffusers.
 
         A copy of a file that was asked for before is that file, under the name that it had first: everything that
         speaks of its components must call them the same.
         """
-        ref = ModelRef(*self._found(self.registry.find(name, MODELS, "model")))
+        file = self.registry.find(name, MODELS, "model")
+        check_runs(file)  # before all of it is read
+        ref = ModelRef(*self._found(file))
         name = self._refs.setdefault(ref.sha256, ref).name
         return replace(ref, name=name)  # where the file is now: it may have been renamed
 
@@ -108,9 +113,9 @@ class Catalog:
         return self._uses.get((model.sha256, role, loras, passes), find)
 
     def lora_spec(self, lora: LoraRef) -> ComponentSpec:
-        """The size of a LoRA as a component: its file, which is read whole. Raises CorruptFile when it is gone."""
+        """The size of a LoRA as a component: its files, which are read whole. Raises CorruptFile when one is gone."""
         try:
-            file_bytes = Path(lora.path).stat().st_size
+            file_bytes = sum(Path(file).stat().st_size for file in files_of(lora.path))
         except OSError as error:
             raise CorruptFile(f"{lora.path}: cannot be read: {error}") from error
         return ComponentSpec(lora_key(lora), Role.LORA, file_bytes, file_bytes)

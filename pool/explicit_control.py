@@ -26,6 +26,7 @@ import torch
 
 from pool.arguments import given_text, real_number, size_in_bytes, whole_number
 from pool.catalog import WEIGHTS_SUFFIX, Catalog
+from pool.checkpoints.files.shard_index import is_index
 from pool.devices.vram_policy import VramPolicy
 from pool.engine import Engine, EngineSettings
 from pool.errors import ModelClosed, UserError, unusable_field
@@ -328,11 +329,11 @@ class LoadedModel:
 
 def _weights_file(field: str, path: Any) -> str:
     """`path` as a text; there must be such a file."""
-    expected = f"the path of a {WEIGHTS_SUFFIX} file that is there"
+    expected = f"the path of a {WEIGHTS_SUFFIX} file that is there, or of the index of several"
     if not isinstance(path, (str, os.PathLike)):
         raise unusable_field(field, path, expected)
     given = os.fsdecode(path)
-    if Path(given).suffix != WEIGHTS_SUFFIX or not Path(given).is_file():
+    if (Path(given).suffix != WEIGHTS_SUFFIX and not is_index(given)) or not Path(given).is_file():
         raise unusable_field(field, given, expected)
     return given
 

@@ -49,7 +49,7 @@ class Component:
 
 
 class OpenModel:
-    """One checkpoint file. Components are built when first asked for and kept."""
+    """One checkpoint, in a file or in several. Components are built when first asked for and kept."""
 
     def __init__(self, ref: ModelRef, device: str | DeviceCapabilities) -> None:
         """Map the file. `device` is what components are to run on, or the name of its kind where no more is known.
@@ -57,7 +57,8 @@ class OpenModel:
         Raises CorruptFile or UnknownArchitecture.
         """
         self.ref = ref
-        self.checkpoint: Checkpoint = open_checkpoint(Path(ref.path))
+        # whoever made the reference (`pool.catalog`) has allowed what it leads to; nothing in a pickle is run
+        self.checkpoint: Checkpoint = open_checkpoint(Path(ref.path), allow_pickle=True)
         self._device = capabilities_of(device)
         self._components: dict[Role, Component] = {}
         self._matches: dict[str, LoraMatch] = {}

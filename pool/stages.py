@@ -19,6 +19,7 @@ from pool.sampling.conditions import Condition
 from pool.sampling.extras import call_unet, extras_of
 from pool.sampling.noise import PictureNoise
 from pool.sampling.run import denoise_pictures
+from pool.sampling.schedules import sigma_table
 from pool.spec import Division
 from pool.stopping import stop_check, stop_if_asked
 from pool.text.encode import ReadText, match_lengths, read_texts
@@ -123,6 +124,7 @@ def sample_together(
             uncond,
             device,
             hooks,
+            table=sigma_table(facts.noise),
             options=options,
             most_at_once=most_at_once,
             prediction=facts.prediction,
@@ -152,9 +154,8 @@ def decode_together(
     division: Division | None = None,
 ) -> tuple[Picture, ...]:
     """`decode` for each of `sampled`, latents of one size, in one run."""
-    samples_BCHW = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled]) / latent.scaling_factor
-    if latent.shift:
-        samples_BCHW = samples_BCHW + latent.shift
+    scaled_BCHW = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
+    samples_BCHW = _as_vae_has_it(scaled_BCHW, latent)
     with vae.running(stop_check(hooks)) as module:
 
         def decode_call(tile_BCHW: Tensor) -> Tensor:
@@ -203,7 +204,27 @@ def vae_encode(
     samples_BCHW = latent_of(moments_BCHW, None if noise is None else noise.draw)
     if not torch.isfinite(samples_BCHW).all():
         raise CorruptFile(f"VAE {vae.key}: found a latent with NaN or infinity, expected numbers")
-    return Latent(((samples_BCHW[0] - latent.shift) * latent.scaling_factor).contiguous().numpy())
+    return Latent(_as_model_has_it(samples_BCHW[0], latent).contiguous().numpy())
+
+
+def _as_vae_has_it(scaled_BCHW: Tensor, latent: LatentFacts) -> Tensor:
+    """Latents in the diffusion model's scale, in the VAE's."""
+    samples_BCHW = scaled_BCHW / latent.scaling_factor
+    if latent.means:
+        samples_BCHW = samples_BCHW * _by_channel(latent.deviations) + _by_channel(latent.means)
+    return samples_BCHW + latent.shift if latent.shift else samples_BCHW
+
+
+def _as_model_has_it(samples_CHW: Tensor, latent: LatentFacts) -> Tensor:
+    """The reverse of `_as_vae_has_it`, for one latent."""
+    samples_CHW = samples_CHW - latent.shift
+    if latent.means:
+        samples_CHW = (samples_CHW - _by_channel(latent.means)) / _by_channel(latent.deviations)
+    return samples_CHW * latent.scaling_factor
+
+
+def _by_channel(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)[:, None, None]
 
 
 def _texts(inputs: tuple[Encoded, ...], matched: bool) -> tuple[Tensor, Tensor | None]:

@@ -43,6 +43,7 @@ def generate(
     vram: options.Vram = None,
     vram_policy: options.Policy = None,
     reserve_vram: options.Reserve = None,
+    allow_pickle: options.AllowPickle = False,
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
@@ -60,7 +61,7 @@ def generate(
     fields |= options.terms(priority, user, deadline)
     GenerateRequest(model=model or "any", prompt="", seed=first_seed, **fields)  # complain before a pool is started
     session = session_of(context)
-    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
+    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
     with started(session, where) as running:
         name = options.model_or_only_one(model, running)
         wanted = [

@@ -12,11 +12,12 @@ import typer
 
 from actors.cli import options
 from actors.cli.options import PoolOptions
-from pool.errors import UnknownArchitecture, UserError, format_bytes
+from pool.errors import CorruptFile, UnknownArchitecture, UserError, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from actors.config import ModelsSection
     from actors.recipe import Recipe
     from pool.checkpoints.describe import CheckpointInfo, LoraInfo
     from pool.checkpoints.recognition.facts import FileFacts
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 #: metadata of training tools run to kilobytes a value
 _MOST_CHARACTERS = 200
 _MOST_NAMES = 5
+
+
+_CHECK = "Read every weight, and make sure that all are finite numbers; ends with 2 where one is not."
+Check = Annotated[bool, typer.Option("--check", help=_CHECK, metavar=" ", show_default=False)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ def inspect_file(
             show_default=False,
         ),
     ],
+    check: Check = False,
+    allow_pickle: options.AllowPickle = False,
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
@@ -53,7 +60,10 @@ def inspect_file(
     """
     from actors.cli.screen import people_console, print_json, show
 
-    found = look_at(file, PoolOptions(config=config))
+    where = PoolOptions(config=config, allow_pickle=allow_pickle)
+    found = look_at(file, where)
+    if check:
+        found = _checked(file, found, where)
     if as_json:
         print_json(sys.stdout, found.plain)
         return
@@ -72,10 +82,33 @@ def look_at(file: Path, options: PoolOptions) -> Findings:
         start = opened.read(8)
     if start.startswith(b"\x89PNG"):
         return _picture(file)
+    return _key_list(file) if _is_key_list(file) else _weights(file, options)
+
+
+def _checked(file: Path, found: Findings, options: PoolOptions) -> Findings:
+    """`found`, after every weight of `file` was read. Raises CorruptFile naming those that are not finite numbers."""
+    from actors.cli.inspecting_weights import files_of_weights
+    from actors.cli.tables import facts_table
+    from pool.checkpoints.mapped_file import MappedFile, check_finite
+
+    if found.plain["kind"] == "picture" or _is_key_list(file):
+        raise UserError(f"--check: {file} holds no weights, expected a file or folder of weights")
+    for each in files_of_weights(file):
+        check_finite(MappedFile.open(each, allow_pickle=_models(options).allow_pickle))
+    shown = facts_table([("checked", "every weight is a finite number")])
+    return Findings({**found.plain, "finite": True}, (*found.shown, shown))
+
+
+def _is_key_list(file: Path) -> bool:
     from pool.checkpoints.files.shard_index import is_index
 
-    is_list = file.suffix == ".json" and not is_index(file)
-    return _key_list(file) if is_list else _weights(file, options)
+    return file.is_file() and file.suffix == ".json" and not is_index(file)
+
+
+def _models(options: PoolOptions) -> ModelsSection:
+    from actors.cli.opening import settings_for
+
+    return settings_for(options).models
 
 
 def _weights(file: Path, options: PoolOptions) -> Findings:
@@ -85,12 +118,14 @@ def _weights(file: Path, options: PoolOptions) -> Findings:
     from pool.checkpoints.recognition.facts import Kind
     from pool.checkpoints.recognition.reading import recognise_file
 
-    facts = recognise_file(file)
+    allow_pickle = _models(options).allow_pickle
+    facts = recognise_file(file, allow_pickle=allow_pickle)
     try:
-        return _checkpoint(describe(file), facts)
+        return _checkpoint(describe(file, allow_pickle=allow_pickle), facts, _sha256(file, options))
     except UnknownArchitecture as problem:
         if facts.kind is Kind.LORA:
-            return _lora(describe_lora(file), options)
+            info = describe_lora(file, allow_pickle=allow_pickle)
+            return _lora(info, _sha256(file, options), options)
         if facts.kind is Kind.UNKNOWN:
             raise
         plain, shown = file_facts(file, facts, str(problem).removeprefix(f"{file}: "))
@@ -148,7 +183,7 @@ def recipe_facts(recipe: Recipe) -> list[tuple[str, str]]:
     ]
 
 
-def _checkpoint(info: CheckpointInfo, recognised: FileFacts) -> Findings:
+def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str) -> Findings:
     from actors.cli.inspecting_weights import predictions, sizes
     from actors.cli.plain import plain_value
     from actors.cli.tables import facts_table, rows_table
@@ -158,7 +193,7 @@ def _checkpoint(info: CheckpointInfo, recognised: FileFacts) -> Findings:
         ("family", info.title),
         ("size", f"{format_bytes(info.file_bytes)}, of which {format_bytes(info.other_bytes)} belong to no component"),
         ("native size", f"{info.width}x{info.height} pixels"),
-        ("sha256", _sha256(info.path)),
+        ("sha256", sha256),
     ]
     rows = [
         (
@@ -175,7 +210,7 @@ def _checkpoint(info: CheckpointInfo, recognised: FileFacts) -> Findings:
     running = {"device": device, "components": decided}
     plain = {
         "kind": "checkpoint",
-        "sha256": _sha256(info.path),
+        "sha256": sha256,
         **plain_value(info),
         "running": running,
         "recognised": plain_value(recognised),
@@ -200,11 +235,11 @@ def _decisions(info: CheckpointInfo) -> tuple[str, dict[str, str]]:
     return found.name, decided
 
 
-def _lora(info: LoraInfo, options: PoolOptions) -> Findings:
+def _lora(info: LoraInfo, sha256: str, options: PoolOptions) -> Findings:
     from actors.cli.plain import plain_value
     from actors.cli.tables import facts_table, rows_table
 
-    matches = lora_matches(info, options)
+    matches = lora_matches(info, sha256, options)
     facts = [
         ("LoRA", info.path),
         ("kind", f"{', '.join(info.algorithms)}, keys named as {', '.join(info.styles)} does"),
@@ -212,27 +247,26 @@ def _lora(info: LoraInfo, options: PoolOptions) -> Findings:
         *((role.value.replace("_", " "), f"{count} modules") for role, count in info.modules.items()),
         ("ranks", ", ".join(f"{rank} ({count})" for rank, count in info.ranks.items()) or "none"),
         ("alphas", ", ".join(f"{alpha:g} ({count})" for alpha, count in info.alphas.items()) or "none"),
-        ("sha256", _sha256(info.path)),
+        ("sha256", sha256),
     ]
     if info.unknown:
         more = f" and {len(info.unknown) - _MOST_NAMES} more" if len(info.unknown) > _MOST_NAMES else ""
         facts.append(("not understood", ", ".join(info.unknown[:_MOST_NAMES]) + more))
-    plain = {"kind": "lora", "sha256": _sha256(info.path), "models": matches, **plain_value(info)}
+    plain = {"kind": "lora", "sha256": sha256, "models": matches, **plain_value(info)}
     table = rows_table(("model", "belongs to it"), [(m["model"], m["verdict"]) for m in matches])
     shown = (facts_table(facts), *((table,) if matches else ()), facts_table(_metadata(info.metadata)))
     return Findings(plain, shown)
 
 
-def lora_matches(info: LoraInfo, options: PoolOptions) -> list[dict[str, Any]]:
+def lora_matches(info: LoraInfo, sha256: str, options: PoolOptions) -> list[dict[str, Any]]:
     """How the LoRA meets each model that is known: the counts of its keys, in words where it does not belong."""
-    from actors.cli.opening import settings_for
     from pool.catalog import Catalog
     from pool.open_model import OpenModel
     from pool.work import LoraRef
 
-    folders = settings_for(options).models
-    catalog = Catalog(folders.folders, folders.loras, "cpu", folders.registry, uses_added=True)
-    lora = LoraRef(Path(info.path).stem, info.path, _sha256(info.path), 1.0)
+    models = _models(options)
+    catalog = Catalog(models.folders, models.loras, "cpu", models.registry, True, models.allow_pickle)
+    lora = LoraRef(Path(info.path).stem, info.path, sha256, 1.0)
     found: list[dict[str, Any]] = []
     for listing in catalog.models():
         if listing.problem:
@@ -254,7 +288,14 @@ def _metadata(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def _sha256(path: str) -> str:
-    from pool.checkpoints.file_hash import file_sha256
+def _sha256(file: Path, options: PoolOptions) -> str:
+    """The hash that the registry knows the weights by, which remembers it."""
+    from pool.registry.folders import weights_file
+    from pool.registry.registry import open_registry
 
-    return file_sha256(path)
+    models = _models(options)
+    registry = open_registry(models.folders, models.loras, models.registry)
+    try:
+        return registry.hashes(weights_file(file)).sha256
+    except OSError as error:
+        raise CorruptFile(f"{file}: cannot be read: {error.strerror or error}") from error

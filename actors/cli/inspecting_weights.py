@@ -61,6 +61,23 @@ def folder_facts(path: Path, facts: FolderFacts) -> tuple[dict[str, Any], tuple[
     return told, tuple(tables)
 
 
+def files_of_weights(place: Path) -> tuple[Path, ...]:
+    """The files that the weights at `place` are in: itself, or what a folder has of files and of indexes of files.
+
+    Raises CorruptFile and UnsafeFile for a damaged folder.
+    """
+    from pool.checkpoints.files.model_folder import CONFIG_FILES, is_model_folder, read_component, read_model_folder
+    from pool.checkpoints.files.weights_file import SAFETENSORS_SUFFIXES
+
+    if not place.is_dir():
+        return (place,)
+    if is_model_folder(place):
+        return tuple(Path(part.weights) for part in read_model_folder(place).components.values() if part.weights)
+    if any((place / name).is_file() for name in CONFIG_FILES) and (own := read_component(place).weights):
+        return (Path(own),)
+    return tuple(sorted(file for file in place.iterdir() if file.suffix in SAFETENSORS_SUFFIXES and file.is_file()))
+
+
 def verdict(facts: FileFacts) -> str:
     """One sentence on a file: what it is, how large, and whether our dependencies know its architecture."""
     if not facts.components:

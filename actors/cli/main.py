@@ -12,10 +12,12 @@ from collections.abc import Sequence
 import typer
 
 from actors.cli.batch import BATCH_HELP, batch
+from actors.cli.converting import convert
 from actors.cli.doctor import doctor
 from actors.cli.explaining import story, why
 from actors.cli.generate import generate
 from actors.cli.inspecting import inspect_file
+from actors.cli.merging import merge
 from actors.cli.models import models_app
 from actors.cli.planning import plan_memory
 from actors.cli.replaying import replay, trace
@@ -61,6 +63,8 @@ def build_app() -> typer.Typer:
     app.command()(down)
     app.add_typer(models_app(), name="models")
     app.command("inspect", no_args_is_help=True)(inspect_file)
+    app.command(no_args_is_help=True)(merge)
+    app.command(no_args_is_help=True)(convert)
     app.command("plan", no_args_is_help=True)(plan_memory)
     app.command(no_args_is_help=True)(simulate)
     app.command("plan-cluster", no_args_is_help=True)(plan_cluster)

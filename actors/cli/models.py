@@ -76,6 +76,7 @@ def list_models(
 def add(
     places: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders.", show_default=False)],
     hashing: Hashing = True,
+    allow_pickle: options.AllowPickle = False,
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
@@ -84,7 +85,7 @@ def add(
     from actors.cli.screen import people_console, print_json, say
     from pool.registry.changes import add_place
 
-    registry = _registry(config)
+    registry = _registry(config, allow_pickle)
     roots = []
     for path in places:
         added = add_place(registry, path)
@@ -95,7 +96,7 @@ def add(
         for line, style in lines if not as_json else ():
             say(people_console(), line, style)
     if hashing:  # as a pool would see them now: where nothing is configured, added models take the example's place
-        _hash(_registry(config), as_json, tuple(roots))
+        _hash(_registry(config, allow_pickle), as_json, tuple(roots))
 
 
 def scan(as_json: options.AsJson = False, config: options.Config = None) -> None:
@@ -158,13 +159,13 @@ def _target(gone: object) -> str:
     return str(gone) if isinstance(gone, Path) else str(getattr(gone, "target", ""))
 
 
-def _registry(config: Path | None) -> Registry:
+def _registry(config: Path | None, allow_pickle: bool = False) -> Registry:
     """The registry of a pool that would be started here."""
     from actors.cli.opening import settings_for
     from pool.registry.registry import open_registry
 
-    models = settings_for(PoolOptions(config=config)).models
-    return open_registry(models.folders, models.loras, models.registry)
+    models = settings_for(PoolOptions(config=config, allow_pickle=allow_pickle)).models
+    return open_registry(models.folders, models.loras, models.registry, allow_pickle=models.allow_pickle)
 
 
 def _hash(registry: Registry, as_json: bool, roots: tuple[Path, ...] | None) -> int:

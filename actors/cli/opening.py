@@ -41,6 +41,7 @@ def settings_for(options: PoolOptions) -> PoolConfig:
         vram=options.vram,
         vram_policy=policy,
         reserve_vram=options.reserve_vram,
+        allow_pickle=options.allow_pickle or None,
     )
 
 

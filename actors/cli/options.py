@@ -52,6 +52,7 @@ _SCHEDULES = "normal, karras, simple, ... (default: the sampler's own)."
 _FOLDER = "Folder for pictures, manifest, contact sheet (default: outputs)."
 _DEVICES = "What to run on (default: cuda where there is a GPU, else sim)."
 _POLICIES = "How eagerly weights are kept on a GPU (default: what the device suggests, mostly normal)."
+_PICKLE = "Read PyTorch pickles (.ckpt, .pt) too; only weights are read (default: no)."
 _RESERVE = "Leave so much of each GPU to other programs (default: 400MiB)."
 
 Model = Annotated[str | None, _option("--model", "Model by name (default: the only one there is).", _PICTURE, "NAME")]
@@ -81,6 +82,7 @@ Vram = Annotated[str | None, _option("--vram", "Use no more of each GPU than thi
 Policy = Annotated[VramPolicy | None, _option("--vram-policy", _POLICIES, _POOL)]
 Reserve = Annotated[str | None, _option("--reserve-vram", _RESERVE, _POOL, "SIZE")]
 Config = Annotated[Path | None, _option("--config", "Configuration (default: see modelpool --help).", _POOL, "FILE")]
+AllowPickle = Annotated[bool, _option("--allow-pickle", _PICKLE, _POOL, _NO_VALUE)]
 PoolName = Annotated[str | None, _option("--pool", "Use a running pool, by name or host:port.", _POOL, "NAME")]
 
 
@@ -95,6 +97,7 @@ class PoolOptions:
     pool: str | None = None
     vram_policy: VramPolicy | None = None
     reserve_vram: str | None = None
+    allow_pickle: bool = False
 
     def __post_init__(self) -> None:
         starting = {
@@ -104,6 +107,7 @@ class PoolOptions:
             "--vram": self.vram,
             "--vram-policy": self.vram_policy,
             "--reserve-vram": self.reserve_vram,
+            "--allow-pickle": self.allow_pickle or None,
         }
         given = [flag for flag, value in starting.items() if value is not None]
         if self.pool is not None and given:

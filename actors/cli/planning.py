@@ -126,7 +126,7 @@ def memory_plan(
     ahead_bytes = ahead_bytes_of(kind, room_bytes)
     capacity_bytes = room_bytes - ahead_bytes
     models = config.models
-    catalog = Catalog(models.folders, models.loras, kind, models.registry, uses_added=True)
+    catalog = Catalog(models.folders, models.loras, kind, models.registry, True, models.allow_pickle)
     request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
     recipe, cut = cut_request(request, JobId("planned"), catalog)
     task, least_bytes = needs_most(cut, rules)

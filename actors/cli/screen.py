@@ -9,11 +9,18 @@ import contextlib
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.text import Text
+
+#: control characters, halves of characters, ends of lines and of paragraphs
+_OBEYED = frozenset({"Cc", "Cs", "Zl", "Zp"})
+#: what turns the direction of the text that follows, and the marks that do it in passing
+_DIRECTIONS = frozenset({"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"})
+_MARKS = "\N{LEFT-TO-RIGHT MARK}\N{RIGHT-TO-LEFT MARK}\N{ARABIC LETTER MARK}"
 
 #: tables on something that is no terminal; wide enough that no cell of ours wraps
 PLAIN_WIDTH = 160
@@ -30,8 +37,21 @@ def people_console(file: TextIO | None = None) -> Console:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print `text` as it is: no markup is read, long lines are not broken where nobody can see the edge."""
-    console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
+    """Print `text` as it is: no markup is read, nothing in it is obeyed (`visible`), long lines are not broken where
+    nobody can see the edge."""
+    console.print(Text(visible(text), style=style), soft_wrap=not console.is_terminal)
+
+
+def visible(text: str, kept: str = "\n\t") -> str:
+    """`text` with the characters that a terminal obeys, and those that turn the direction of others, written as codes:
+    names and metadata in files are written by strangers. Of those, `kept` stay."""
+    if text.isprintable():  # none of these is
+        return text
+    return "".join(char if char in kept or not _is_obeyed(char) else ascii(char)[1:-1] for char in text)
+
+
+def _is_obeyed(char: str) -> bool:
+    return unicodedata.category(char) in _OBEYED or unicodedata.bidirectional(char) in _DIRECTIONS or char in _MARKS
 
 
 def show(console: Console, table: RenderableType) -> None:

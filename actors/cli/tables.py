@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from actors.cli.screen import duration
+from actors.cli.screen import duration, visible
 from pool.errors import format_bytes
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def models_table(models: Iterable[ModelListing]) -> Table:
     table = _table(["model", "what it is", "made for", "file size", "file"], right=["made for", "file size"])
     for model in models:
         made_for = f"{model.width}x{model.height}" if model.width else "-"
-        what = Text(model.problem, style="red") if model.problem else Text(model.family)
-        table.add_row(model.name, what, made_for, format_bytes(model.file_bytes), model.path)
+        what = Text(visible(model.problem), style="red") if model.problem else Text(model.family)
+        table.add_row(_text(model.name), what, made_for, format_bytes(model.file_bytes), _text(model.path))
     return table
 
 
@@ -49,8 +49,10 @@ def loras_table(loras: Iterable[LoraListing]) -> Table:
     table = _table(["LoRA", "what it is", "file size", "file"], right=["file size"])
     for lora in loras:
         ranks = ", ".join(map(str, lora.ranks)) or "none"
-        what = Text(lora.problem, style="red") if lora.problem else Text(f"{lora.modules} modules, rank {ranks}")
-        table.add_row(lora.name, what, format_bytes(lora.file_bytes), lora.path)
+        what = (
+            Text(visible(lora.problem), style="red") if lora.problem else Text(f"{lora.modules} modules, rank {ranks}")
+        )
+        table.add_row(_text(lora.name), what, format_bytes(lora.file_bytes), _text(lora.path))
     return table
 
 
@@ -86,21 +88,26 @@ def terms_facts(status: PoolStatus) -> list[tuple[str, str]]:
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
-    """Names and values, two columns without a heading."""
+    """Names and values, two columns without a heading. Both are text as it is, of which nothing is obeyed."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, value)
+        table.add_row(_text(name), Text(visible(value)))
     return table
 
 
 def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> Table:
-    """A table of text; the columns named in `right` are set to the right."""
+    """A table of text as it is, of which nothing is obeyed; the columns named in `right` are set to the right."""
     table = _table(headings, right)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_text, row))
     return table
+
+
+def _text(name: str) -> Text:
+    """A name in one line, of which no markup is read."""
+    return Text(visible(name, kept=""))
 
 
 def _figures(workers: Sequence[WorkerTotals]) -> list[str]:

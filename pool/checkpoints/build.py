@@ -23,6 +23,7 @@ from pool.checkpoints.mapped_file import MappedFile
 from pool.checkpoints.modules import config_of, empty_module, fill_tables
 from pool.checkpoints.private_names import converter, differing_keys
 from pool.checkpoints.safetensors_file import Header, Shape
+from pool.checkpoints.small_tensors import settled
 from pool.errors import UnknownArchitecture
 from pool.ops.packed import PackedWeight
 from pool.quantization.formats import round_up
@@ -141,14 +142,15 @@ class Checkpoint:
         return module, key_map
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open and recognise the checkpoint at `path`; reads its header only.
+def open_checkpoint(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
+    """Open and recognise the checkpoint at `path`, a file or the index of several; reads headers and the
+    smallest tensors only.
 
-    Raises CorruptFile when it is no whole safetensors file, UnknownArchitecture when it is no checkpoint that this
+    Raises CorruptFile and UnsafeFile as `MappedFile.open` does, UnknownArchitecture when it is no checkpoint that this
     version runs, BadQuantization when quantized layers are not stored as they say.
     """
-    mapped = MappedFile.open(path)
-    return Checkpoint(detect(mapped.header), mapped, layers_in_file(mapped.header))
+    mapped = MappedFile.open(path, allow_pickle=allow_pickle)
+    return Checkpoint(settled(detect(mapped.header), mapped.header), mapped, layers_in_file(mapped.header))
 
 
 class _Weights(Mapping[str, Tensor]):

@@ -20,6 +20,7 @@ from pool.checkpoints.files.weights_file import read_weights_header
 from pool.checkpoints.infer import latent_facts
 from pool.checkpoints.lora_names import style_of
 from pool.checkpoints.safetensors_file import Header, TensorEntry, stored_bytes
+from pool.checkpoints.small_tensors import settled
 from pool.errors import UnknownArchitecture
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.spec import Role
@@ -95,14 +96,14 @@ class LoraInfo:
     metadata: Mapping[str, str]
 
 
-def describe(path: str | os.PathLike[str]) -> CheckpointInfo:
-    """What the checkpoint at `path` is.
+def describe(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> CheckpointInfo:
+    """What the checkpoint at `path`, a file or the index of several, is.
 
-    Raises CorruptFile when it is no whole safetensors file, UnknownArchitecture when it is no checkpoint that this
-    version runs, BadQuantization when quantized layers are not stored as they say.
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture when it is no checkpoint that
+    this version runs, BadQuantization when quantized layers are not stored as they say.
     """
-    header = read_weights_header(path)
-    family = detect(header)
+    header = read_weights_header(path, allow_pickle=allow_pickle)
+    family = settled(detect(header), header)
     layers = layers_in_file(header)
     components = tuple(_component(family, role, header, layers) for role in family.prefixes)
     width, height = native_size(family, header)
@@ -131,12 +132,12 @@ def native_size(family: Family, header: Header) -> tuple[int, int]:
     return width, height
 
 
-def describe_lora(path: str | os.PathLike[str]) -> LoraInfo:
+def describe_lora(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> LoraInfo:
     """What the LoRA at `path` is.
 
-    Raises CorruptFile when it is no whole safetensors file, UnknownArchitecture when it is no LoRA.
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture when it is no LoRA.
     """
-    header = read_weights_header(path)
+    header = read_weights_header(path, allow_pickle=allow_pickle)
     if not looks_like_lora(header.tensors):
         raise UnknownArchitecture(
             f"{header.path}: none of its {len(header.tensors)} tensors is named like a part of a LoRA, expected a LoRA"

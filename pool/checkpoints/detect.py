@@ -1,7 +1,7 @@
 """Which family a file of weights belongs to, from its keys and shapes. Torch-free.
 
 The door to `pool.checkpoints.recognition` for those that run checkpoints: a family that this version runs, or a refusal
-that says what the file is instead. Reads no weights.
+that says what the file is instead. Reads no weights; `pool.checkpoints.small_tensors` adds what only those tell.
 """
 
 from __future__ import annotations
@@ -11,11 +11,26 @@ from dataclasses import replace
 
 from pool.checkpoints import infer
 from pool.checkpoints.adapter_keys import looks_like_lora
-from pool.checkpoints.families import FAMILIES, SDXL, SDXL_REFINER, Architecture, Family, Prediction
+from pool.checkpoints.families import (
+    FAMILIES,
+    PLAYGROUND_25,
+    SD2,
+    SD2_VELOCITY_PIXELS,
+    SDXL,
+    SDXL_REFINER,
+    VELOCITY_EDM_NOISE,
+    Architecture,
+    Family,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+)
 from pool.checkpoints.recognition.diffusion import recognise_diffusion
 from pool.checkpoints.recognition.other_files import folder_part, other_file
+from pool.checkpoints.recognition.prediction import prediction_hints
 from pool.checkpoints.recognition.signature import Naming
 from pool.checkpoints.safetensors_file import Header, Shape
+from pool.checkpoints.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
 from pool.errors import UnknownArchitecture
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.spec import Role
@@ -23,6 +38,8 @@ from pool.spec import Role
 #: float types that weights may be stored in
 WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
 #: ends of keys of factors beside weights. Where no marker tells how to use them, a plain cast would get it wrong
+#: an empty tensor that says: the last level of noise is noise alone
+_ZERO_TERMINAL = "ztsnr"
 _SCALED_ENDS = (".scale_weight", ".weight_scale", ".comfy_quant", "scaled_fp8")
 
 _ROLE_TITLES: Mapping[Role, str] = {
@@ -55,7 +72,7 @@ def detect(header: Header) -> Family:
     if title is None:
         raise UnknownArchitecture(f"{header.path}: {_describe_unknown(shapes)}; {_expected()}")
     family = _family_of(title, shapes)
-    variant = "" if family is None else _variant(header, shapes)
+    variant = "" if family is None else _variant(family, header, shapes)
     title = (title if family is None else family.title) + variant
     if family is None or variant:
         raise UnknownArchitecture(
@@ -72,9 +89,7 @@ def detect(header: Header) -> Family:
         infer.check(family, shapes)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: recognised as {title}, but {error}; {_expected()}") from error
-    if _predicts_velocity(header):
-        return replace(family, sampling=replace(family.sampling, prediction=Prediction.VELOCITY))
-    return family
+    return _as_the_file_says(family, header)
 
 
 def recognise(shapes: Mapping[str, Shape]) -> str | None:
@@ -98,20 +113,35 @@ def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
     return next(whole, found[0] if found else None)
 
 
-def _variant(header: Header, shapes: Mapping[str, Shape]) -> str:
+def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str:
     """What sets a file apart from those that this version runs, where its shapes do not; empty for nothing."""
-    if "edm_mean" in header.tensors or "edm_vpred.sigma_max" in header.tensors:
+    is_edm = EDM_MEAN in header.tensors or EDM_DEVIATION in header.tensors
+    if (is_edm and family is not PLAYGROUND_25) or (EDM_SIGMA_MAX in header.tensors and family is not SDXL):
         return " with another noise schedule (EDM)"
-    if "ztsnr" in header.tensors:
-        return " with a noise schedule that ends in noise alone (zero terminal SNR)"
+    if _ZERO_TERMINAL in header.tensors and (is_edm or not _predicts_velocity(header)):
+        # what is noise alone says nothing of the noise that a model is to find in it
+        return " with a noise schedule that ends in noise alone (zero terminal SNR) and without velocity prediction"
     if any(key.endswith(_SCALED_ENDS) for key in shapes):
         return " with scaled 8-bit weights"
     return ""
 
 
+def _as_the_file_says(family: Family, header: Header) -> Family:
+    """`family` with the prediction and the noise that keys or metadata of the file tell of."""
+    sampling = family.sampling
+    if EDM_SIGMA_MAX in header.tensors:
+        return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY, noise=VELOCITY_EDM_NOISE))
+    if sampling.prediction is not Prediction.NOISE or not _predicts_velocity(header):
+        return family
+    if _ZERO_TERMINAL in header.tensors:
+        sampling = replace(sampling, noise=NoiseFacts(NoiseKind.ZERO_TERMINAL))
+    pixels = SD2_VELOCITY_PIXELS if family is SD2 else family.native_pixels
+    return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY), native_pixels=pixels)
+
+
 def _predicts_velocity(header: Header) -> bool:
     """Whether the file says so: trainers leave an empty tensor, or a line in the metadata."""
-    return "v_pred" in header.tensors or header.metadata.get("modelspec.prediction_type", "").startswith("v")
+    return any(hint.kind.lower().startswith("v") for hint in prediction_hints(header.tensors, header.metadata))
 
 
 def _check_dtypes(
@@ -143,5 +173,5 @@ def _describe_unknown(shapes: Mapping[str, Shape]) -> str:
 
 
 def _expected() -> str:
-    titles = ", ".join(family.title for family in FAMILIES[:-1])
-    return f"expected a checkpoint in one file of {titles} or {FAMILIES[-1].title}"
+    titles = [family.title for family in FAMILIES if not family.relative]
+    return f"expected a whole checkpoint of {', '.join(titles[:-1])} or {titles[-1]}, or of a relative of these"

@@ -7,7 +7,7 @@ A family says where its components are in a file, which architecture each of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from pool.checkpoints.safetensors_file import Shape
@@ -31,6 +31,19 @@ class Prediction(Enum):
 
     NOISE = "noise"
     VELOCITY = "velocity"
+    #: the clean latent, less what the noisy one tells of it: velocity with the other sign
+    EDM = "EDM"
+
+
+class NoiseKind(Enum):
+    """Which levels of noise a diffusion model was trained with (`pool.sampling.schedules`)."""
+
+    #: the thousand of Stable Diffusion 1, 2 and XL
+    SCALED_LINEAR = "scaled linear"
+    #: those, stretched so that the last one is noise alone: zero terminal signal to noise
+    ZERO_TERMINAL = "zero terminal SNR"
+    #: all between two ends; the model is told their logarithm
+    EDM = "EDM"
 
 
 class SizeConditions(Enum):
@@ -51,12 +64,16 @@ class LatentFacts:
     downscale       pixels along one side of one latent cell
     scaling_factor  the diffusion model's latents are this many times the VAE's, less `shift`
     shift           what is taken off the VAE's latents before they are scaled
+    means, deviations  of each channel of the VAE's latents, which the diffusion model has at 0 and 1 before they are
+                    scaled; empty where it has them as they are
     """
 
     channels: int
     downscale: int
     scaling_factor: float
     shift: float = 0.0
+    means: tuple[float, ...] = ()
+    deviations: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +93,30 @@ class TextFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class NoiseFacts:
+    """The noise that a diffusion model was trained with.
+
+    sigma_min, sigma_max  ends of its levels, where they are not a table's
+    sigma_data            deviation of clean latents, as the model's input and answer are scaled for
+    """
+
+    kind: NoiseKind = NoiseKind.SCALED_LINEAR
+    sigma_min: float = 0.0
+    sigma_max: float = 0.0
+    sigma_data: float = 1.0
+
+
+#: Stable Diffusion's
+PLAIN_NOISE = NoiseFacts()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingFacts:
-    """What a diffusion model predicts, and what it is told beside a text."""
+    """What a diffusion model predicts, what it is told beside a text, and which noise it knows."""
 
     prediction: Prediction = Prediction.NOISE
     size_conditions: SizeConditions = SizeConditions.NONE
+    noise: NoiseFacts = PLAIN_NOISE
 
 
 #: a text encoder and a diffusion model without anything out of the way: SD1's
@@ -98,6 +134,8 @@ class Family:
     architectures  what each component is
     texts          how each text encoder is read
     native_pixels  width and height that the model was trained for, where the file does not say
+    latent_means, latent_deviations  as `LatentFacts` has them
+    relative       name of the family that it was cut or trained out of; LoRAs name its weights alike. Empty for none
     """
 
     name: str
@@ -108,6 +146,9 @@ class Family:
     native_pixels: int
     scaling_factor: float
     sampling: SamplingFacts = PLAIN_SAMPLING
+    latent_means: tuple[float, ...] = ()
+    latent_deviations: tuple[float, ...] = ()
+    relative: str = ""
 
     @property
     def text_encoders(self) -> tuple[Role, ...]:
@@ -160,7 +201,7 @@ SD1 = Family(
     # std of the VAE's latents on its training pictures, inverted; the constant of the published SD1 configuration
     scaling_factor=0.18215,
 )
-#: of 512 pixels; those of 768 predict velocity. No shape tells which a file is (`pool.checkpoints.detect`)
+#: of 512 pixels; those of 768 predict velocity. No shape tells which a file is (`pool.checkpoints.small_tensors`)
 SD2 = Family(
     name="sd2",
     title="Stable Diffusion 2",
@@ -213,5 +254,35 @@ SDXL_REFINER = Family(
     scaling_factor=0.13025,
     sampling=SamplingFacts(size_conditions=SizeConditions.AESTHETICS),
 )
+#: what SD2 files that predict velocity were trained for. Source: v2-inference-v.yaml, Stability-AI/stablediffusion
+SD2_VELOCITY_PIXELS = 768
+
+# SDXL with blocks left out, and trained to do as SDXL does. Their text encoders, VAE and noise are SDXL's.
+#: fewer transformer blocks, and other numbers of them on the way up than down; no attention in the middle.
+#: Source: segmind/SSD-1B; Gupta et al. 2024, "Progressive Knowledge Distillation of Stable Diffusion XL"
+SSD_1B = replace(SDXL, name="ssd_1b", title="SSD-1B", relative="sdxl")
+#: fewer still. Source: segmind/Segmind-Vega, and the same paper
+VEGA = replace(SDXL, name="vega", title="Segmind Vega", relative="sdxl")
+#: one residual block at each level, 5 or 6 transformer blocks at the last; the small one has no middle.
+#: Source: etri-vilab/koala-700m and koala-1b; Lee et al. 2023, "KOALA"
+KOALA_700M = replace(SDXL, name="koala_700m", title="KOALA 700M", relative="sdxl")
+KOALA_1B = replace(SDXL, name="koala_1b", title="KOALA 1B", relative="sdxl")
+#: SDXL trained anew with the noise, the prediction and the conditioning of Karras et al. 2022 ("EDM"), on latents with
+#: mean and deviation of each channel taken out; a file has both as tensors, and these are the published ones.
+#: Source: scheduler and vae of playgroundai/playground-v2.5-1024px-aesthetic; Li et al. 2024, "Playground v2.5"
+PLAYGROUND_25 = replace(
+    SDXL,
+    name="playground_25",
+    title="Playground 2.5",
+    relative="sdxl",
+    scaling_factor=0.5,
+    latent_means=(-1.6574, 1.886, -1.383, 2.5155),
+    latent_deviations=(8.4927, 5.9022, 6.5498, 5.2299),
+    sampling=SamplingFacts(Prediction.EDM, SizeConditions.SIZES, NoiseFacts(NoiseKind.EDM, 0.002, 80.0, 0.5)),
+)
+#: the noise of models that predict velocity and name their ends of noise (CosXL); these where a file does not say them.
+#: Source: scheduler of stabilityai/cosxl
+VELOCITY_EDM_NOISE = NoiseFacts(NoiseKind.EDM, 0.002, 120.0)
+
 #: every family that this version runs
-FAMILIES = (SD1, SD2, SDXL, SDXL_REFINER)
+FAMILIES = (SD1, SD2, SDXL, SDXL_REFINER, SSD_1B, VEGA, KOALA_700M, KOALA_1B, PLAYGROUND_25)

@@ -14,7 +14,8 @@ Facts that shapes do not tell
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pool.checkpoints.families import Architecture, Family, LatentFacts, SizeConditions
@@ -38,35 +39,48 @@ CLIP_POSITIONS = 77
 
 
 def unet_config(shapes: Mapping[str, Shape]) -> Config:
-    """The arguments of `diffusers.UNet2DConditionModel` for the UNet of SD1, SD2 or SDXL with tensors of `shapes`, of
-    any size.
+    """The arguments of `diffusers.UNet2DConditionModel` for the UNet of SD1, SD2, SDXL or one that was cut out of it
+    (SSD-1B, Vega, KOALA) with tensors of `shapes`, of any size.
 
     Raises UnknownArchitecture naming what such a UNet would have and this one has not.
     """
-    levels = _unet_levels(shapes)
-    channels = tuple(level[-1][0] for level in levels)
-    depths = tuple(level[-1][1] for level in levels)
-    if any(block != level[-1] or len(level) != len(levels[0]) for level in levels for block in level):
-        raise UnknownArchitecture("UNet: found levels of different depth, expected the same blocks at each level")
-    middle_depth = _count(shapes, r"middle_block\.1\.transformer_blocks\.(\d+)\.")
-    if depths[-1] and middle_depth and depths[-1] != middle_depth:
+    down, up = unet_down_levels(shapes), unet_up_levels(shapes)
+    channels = tuple(level[-1].channels for level in down)
+    blocks = len(down[0])
+    counts = [len(level) for level in down], [len(level) for level in up]
+    if counts != ([blocks] * len(down), [blocks + 1] * len(down)):
         raise UnknownArchitecture(
-            f"UNet: found {middle_depth} transformer blocks in the middle, expected {depths[-1]} as at the last level"
+            f"UNet: found levels of {counts[0]} blocks on the way down and {counts[1]} on the way up, expected the "
+            "same at each level, and one more on the way up"
         )
-    is_linear = len(shapes.get("middle_block.1.proj_in.weight", ())) == 2
+    depths, up_depths = [_level_depth(level) for level in down], [_level_depth(level) for level in up]
+    middle = _unet_middle(shapes)
+    middle_depth = _count(shapes, r"middle_block\.1\.transformer_blocks\.(\d+)\.")
+    if depths[-1] and middle_depth and _first(depths[-1]) != middle_depth:
+        raise UnknownArchitecture(
+            f"UNet: found {middle_depth} transformer blocks in the middle, expected {_first(depths[-1])} as at the "
+            "last level"
+        )
+    attention = _first_attention(shapes)
+    is_linear = len(shapes.get(f"{attention}proj_in.weight", ())) == 2
     config: Config = {
         "in_channels": _shape(shapes, "input_blocks.0.0.weight", 4)[1],
         "out_channels": _shape(shapes, "out.2.weight", 4)[0],
         "block_out_channels": channels,
-        "layers_per_block": len(levels[0]),
-        "cross_attention_dim": _shape(shapes, "middle_block.1.transformer_blocks.0.attn2.to_k.weight", 2)[1],
+        "layers_per_block": blocks,
+        "cross_attention_dim": _shape(shapes, f"{attention}transformer_blocks.0.attn2.to_k.weight", 2)[1],
         "attention_head_dim": _unet_heads(channels, is_linear),  # by its history the argument is the number of heads
         "use_linear_projection": is_linear,
         "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
-        "up_block_types": tuple("CrossAttnUpBlock2D" if depth else "UpBlock2D" for depth in reversed(depths)),
-        "transformer_layers_per_block": (*(max(depth, 1) for depth in depths[:-1]), depths[-1] or middle_depth),
+        "up_block_types": tuple("CrossAttnUpBlock2D" if depth else "UpBlock2D" for depth in up_depths),
+        # of the last level's the middle takes the first
+        "transformer_layers_per_block": (*(depth or 1 for depth in depths[:-1]), depths[-1] or middle_depth or 1),
         "norm_num_groups": _norm_groups("UNet", channels),
     }
+    if up_depths != depths[::-1]:
+        config["reverse_transformer_layers_per_block"] = tuple(depth or 1 for depth in up_depths)
+    if middle != "UNetMidBlock2DCrossAttn":
+        config["mid_block_type"] = middle
     if "label_emb.0.0.weight" in shapes:
         config["addition_embed_type"] = "text_time"
         config["addition_time_embed_dim"] = NUMBER_WIDTH
@@ -195,22 +209,89 @@ def latent_facts(family: Family, shapes: Mapping[str, Shape]) -> LatentFacts:
     """What the latents of a checkpoint of `family` with tensors of `shapes` (keys with prefixes) mean."""
     vae = family.bare_shapes_of(Role.VAE, shapes)
     channels = _shape(vae, "decoder.conv_in.weight", 4)[1]
-    return LatentFacts(channels, 2 ** (vae_levels(vae) - 1), family.scaling_factor)
+    return LatentFacts(
+        channels,
+        2 ** (vae_levels(vae) - 1),
+        family.scaling_factor,
+        means=family.latent_means,
+        deviations=family.latent_deviations,
+    )
 
 
-def _unet_levels(shapes: Mapping[str, Shape]) -> list[list[tuple[int, int]]]:
-    """(channels, transformer blocks) of each residual block of the way down, level by level."""
-    levels: list[list[tuple[int, int]]] = [[]]
+@dataclass(frozen=True, slots=True)
+class UnetBlock:
+    """A residual block of a UNet: its channels, and the transformer blocks behind it."""
+
+    channels: int
+    depth: int
+
+
+def unet_down_levels(shapes: Mapping[str, Shape]) -> list[list[UnetBlock]]:
+    """The residual blocks of a UNet's way down, level by level."""
+    levels: list[list[UnetBlock]] = [[]]
     for i in range(1, _count(shapes, r"input_blocks\.(\d+)\.")):
         if f"input_blocks.{i}.0.op.weight" in shapes:
             levels.append([])
-            continue
-        channels = _shape(shapes, f"input_blocks.{i}.0.out_layers.3.weight", 4)[0]
-        depth = _count(shapes, rf"input_blocks\.{i}\.1\.transformer_blocks\.(\d+)\.")
-        levels[-1].append((channels, depth))
+        else:
+            levels[-1].append(_unet_block(shapes, f"input_blocks.{i}."))
+    return _whole_levels(levels)
+
+
+def unet_up_levels(shapes: Mapping[str, Shape]) -> list[list[UnetBlock]]:
+    """The residual blocks of a UNet's way up, level by level, the lowest resolution first."""
+    levels: list[list[UnetBlock]] = [[]]
+    for i in range(count := _count(shapes, r"output_blocks\.(\d+)\.")):
+        levels[-1].append(_unet_block(shapes, f"output_blocks.{i}."))
+        if i + 1 < count and any(f"output_blocks.{i}.{place}.conv.weight" in shapes for place in (1, 2)):
+            levels.append([])
+    return _whole_levels(levels)
+
+
+def _unet_block(shapes: Mapping[str, Shape], stem: str) -> UnetBlock:
+    depth = _count(shapes, rf"{re.escape(stem)}1\.transformer_blocks\.(\d+)\.")
+    return UnetBlock(_shape(shapes, f"{stem}0.out_layers.3.weight", 4)[0], depth)
+
+
+def _whole_levels(levels: list[list[UnetBlock]]) -> list[list[UnetBlock]]:
     if not all(levels):
         raise UnknownArchitecture("UNet: found a level without residual blocks, expected at least one at each")
     return levels
+
+
+def _level_depth(level: Sequence[UnetBlock]) -> int | tuple[int, ...]:
+    """The transformer blocks behind each residual block of a level: one number where all have as many."""
+    depths = tuple(block.depth for block in level)
+    if len({block.channels for block in level}) > 1 or (0 in depths and any(depths)):
+        raise UnknownArchitecture(
+            f"UNet: found a level of blocks with {[block.channels for block in level]} channels and {list(depths)} "
+            "transformer blocks, expected equal channels, and attention behind each block or behind none"
+        )
+    return depths[0] if len(set(depths)) == 1 else depths
+
+
+def _first(depth: int | tuple[int, ...]) -> int:
+    return depth if isinstance(depth, int) else depth[0]
+
+
+def _unet_middle(shapes: Mapping[str, Shape]) -> str | None:
+    """What diffusers calls a UNet's middle: two residual blocks around attention, one alone, or nothing."""
+    parts = _count(shapes, r"middle_block\.(\d+)\.")
+    if not parts:
+        return None
+    attends = "middle_block.1.transformer_blocks.0.attn2.to_k.weight" in shapes
+    if not (parts == 3 and attends) and parts != 1:
+        raise UnknownArchitecture(
+            f"UNet: found a middle of {parts} parts {'with' if attends else 'without'} attention, expected residual "
+            "blocks before and after attention, one residual block alone, or no middle"
+        )
+    return "UNetMidBlock2DCrossAttn" if attends else "UNetMidBlock2D"
+
+
+def _first_attention(shapes: Mapping[str, Shape]) -> str:
+    """What the keys of a UNet's first attention begin with."""
+    found = (key for key in shapes if key.endswith(".1.transformer_blocks.0.attn2.to_k.weight"))
+    key = next(found, "middle_block.1.transformer_blocks.0.attn2.to_k.weight")
+    return key.removesuffix("transformer_blocks.0.attn2.to_k.weight")
 
 
 def _unet_heads(channels: tuple[int, ...], is_linear: bool) -> int | tuple[int, ...]:

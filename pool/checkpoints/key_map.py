@@ -122,11 +122,14 @@ class KeyMap:
 
     def save(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The checkpoint's tensors made of a module's `parameters`: `save(load(x))` is x without what is unused."""
-        return {
-            key: self._save(shape, self._targets[key], parameters)
-            for key, shape in self.sources.items()
-            if key in self._targets
-        }
+        return {key: self.source(key, parameters) for key in self.sources if key in self._targets}
+
+    def source(self, key: str, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The checkpoint's tensor `key` made of a module's `parameters`, of which only those that it becomes are read.
+
+        `key` is none of the unused.
+        """
+        return self._save(self.sources[key], self._targets[key], parameters)
 
     def _save(self, shape: Shape, ranges: tuple[RowRange, ...], parameters: Mapping[str, Tensor]) -> Tensor:
         parts, row = [], 0

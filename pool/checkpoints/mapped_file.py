@@ -114,6 +114,10 @@ class MappedFile:
             # a block begins as far from an aligned byte as its tensor does
             yield (block.clone() if entry.begin % dtype.itemsize else block).view(dtype)
 
+    def raw(self, name: str) -> Tensor:
+        """The bytes of the tensor `name` as the file has them, flat, whatever its type: a view of the mapping."""
+        return self._bytes(self.header.tensors[name])
+
     def read_ahead(self, names: Iterable[str] | None = None) -> None:
         """Ask the system to read the tensors `names` (all when None) from the disk in the background, in the order of
         the files: whoever uses them in the order of the module may make the disk jump. Advisory.

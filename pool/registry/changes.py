@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pool.checkpoints.files.shard_index import is_index
+from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES
 from pool.errors import CorruptFile, UserError, unusable_field
-from pool.registry.facts import read_facts
 from pool.registry.folders import (
-    PICKLE_ENDINGS,
     PIPELINE_FILE,
-    SAFETENSORS_ENDINGS,
+    Form,
     Place,
     Refused,
     WeightsFile,
@@ -59,7 +59,7 @@ def add_place(registry: Registry, path: Path) -> Added:
     """
     path = Path(os.path.abspath(path.expanduser()))
     if not path.is_dir() or (path / PIPELINE_FILE).is_file():
-        _check_file(path)
+        _check_file(registry, path)
     # links may lead into the places that are there already
     found = look_through([Place(path, is_registered=True), *registry.places()])
     for refused in found.refused:
@@ -145,32 +145,35 @@ def hash_all(
         wait(wait_ns / 1e9)
     for entry in entries:
         try:
-            yield entry, registry.hashes(entry.file, entry.kind is Kind.LORA, on_bytes(entry))
+            yield entry, registry.hashes(entry.file, _wants_data(entry), on_bytes(entry))
         except CorruptFile as problem:
             yield entry, problem
 
 
 def _has_all(entry: Entry) -> bool:
-    """Whether every hash that is wanted is known: AutoV3 is what LoRAs are known by."""
-    wants_data = entry.kind is Kind.LORA and len(entry.file.members) == 1
-    return entry.hashes is not None and bool(entry.hashes.data_sha256 or not wants_data)
+    """Whether every hash that is wanted is known."""
+    return entry.hashes is not None and bool(entry.hashes.data_sha256 or not _wants_data(entry))
 
 
-def _check_file(path: Path) -> None:
+def _wants_data(entry: Entry) -> bool:
+    """Whether the hash of the data alone is wanted: AutoV3 is what LoRAs are known by, if they are safetensors."""
+    is_safetensors = entry.file.form is Form.FILE and entry.file.path.name.lower().endswith(SAFETENSORS_SUFFIXES)
+    return entry.kind is Kind.LORA and is_safetensors
+
+
+def _check_file(registry: Registry, path: Path) -> None:
     """Raise UserError unless `path` is a file of weights, or a folder that is one, which can be read."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     low = path.name.lower()
-    if low.endswith(PICKLE_ENDINGS):
-        raise UserError(f"{path}: a pickle, which can hold code; convert it to .safetensors and add that")
-    if path.is_file() and not low.endswith((*SAFETENSORS_ENDINGS, ENDINGS[0])):
-        raise UserError(f"{path}: expected a folder, or a file that ends in {' or '.join(SAFETENSORS_ENDINGS)}")
+    if path.is_file() and not low.endswith((*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES)) and not is_index(path):
+        raise UserError(f"{path}: expected a folder, or a file that ends in {' or '.join(SAFETENSORS_SUFFIXES)}")
     try:
-        facts = read_facts(weights_file(path))
+        facts = registry.facts(weights_file(path))
     except OSError as error:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror or error}") from error
     if facts.problem:
-        raise CorruptFile(f"{path}: {facts.problem}")
+        raise facts.refusal(path)
 
 
 def _place_around(registry: Registry, path: Path) -> Path | None:

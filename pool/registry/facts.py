@@ -6,20 +6,20 @@ Knows whether a file can be read and what it is for. What running it needs is `p
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pool.checkpoints.detect import recognise
-from pool.checkpoints.safetensors_file import read_header
-from pool.errors import MIB, CorruptFile, UserError
-from pool.registry.folders import INDEX_ENDING, PIPELINE_FILE, Form, WeightsFile
+from pool.checkpoints.files.weights_file import SAFETENSORS_SUFFIXES, read_weights_header
+from pool.checkpoints.safetensors_file import Header
+from pool.errors import MIB, CorruptFile, UnsafeFile, UserError
+from pool.registry.folders import PIPELINE_FILE, Form, WeightsFile
 from pool.registry.kinds import Kind, kind_of_keys
 
-#: published ones have 1 KiB and 300 KiB; a file of another sort under such a name is not read into memory
+#: published ones have 1 KiB; a file of another sort under such a name is not read into memory
 MOST_PIPELINE_BYTES = 1 * MIB
-MOST_INDEX_BYTES = 64 * MIB
 
 #: what training tools write about the model that a LoRA was made for
 _BASE_MODEL_KEYS = ("ss_base_model_version", "modelspec.architecture")
@@ -29,34 +29,38 @@ _BASE_MODEL_KEYS = ("ss_base_model_version", "modelspec.architecture")
 class FileFacts:
     """What one file is.
 
-    kind     as its keys say; None where they do not
-    title    what it is in more words; may be empty
-    tensors  how many it has; 0 of a diffusers folder
-    problem  why it cannot be used; empty for a file that can be read
+    kind       as its keys say; None where they do not
+    title      what it is in more words; may be empty
+    tensors    how many it has; 0 of a diffusers folder
+    problem    why it cannot be used; empty for a file that can be read
+    is_unsafe  it was not read, or is not used, because it might do harm
     """
 
     kind: Kind | None
     title: str = ""
     tensors: int = 0
     problem: str = ""
+    is_unsafe: bool = False
+
+    def refusal(self, path: Path) -> CorruptFile:
+        """The error to raise where the file at `path` was asked for and has a problem."""
+        return (UnsafeFile if self.is_unsafe else CorruptFile)(f"{path}: {self.problem}")
 
 
-def read_facts(file: WeightsFile) -> FileFacts:
-    """Read what `file` is. Never raises for what is wrong with it: that is its `problem`."""
+def read_facts(file: WeightsFile, *, allow_pickle: bool = False) -> FileFacts:
+    """Read what `file` is. Never raises for what is wrong with it: that is its `problem`, as a pickle is one that is
+    not allowed."""
     try:
-        match file.form:
-            case Form.FILE:
-                header = read_header(file.path)
-                return _from_keys(file, header.shapes, header.metadata)
-            case Form.SHARDED:
-                return _of_index(file)
-            case Form.FOLDER:
-                return _of_folder(file)
+        if file.form is Form.FOLDER:
+            return _of_folder(file)
+        return _from_keys(file, read_weights_header(file.path, allow_pickle=allow_pickle))
     except CorruptFile as problem:
-        return FileFacts(None, problem=str(problem).removeprefix(f"{file.path}: "))
+        is_unsafe = isinstance(problem, UnsafeFile)
+        return FileFacts(None, problem=str(problem).removeprefix(f"{file.path}: "), is_unsafe=is_unsafe)
 
 
-def _from_keys(file: WeightsFile, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -> FileFacts:
+def _from_keys(file: WeightsFile, header: Header) -> FileFacts:
+    shapes, metadata = header.shapes, header.metadata
     if not shapes:
         raise CorruptFile(f"{file.path}: the file holds no tensors")
     try:
@@ -66,21 +70,8 @@ def _from_keys(file: WeightsFile, shapes: Mapping[str, tuple[int, ...]], metadat
     kind = kind_of_keys(shapes, title is not None)
     if kind is Kind.LORA:
         title = next((metadata[key] for key in _BASE_MODEL_KEYS if metadata.get(key)), None)
-    return FileFacts(kind, title or "", len(shapes))
-
-
-def _of_index(file: WeightsFile) -> FileFacts:
-    """Of a file in parts: its index names the keys, not their shapes."""
-    weight_map = _json_object(file.path, MOST_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(part, str) for part in weight_map.values()):
-        raise CorruptFile(f"{file.path}: no weight_map, expected the file of each tensor")
-    there = {member.name for member in file.members}
-    missing = sorted(set(weight_map.values()) - there)
-    if missing:
-        raise CorruptFile(f"{file.path}: {len(missing)} of its parts are missing, the first is {missing[0]}")
-    kind = kind_of_keys(weight_map, is_diffusion_model=False)
-    parts = len(file.members) - 1
-    return FileFacts(kind, f"in {parts} parts", len(weight_map))
+    words = (title, f"in {len(header.files)} parts" if file.form is Form.SHARDED else "")
+    return FileFacts(kind, ", ".join(filter(None, words)), len(shapes))
 
 
 def _of_folder(file: WeightsFile) -> FileFacts:
@@ -93,7 +84,7 @@ def _of_folder(file: WeightsFile) -> FileFacts:
 
 
 def _holds_weights(members: Collection[Path]) -> bool:
-    return any(path.suffix == ".safetensors" and not path.name.endswith(INDEX_ENDING) for path in members)
+    return any(path.name.lower().endswith(SAFETENSORS_SUFFIXES) for path in members)
 
 
 def _json_object(path: Path, most_bytes: int) -> dict[str, Any]:

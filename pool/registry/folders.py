@@ -1,6 +1,7 @@
-"""Looks through folders for files of weights. Reads no file; follows no link out of what it was told to look through.
+"""Looks through folders for files of weights. Follows no link out of what it was told to look through.
 
-Knows what is left out and why: hidden files, downloads that are not done, links that lead elsewhere. What a file is for
+Reads no file but the indexes of models in several files: which files are parts of one, only its index tells. Knows what
+is left out and why: hidden files, downloads that are not done, links that lead elsewhere. What a file is for
 is told by `pool.registry.facts`.
 """
 
@@ -13,14 +14,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from pool.checkpoints.files.containment import leads_out
+from pool.checkpoints.files.shard_index import is_index
+from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES, files_of
+from pool.errors import CorruptFile
 from pool.registry.kinds import Kind, kind_of_folders
 from pool.registry.names import without_ending
 
-SAFETENSORS_ENDINGS = (".safetensors", ".sft")
-PICKLE_ENDINGS = (".ckpt", ".pth", ".pt", ".bin")
 GGUF_ENDING = ".gguf"
-#: files that bring the parts of one model together
-INDEX_ENDING = ".safetensors.index.json"
 PIPELINE_FILE = "model_index.json"
 
 #: how programs that download call what is not done
@@ -80,8 +81,8 @@ class WeightsFile:
     """A file of weights, or what counts as one. Nobody has read it yet.
 
     path       as it was found, absolute
-    real_path  with every link resolved
-    members    the files that it is made of; itself, of a single file
+    real_path  with every link resolved; of an index, with those of its folder, since its parts are beside its name
+    members    the files that it is made of, as far as they are there; itself, of a single file
     """
 
     path: Path
@@ -126,11 +127,12 @@ def weights_file(path: Path, kind: Kind | None = None) -> WeightsFile:
     path = Path(os.path.abspath(path))
     real_path = Path(os.path.realpath(path))
     if real_path.is_dir():
-        return _composite(path, Form.FOLDER, tuple(_folder_members(real_path)), kind)
-    if path.name.endswith(INDEX_ENDING):
-        stem = without_ending(path.name)
-        shards = sorted(part for part in path.parent.iterdir() if _is_shard_of(part.name, stem))
-        return _composite(path, Form.SHARDED, (path, *shards), kind)
+        members = tuple(_folder_members(real_path))
+        return WeightsFile(path, real_path, Form.FOLDER, kind, _fingerprint(members), members)
+    if is_index(path):
+        real_path = Path(os.path.realpath(path.parent), path.name)
+        members = tuple(part for part in _parts_of(path) if part.exists())
+        return WeightsFile(path, real_path, Form.SHARDED, kind, _fingerprint(members), members)
     return WeightsFile(path, real_path, Form.FILE, kind, _fingerprint([real_path]), (real_path,))
 
 
@@ -178,7 +180,9 @@ class _Search:
         if PIPELINE_FILE in names:
             self._take(folder, place)
             return
-        indexed = {without_ending(name) for name in names if name.endswith(INDEX_ENDING)}
+        indexes = [name for name in names if is_index(name) and not name.startswith(".")]
+        parts = {part.name for index in indexes for part in _parts_of(folder / index)[1:]}
+        indexed = {without_ending(name) for name in indexes}
         for entry in entries:
             path = folder / entry.name
             if entry.name.startswith("."):
@@ -190,35 +194,36 @@ class _Search:
             elif entry.is_symlink() and os.path.isdir(path):
                 # one that leads to what is looked through anyway is found there
                 self._allows(path)
-            elif not self._is_shard(entry.name, indexed, path):
+            elif entry.name not in parts and not self._is_shard(entry.name, indexed, path):
                 self._entry(path, place, names)
 
     def _is_shard(self, name: str, indexed: set[str], path: Path) -> bool:
-        """Whether this is a part of a model in several files, which is listed once, by its index."""
+        """Whether this is called as a part of a model in several files is, which no index may name."""
         part = _SHARD.fullmatch(without_ending(name))
-        if part is None or not name.lower().endswith(SAFETENSORS_ENDINGS):
+        if part is None or not name.lower().endswith(SAFETENSORS_SUFFIXES):
             return False
         if part[1] not in indexed:
-            self._refuse(path, f"one of several parts, and {part[1]}{INDEX_ENDING} is not beside it")
+            self._refuse(path, f"one of several parts, and {part[1]}.safetensors.index.json is not beside it")
         return True
 
     def _entry(self, path: Path, place: Place, names: set[str]) -> None:
         low = path.name.lower()
         if low.endswith(UNFINISHED_ENDINGS):
             stem = low[: low.rindex(".")]
-            if stem.endswith((*SAFETENSORS_ENDINGS, *PICKLE_ENDINGS, GGUF_ENDING)) or low.startswith("unconfirmed "):
+            if stem.endswith((*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES, GGUF_ENDING)) or low.startswith("unconfirmed "):
                 self.unfinished.add(path)
         elif path.name + _ARIA2 in names:
             self.unfinished.add(path)
-        elif low.endswith((*SAFETENSORS_ENDINGS, INDEX_ENDING)):
+        elif low.endswith(SAFETENSORS_SUFFIXES) or (is_index(path) and SAFETENSORS_SUFFIXES[0] in low):
             self._file(path, place)
         elif low.endswith(GGUF_ENDING):
             self._refuse(path, "a GGUF file, which this version does not run")
-        elif low.endswith(PICKLE_ENDINGS) and self._kind_of(path, place) is not None:
-            self._refuse(path, "a pickle, which can hold code: not opened without being asked to; convert it")
+        elif (low.endswith(PICKLE_SUFFIXES) or is_index(path)) and self._kind_of(path, place) is not None:
+            # many other files end so; of those that are weights, `pool.registry.facts` says whether they may be read
+            self._file(path, place)
 
     def _file(self, path: Path, place: Place) -> None:
-        if not path.name.endswith(INDEX_ENDING) and not os.path.islink(path):
+        if not is_index(path) and not os.path.islink(path):
             self._plain(path, place)
         elif path == place.path or not os.path.islink(path) or self._allows(path):
             self._take(path, place)  # a place itself was named by a person, wherever it leads
@@ -258,7 +263,7 @@ class _Search:
         what = "a link" if whole is None else f"its part {link.name} is a link"
         if not os.path.exists(target):
             self._refuse(whole or link, f"{what} to {target}, which is not there")
-        elif not any(target == root or target.startswith(root.rstrip(os.sep) + os.sep) for root in self.allowed):
+        elif all(leads_out(link, root) for root in self.allowed):
             self._refuse(whole or link, f"{what} out of the folder, to {target}; add that if it is to be used")
         else:
             return True
@@ -279,9 +284,13 @@ class _Search:
         return self.folder_kinds[key]
 
 
-def _is_shard_of(file_name: str, stem: str) -> bool:
-    part = _SHARD.fullmatch(without_ending(file_name))
-    return part is not None and part[1] == stem and file_name.lower().endswith(SAFETENSORS_ENDINGS)
+def _parts_of(index: Path) -> tuple[Path, ...]:
+    """The index and the files that it names, there or not; itself alone where it is damaged, which is told when it is
+    read."""
+    try:
+        return tuple(map(Path, files_of(index)))
+    except CorruptFile:
+        return (index,)
 
 
 def _folder_members(folder: Path) -> Iterator[Path]:
@@ -289,12 +298,8 @@ def _folder_members(folder: Path) -> Iterator[Path]:
     for base, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if name.lower().endswith((*SAFETENSORS_ENDINGS, ".json", ".txt", ".model")) and not name.startswith("."):
+            if name.lower().endswith((*SAFETENSORS_SUFFIXES, ".json", ".txt", ".model")) and not name.startswith("."):
                 yield Path(base, name)
-
-
-def _composite(path: Path, form: Form, members: tuple[Path, ...], kind: Kind | None) -> WeightsFile:
-    return WeightsFile(path, Path(os.path.realpath(path)), form, kind, _fingerprint(members), members)
 
 
 def _fingerprint(members: Sequence[Path]) -> Fingerprint:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from pool.checkpoints.describe import describe, describe_lora
-from pool.errors import UserError
+from pool.errors import UnknownArchitecture, UserError
+from pool.registry.folders import Form, WeightsFile
 
 
 @dataclass(frozen=True, slots=True)
 class ModelListing:
-    """One checkpoint in the folders. `problem` says why it cannot be used; the sizes are then 0."""
+    """One checkpoint in the folders, `file_bytes` in all of its files. `problem` says why it cannot be used; width and
+    height are then 0."""
 
     name: str
     path: str
@@ -34,19 +35,31 @@ class LoraListing:
     problem: str = ""
 
 
-def list_model(name: str, path: Path) -> ModelListing:
-    """What the checkpoint at `path` is; never raises for what is wrong with it."""
+def list_model(name: str, file: WeightsFile, allow_pickle: bool) -> ModelListing:
+    """What the checkpoint in `file` is; never raises for what is wrong with it."""
+    path, size_bytes = str(file.path), file.fingerprint.size_bytes
     try:
-        info = describe(path)
+        check_runs(file)
+        info = describe(file.path, allow_pickle=allow_pickle)
     except UserError as problem:
-        return ModelListing(name, str(path), "", path.stat().st_size, problem=str(problem))
-    return ModelListing(name, str(path), info.title, path.stat().st_size, info.width, info.height)
+        return ModelListing(name, path, "", size_bytes, problem=str(problem))
+    return ModelListing(name, path, info.title, size_bytes, info.width, info.height)
 
 
-def list_lora(name: str, path: Path) -> LoraListing:
-    """What the LoRA at `path` is, in the same way."""
+def check_runs(file: WeightsFile) -> None:
+    """Raise UnknownArchitecture for a model in a form that this version does not run."""
+    if file.form is Form.FOLDER:
+        raise UnknownArchitecture(
+            f"{file.path}: a folder of diffusers, which this version does not run yet; expected a checkpoint in one "
+            f"file, or in several with an index"
+        )
+
+
+def list_lora(name: str, file: WeightsFile, allow_pickle: bool) -> LoraListing:
+    """What the LoRA in `file` is, in the same way."""
+    path, size_bytes = str(file.path), file.fingerprint.size_bytes
     try:
-        info = describe_lora(path)
+        info = describe_lora(file.path, allow_pickle=allow_pickle)
     except UserError as problem:
-        return LoraListing(name, str(path), path.stat().st_size, problem=str(problem))
-    return LoraListing(name, str(path), path.stat().st_size, sum(info.modules.values()), tuple(sorted(info.ranks)))
+        return LoraListing(name, path, size_bytes, problem=str(problem))
+    return LoraListing(name, path, size_bytes, sum(info.modules.values()), tuple(sorted(info.ranks)))

@@ -8,6 +8,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,6 +20,8 @@ _Parts: TypeAlias = tuple[str, ...]
 
 #: endings that are no part of a name, the longer of two that fit first
 ENDINGS = (".safetensors.index.json", ".safetensors", ".sft", ".gguf", ".ckpt", ".pth", ".pt", ".bin")
+#: of several files that are one model, with the variant before or after "index"
+_INDEX = re.compile(r"\.(safetensors|bin)(?P<before>\.\w+)?\.index(?P<after>\.\w+)?\.json$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,10 @@ def spelling(path: PurePath) -> Spelling:
 
 
 def without_ending(file_name: str) -> str:
-    """`file_name` without the ending of a file of weights."""
+    """`file_name` without the ending of a file of weights. An index keeps the variant that it is of: "model.fp16"."""
+    index = _INDEX.search(file_name)
+    if index is not None and index.start():
+        return file_name[: index.start()] + (index["before"] or index["after"] or "")
     low = file_name.lower()
     ending = next((e for e in ENDINGS if low.endswith(e) and len(low) > len(e)), "")
     return file_name[: len(file_name) - len(ending)]

@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
+from pool.checkpoints.file_hash import weights_sha256
+from pool.checkpoints.files.shard_index import is_index
+from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES
 from pool.errors import AmbiguousName, CorruptFile, OutputFailed, UnknownName, UserError, unknown_name
 from pool.registry.facts import FileFacts, read_facts
 from pool.registry.folders import (
     PIPELINE_FILE,
-    SAFETENSORS_ENDINGS,
     Fingerprint,
     Form,
     Found,
@@ -70,11 +72,12 @@ def open_registry(
     lora_folders: Sequence[Path],
     folder: Path | None = None,
     uses_added: bool = True,
+    allow_pickle: bool = False,
 ) -> Registry:
     """The registry of these configured folders, whose database is in `folder` (the user's own when None)."""
     places = [Place(path, Kind.CHECKPOINT) for path in model_folders]
     places += [Place(path, Kind.LORA) for path in lora_folders]
-    return Registry(Memory(folder or default_folder()), places, uses_added)
+    return Registry(Memory(folder or default_folder()), places, uses_added, allow_pickle=allow_pickle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +98,15 @@ class Registry:
         configured: Sequence[Place] = (),
         uses_added: bool = True,
         now_ns: Callable[[], int] = time.time_ns,
+        *,
+        allow_pickle: bool = False,
     ) -> None:
-        """`uses_added` says whether places and aliases that people added count; hashes are remembered in any case."""
+        """`uses_added` says whether places and aliases that people added count; hashes are remembered in any case.
+        `allow_pickle` has PyTorch's pickles read; without it they are known, and refused."""
         self.memory = memory
         self._configured = tuple(configured)
         self._uses_added = uses_added
+        self._allow_pickle = allow_pickle
         self._now_ns = now_ns
         self._facts: dict[tuple[Path, Fingerprint], FileFacts] = {}
         self._listings: dict[object, Any] = {}
@@ -156,7 +163,7 @@ class Registry:
         """What `file` is, read from its header when it is new or has changed."""
         key = (file.path, file.fingerprint)
         if key not in self._facts:
-            self._facts[key] = read_facts(file)
+            self._facts[key] = read_facts(file, allow_pickle=self._allow_pickle)
         return self._facts[key]
 
     def kind(self, file: WeightsFile) -> Kind | None:
@@ -167,9 +174,11 @@ class Registry:
         """The one file of `kinds` that `name` means: a path, an alias, a name, or a hash as Civitai writes them.
 
         `what` is what people call these kinds. Raises UnknownName, AmbiguousName, or CorruptFile for a file that is
-        there and cannot be read.
+        there and cannot be read: UnsafeFile for one that may not be.
         """
         if (given := _given(name)) is not None:
+            if self.facts(given).problem:
+                raise self.facts(given).refusal(given.path)
             return given
         found = look_through(self.places())
         files = {file.path: file for file in found.files}
@@ -211,11 +220,11 @@ class Registry:
             self._remembered(lambda: self.memory.remember(str(file.real_path), record), None)
         return found
 
-    def _listed(self, file: WeightsFile, look: Callable[[str, Path], Listed]) -> Listed:
+    def _listed(self, file: WeightsFile, look: Callable[[str, WeightsFile, bool], Listed]) -> Listed:
         """What `look` says of `file` in the state that it is in. It says the same of the same state."""
         key = (file.path, file.fingerprint, look)
         if key not in self._listings:
-            self._listings[key] = look("", file.path)
+            self._listings[key] = look("", file, self._allow_pickle)
         found: Listed = self._listings[key]
         return found
 
@@ -252,10 +261,10 @@ class Registry:
         self, name: str, what: str, kinds: Collection[Kind | None], found: Found, means: Sequence[WeightsFile]
     ) -> UserError:
         """Why `name` means no file of `kinds`."""
-        refused = {r.path: r.problem for r in found.refused}
-        refused |= {file.path: problem for file in means if (problem := self.facts(file).problem)}
+        refused: dict[PurePath, CorruptFile] = {r.path: CorruptFile(f"{r.path}: {r.problem}") for r in found.refused}
+        refused |= {file.path: facts.refusal(file.path) for file in means if (facts := self.facts(file)).problem}
         for bad in named(name, refused):
-            return CorruptFile(f"{bad}: {refused[Path(bad)]}")
+            return refused[bad]
         for file in means:
             kind = self.kind(file)
             is_what = f"a {kind.value}" if kind is not None else "of no known kind"
@@ -299,7 +308,8 @@ def _given(name: str) -> WeightsFile | None:
     warily."""
     path = Path(name)
     try:
-        if name.lower().endswith(SAFETENSORS_ENDINGS) and path.is_file():
+        is_called_so = name.lower().endswith((*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES)) or is_index(name)
+        if is_called_so and path.is_file():
             return weights_file(path)
         # a folder's bare name is a name like others
         if path.name != name and (path / PIPELINE_FILE).is_file():
@@ -337,9 +347,10 @@ def _hash(file: WeightsFile, with_data: bool, on_bytes: OnBytes) -> FileHashes:
     """The hashes of a file, or of all that a model in several files is made of: of a line for each, with its hash."""
     if file.form is Form.FILE:
         return hash_file(file.real_path, with_data, on_bytes)
-    base = file.real_path if file.form is Form.FOLDER else file.real_path.parent
+    if file.form is Form.SHARDED:
+        return FileHashes(weights_sha256(file.real_path, lambda part: hash_file(part, False, on_bytes).sha256))
     whole = hashlib.sha256()
     for member in file.members:
         digest = hash_file(member, False, on_bytes).sha256
-        whole.update(f"{digest}  {os.path.relpath(member, base)}\n".encode())
+        whole.update(f"{digest}  {os.path.relpath(member, file.real_path)}\n".encode())
     return FileHashes(whole.hexdigest())

@@ -96,7 +96,7 @@ class _Guider:
     def guess(self, x_BCHW: Tensor, sigma: float) -> Tensor:
         """The guided guess by plain classifier-free guidance, in terms of what the model predicts."""
         # times the inverse: dividing by a number may round differently on another device
-        scaled_BCHW = x_BCHW * input_scale(sigma)
+        scaled_BCHW = x_BCHW * input_scale(sigma, self._table.sigma_data)
         noises: dict[int, Tensor] = {}
         for batch in self._batches:
             self._prepare(batch, sigma)
@@ -104,9 +104,9 @@ class _Guider:
             predicted = self._predict(copies, sigma, batch.context_BLD, batch)
             noises |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
         if UNCOND not in noises:
-            return clean_latent(self._prediction, x_BCHW, noises[COND], sigma)
+            return self._clean(x_BCHW, noises[COND], sigma)
         guided_BCHW = noises[UNCOND] + (noises[COND] - noises[UNCOND]) * self._cfg
-        return clean_latent(self._prediction, x_BCHW, guided_BCHW, sigma)
+        return self._clean(x_BCHW, guided_BCHW, sigma)
 
     def guess_by_functions(self, x_BCHW: Tensor, sigma: float) -> Tensor:
         """The guided guess through the sampler functions of the options, in terms of clean latents."""
@@ -166,8 +166,9 @@ class _Guider:
 
         def apply_model(x: Tensor, t: Tensor | float, context_BLD: Tensor) -> Tensor:
             at = level(t)
-            predicted_BCHW = self._predict(x * input_scale(at), at, context_BLD, batch)
-            return clean_latent(self._prediction, x, predicted_BCHW, at)
+            scaled_BCHW = x * input_scale(at, self._table.sigma_data)
+            predicted_BCHW = self._predict(scaled_BCHW, at, context_BLD, batch)
+            return self._clean(x, predicted_BCHW, at)
 
         apply = self._options.wrappers.around(WrapperPoint.APPLY_MODEL, apply_model)
         wrapper = self._options.model_function_wrapper
@@ -179,13 +180,16 @@ class _Guider:
         args = {"input": x_BCHW, "timestep": sigma_B, "c": context, "cond_or_uncond": members}
         return wrapper(_of_keywords(apply, self._options.transformer), args)
 
+    def _clean(self, x_BCHW: Tensor, predicted_BCHW: Tensor, sigma: float) -> Tensor:
+        return clean_latent(self._prediction, x_BCHW, predicted_BCHW, sigma, self._table.sigma_data)
+
     def _prepare(self, batch: Batch, sigma: float) -> None:
         if self._apply_hooks is not None:
             self._apply_hooks(batch.hooks, sigma)
 
     def _predict(self, scaled_BCHW: Tensor, sigma: float, context_BLD: Tensor, batch: Batch) -> Tensor:
         count, device = len(context_BLD), scaled_BCHW.device
-        timestep_B = torch.full((count,), self._table.timestep(sigma), dtype=torch.float32, device=device)
+        timestep_B = torch.full((count,), self._table.told(sigma), dtype=torch.float32, device=device)
         if not self._tells:
             return self._predict_noise(scaled_BCHW, timestep_B, context_BLD, **batch.extras).to(scaled_BCHW.dtype)
         sigmas_B = torch.full((count,), sigma, dtype=torch.float32, device=device)

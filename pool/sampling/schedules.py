@@ -1,7 +1,7 @@
 """Noise levels: the table a model was trained with, and which of its levels a run steps through.
 
 `sigma` is the standard deviation of the noise beside a latent of unit scale (the variance-exploding form), `timestep`
-the number that a model is told instead, a float between two entries of the table. Arithmetic is in Python floats; the
+the number of a level in its table, a float between two entries. Arithmetic is in Python floats; the
 only tensor is the result.
 """
 
@@ -16,6 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from pool.checkpoints.families import PLAIN_NOISE, NoiseFacts, NoiseKind
 from pool.errors import unknown_name, unusable_field
 from pool.sampling.names import MAX_STEPS, SCHEDULES
 
@@ -25,9 +26,14 @@ class SigmaTable:
     """The noise level of every training timestep. `sigmas` rises strictly, index is the timestep, values are float32.
 
     Between two entries, log(sigma) is linear in the timestep; outside, both ways stop at the ends.
+
+    sigma_data      deviation of clean latents, as the model's input and answer are scaled for
+    tells_logarithm  the model is told a quarter of log(sigma), and not the timestep
     """
 
     sigmas: tuple[float, ...]
+    sigma_data: float = 1.0
+    tells_logarithm: bool = False
 
     @property
     def sigma_min(self) -> float:
@@ -56,6 +62,10 @@ class SigmaTable:
         weight = timestep - below
         return high if weight == 1.0 else low * (high / low) ** weight
 
+    def told(self, sigma: float) -> float:
+        """What the model is told of the noise level `sigma`."""
+        return 0.25 * math.log(sigma) if self.tells_logarithm else self.timestep(sigma)
+
     def sigma_at_percent(self, percent: float) -> float:
         """The noise level where `percent` (0.0 to 1.0) of the timesteps are done: from infinity down to 0."""
         if percent <= 0.0:
@@ -71,6 +81,45 @@ def sd1_sigma_table() -> SigmaTable:
     betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
     signal = torch.cumprod(1.0 - betas, dim=0)
     return SigmaTable(tuple(((1.0 - signal) / signal).sqrt().to(torch.float32).tolist()))
+
+
+#: signal's share of the variance at a last timestep that is to have none, so that its noise level is a number: 4519.
+#: Source: the value that ComfyUI takes
+LAST_SIGNAL = 4.8973451890853435e-08
+#: levels of a table that stands for a continuous range
+CONTINUOUS_LEVELS = 1000
+
+
+def sigma_table(noise: NoiseFacts = PLAIN_NOISE) -> SigmaTable:
+    """The noise levels of a model that was trained with `noise`."""
+    match noise.kind:
+        case NoiseKind.SCALED_LINEAR:
+            return sd1_sigma_table()
+        case NoiseKind.ZERO_TERMINAL:
+            return zero_terminal_table(sd1_sigma_table())
+        case NoiseKind.EDM:
+            return edm_sigma_table(noise.sigma_min, noise.sigma_max, noise.sigma_data)
+
+
+def zero_terminal_table(table: SigmaTable) -> SigmaTable:
+    """`table` stretched so that nothing but noise is left at the last timestep, and the first one stays as it is.
+
+    Source: Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed", algorithm 1.
+    """
+    signals = [1.0 / math.sqrt(sigma**2 + 1.0) for sigma in table.sigmas]
+    first, last = signals[0], signals[-1]
+    shares = [((signal - last) * first / (first - last)) ** 2 for signal in signals[:-1]] + [LAST_SIGNAL]
+    sigmas = torch.tensor([math.sqrt((1.0 - share) / share) for share in shares], dtype=torch.float32)
+    return SigmaTable(tuple(sigmas.tolist()), table.sigma_data, table.tells_logarithm)
+
+
+def edm_sigma_table(sigma_min: float, sigma_max: float, sigma_data: float) -> SigmaTable:
+    """A table of a range without steps: entries even in log(sigma), between which the table's own rule is exact.
+
+    Source: Karras et al. 2022, table 1, for what the model is told.
+    """
+    levels = torch.linspace(math.log(sigma_min), math.log(sigma_max), CONTINUOUS_LEVELS, dtype=torch.float64).exp()
+    return SigmaTable(tuple(levels.to(torch.float32).tolist()), sigma_data, tells_logarithm=True)
 
 
 def make_sigmas(name: str, steps: int, table: SigmaTable) -> Tensor:

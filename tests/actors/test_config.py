@@ -101,6 +101,18 @@ def test_single_settings_can_be_changed_and_none_leaves_them(tmp_path, monkeypat
         before.override(workers=0)
 
 
+def test_what_allows_something_is_said_plainly(tmp_path) -> None:
+    assert PoolConfig().models.allow_pickle is False
+    for said in ('"yes"', "1", '"true"'):
+        (tmp_path / "mine.toml").write_text(f"[models]\nallow_pickle = {said}")
+        with pytest.raises(UnusableField, match=r"\[models\] allow_pickle: found .*, expected true or false"):
+            PoolConfig.load(tmp_path / "mine.toml")
+    (tmp_path / "mine.toml").write_text("[models]\nallow_pickle = true")
+    config = PoolConfig.load(tmp_path / "mine.toml")
+    assert config.models.allow_pickle is True
+    assert "allow_pickle = true\n" in config.describe()
+
+
 @pytest.mark.parametrize(
     ("said", "meant"),
     [

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import torch
 
 from actors.config import PoolConfig
 from actors.pool_plan import SIMULATED_WORKERS, plan_pool
@@ -67,6 +68,14 @@ def test_the_policy_is_what_was_asked_for_or_left_to_the_worker(device, policy, 
     plan = plan_pool(PoolConfig().override(device=device, vram_policy=policy, reserve_vram="1GiB"), gpus, False)
     assert plan.open_engine.args[0] == kind
     assert plan.open_engine.keywords == {"vram_policy": chosen, "reserve_bytes": 1 << 30}
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_catalog_reads_pickles_where_the_configuration_allows_them(allowed, tmp_path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "old.ckpt")
+    config = PoolConfig().override(models=tmp_path, device="sim", allow_pickle=allowed)
+    models = plan_pool(config, 0, False).open_catalog().models()
+    assert ["a PyTorch pickle" in model.problem for model in models] == [not allowed]
 
 
 @pytest.mark.parametrize("seen", [DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU])

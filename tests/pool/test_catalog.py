@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pool.catalog import Catalog
-from pool.errors import AmbiguousName, CorruptFile, UnknownName
+from pool.errors import AmbiguousName, CorruptFile, UnknownArchitecture, UnknownName
 from pool.registry import registry as registry_module
 from pool.registry.changes import add_place, set_alias
 from pool.registry.memory import HashRecord
@@ -104,3 +104,16 @@ def test_a_damaged_file_is_listed_with_its_problem_and_not_found(folder: Path) -
     assert "truncated" in problem
     with pytest.raises(CorruptFile, match=r"torn\.safetensors: truncated"):
         catalog.find_model("torn")
+
+
+def test_a_folder_of_diffusers_is_listed_and_not_run_and_says_so_before_it_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "xl" / "unet").mkdir(parents=True)
+    shutil.copy(folder / "shapes.safetensors", folder / "xl" / "unet")
+    (folder / "xl" / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    monkeypatch.setattr(registry_module, "hash_file", lambda *_: pytest.fail("reads it"))
+    catalog = catalog_of(folder)
+    assert "does not run yet" in {model.name: model.problem for model in catalog.models()}["xl"]
+    with pytest.raises(UnknownArchitecture, match="xl: a folder of diffusers, which this version does not run yet"):
+        catalog.find_model("xl")

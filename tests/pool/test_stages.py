@@ -173,6 +173,19 @@ def test_scale_and_shift_go_out_as_they_came_in() -> None:
     assert mean_levels(decode(latent, vae, shifted, QUIET), expected) < 0.01
 
 
+def test_means_and_deviations_go_out_as_they_came_in() -> None:
+    vae = patcher(Role.VAE)
+    means, deviations = (0.25, -0.5, 1.0, 0.0), (2.0, 0.5, 1.0, 4.0)
+    measured = LatentFacts(4, 8, 0.5, means=means, deviations=deviations)
+    plain = vae_encode(scene(64), vae, LatentFacts(4, 8, 1.0), QUIET)
+    latent = vae_encode(scene(64), vae, measured, QUIET)
+    by_channel = [np.reshape(values, (4, 1, 1)) for values in (means, deviations)]
+    expected = (plain.samples_CHW - by_channel[0]) / by_channel[1] * 0.5
+    np.testing.assert_allclose(latent.samples_CHW, expected, rtol=1e-6, atol=1e-6)
+    picture = decode(plain, vae, LatentFacts(4, 8, 1.0), QUIET)
+    assert mean_levels(decode(latent, vae, measured, QUIET), picture) < 0.01
+
+
 def test_a_picture_that_is_no_whole_number_of_cells_is_refused() -> None:
     with pytest.raises(UnusableField, match=r"size of the pixels.*\(68, 64\).*multiples of 8"):
         vae_encode(Picture(np.zeros((68, 64, 3), np.uint8)), patcher(Role.VAE), LATENT, QUIET)

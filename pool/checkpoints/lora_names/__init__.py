@@ -36,7 +36,8 @@ def lora_key_map(built: BuiltComponent) -> dict[str, tuple[RowRange, ...]]:
     A delta for a name has the shape `ranges[0].source_shape`; `RowRange.place` cuts it up. Names that are made of the
     checkpoint's keys are there for biases and tables too.
     """
-    return lora_targets(built.role, built.key_map, built.family.prefixes[built.role], built.family.name)
+    family = built.family
+    return lora_targets(built.role, built.key_map, family.prefixes[built.role], family.relative or family.name)
 
 
 def lora_targets(role: Role, key_map: KeyMap, prefix: str, family: str = "sd1") -> dict[str, tuple[RowRange, ...]]:

@@ -73,13 +73,13 @@ _TYPES: Mapping[str, str] = {
 }
 
 
-def recognise_file(path: Path) -> FileFacts:
+def recognise_file(path: Path, *, allow_pickle: bool = False) -> FileFacts:
     """What the file of weights, or the index of several, at `path` is.
 
-    Raises CorruptFile when it is not whole, UnsafeFile for a pickle, BadQuantization when quantized layers are not
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, BadQuantization when quantized layers are not
     stored as they say, UnknownArchitecture when its keys are a known model's and its shapes cannot be.
     """
-    return _recognised(contents_of(read_weights_header(path)), path)
+    return _recognised(contents_of(read_weights_header(path, allow_pickle=allow_pickle)), path)
 
 
 def recognise_key_list(path: Path) -> FileFacts:

@@ -51,8 +51,9 @@ def test_what_is_not_said_is_left_to_the_request(command: Command) -> None:
 
 def test_the_options_of_a_pool_reach_its_opening(command: Command, tmp_path: Path) -> None:
     said = ["--gpus", "2", "--device", "sim", "--vram", "64MiB", "--config", "my.toml"]
-    ended = command("generate", "x", *said, "--vram-policy", "low", "--reserve-vram", "1GiB")
+    ended = command("generate", "x", *said, "--vram-policy", "low", "--reserve-vram", "1GiB", "--allow-pickle")
     [options] = ended.opened
+    assert options.allow_pickle
     assert (options.vram_policy, options.reserve_vram) == ("low", "1GiB")
     assert (options.gpus, options.device, options.vram, options.pool) == (2, "sim", "64MiB", None)
     assert options.config == Path("my.toml")

@@ -27,6 +27,8 @@ COMMANDS = (
     "down",
     "models",
     "inspect",
+    "merge",
+    "convert",
     "plan",
     "simulate",
     "top",

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from pool.checkpoints.file_hash import file_sha256, weights_sha256
+from pool.registry import registry
+from pool.registry.memory import Memory
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.test_looking import LIGHT, MODEL, weights_file
 from tests.pool.checkpoints import layouts
@@ -132,3 +135,103 @@ def test_a_shard_list_is_read_as_the_files_that_it_names(command: Command, tmp_p
     index = model_folder(tmp_path / "model") / "unet" / "diffusion_pytorch_model.safetensors.index.json"
     [found] = command("inspect", str(index), "--json").objects
     assert (found["title"], found["components"][0]["naming"]) == ("Stable Diffusion 1", "diffusers")
+
+
+def test_the_hash_is_the_registrys_and_a_file_is_read_for_it_once(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(registry, "SETTLED_NS", -(10**12))  # as if the file had been there for long
+    [found] = command("inspect", str(MODEL), "--json").objects
+    assert found["sha256"] == file_sha256(MODEL)
+    record = Memory(tmp_path / "state" / "modelpool").hash_record(str(MODEL))
+    assert record is not None
+    assert record.hashes.sha256 == found["sha256"]
+    monkeypatch.setattr(registry, "hash_file", lambda *_: pytest.fail("hashes again"))
+    [again] = command("inspect", str(MODEL), "--json").objects
+    assert again == found
+
+
+def test_shards_that_run_are_told_with_the_hash_of_their_contents(command: Command, tmp_path: Path) -> None:
+    tensors = load_file(MODEL)
+    places = {key: f"{number % 2}.safetensors" for number, key in enumerate(sorted(tensors))}
+    for name in set(places.values()):
+        save_file({key: tensors[key] for key in tensors if places[key] == name}, tmp_path / name)
+    index = tmp_path / "cut.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    [found] = command("inspect", str(index), "--json").objects
+    [whole] = command("inspect", str(MODEL), "--json").objects
+    assert (found["kind"], found["components"]) == ("checkpoint", whole["components"])
+    assert found["sha256"] == weights_sha256(index)
+
+
+def test_a_pickle_is_read_where_that_is_allowed(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "old.ckpt"
+    torch.save({"state_dict": load_file(MODEL)}, path)
+    ended = command("inspect", str(path))
+    assert (ended.code, ended.out) == (2, "")
+    assert "a PyTorch pickle, which can carry a program" in ended.err
+    for ended in (
+        command("inspect", str(path), "--allow-pickle", "--check", "--json"),
+        command("inspect", str(path), "--config", _allowing(tmp_path / "mine.toml"), "--check", "--json"),
+    ):
+        [found] = ended.objects
+        assert (found["kind"], found["family"], found["finite"]) == ("checkpoint", "sd1", True)
+
+
+def _allowing(path: Path) -> str:
+    path.write_text("[models]\nallow_pickle = true\n")
+    return str(path)
+
+
+def test_a_weight_that_is_no_finite_number_is_found_when_all_are_read(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    tensors = load_file(MODEL)
+    key = sorted(tensors)[3]
+    tensors[key].flatten()[1] = float("nan")
+    save_file(tensors, path)
+    assert command("inspect", str(path)).code == 0, "headers know nothing of it"
+    for place in (path, tmp_path):
+        ended = command("inspect", str(place), "--check")
+        assert (ended.code, ended.out) == (2, "")
+        assert f"bad.safetensors: 1 tensors hold infinite or undefined numbers: {key} (1 of" in ended.err
+    ended = command("inspect", str(MODEL), "--check")
+    assert re.search(r"^checked +every weight is a finite number$", ended.out, re.MULTILINE)
+
+
+def test_all_components_of_a_folder_of_diffusers_are_checked(command: Command, tmp_path: Path) -> None:
+    root = model_folder(tmp_path / "model")
+    assert command("inspect", str(root), "--check", "--json").objects[0]["finite"] is True
+    weights = next(file for file in sorted((root / "vae").glob("*.safetensors")))
+    tensors = load_file(weights)
+    tensors[sorted(tensors)[0]].fill_(float("inf"))
+    save_file(tensors, weights)
+    ended = command("inspect", str(root), "--check")
+    assert ended.code == 2
+    assert "infinite" in ended.err
+    keys = listed(tmp_path / "keys.json", shapes_of("flux_dev"))
+    assert "--check: " in command("inspect", keys, "--check").err
+
+
+def test_what_strangers_wrote_is_shown_and_not_obeyed(command: Command, tmp_path: Path) -> None:
+    """Names that would clear the screen, forge a line or turn the text around; and rich's markup, which is text too."""
+    evil = "\x1b[2J\x9b1m\nto run it  yes\u202e [red]"
+    path = tmp_path / "x.safetensors"
+    save_file({f"{evil}.emb_params": torch.zeros(2), "emb_params": torch.zeros(2, 8)}, path, {evil: evil})
+    light = tmp_path / "light.safetensors"
+    lora = load_file(LIGHT)
+    save_file({**lora, evil: torch.zeros(2)}, light, {evil: evil, "[/]": "[bold]no[/]"})
+    for file, said in ((light, "not understood"), (path, "what it is")):
+        ended = command("inspect", str(file))
+        assert ended.code == 0, ended.err
+        assert said in ended.out
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", ended.out + ended.err)
+        assert not re.search("^to run it +yes", ended.out, re.MULTILINE)
+    shown = command("inspect", str(light)).out
+    assert re.search(r"^\[/\] +\[bold\]no\[/\]$", shown, re.MULTILINE)
+    assert r"\x1b[2J\x9b1m\nto run it  yes\u202e [red]" in shown
+    save_file({evil: torch.zeros(2)}, path)
+    ended = command("inspect", str(path))
+    assert ended.code == 2
+    assert "\x1b" not in ended.err
+    assert "\u202e" not in ended.err

@@ -63,6 +63,15 @@ def test_options_change_single_settings() -> None:
         PoolOptions(pool="running", reserve_vram="1GiB")
 
 
+def test_pickles_are_allowed_by_the_configuration_or_by_the_option(empty_folder: Path) -> None:
+    assert not settings_for(PoolOptions()).models.allow_pickle
+    assert settings_for(PoolOptions(allow_pickle=True)).models.allow_pickle
+    (empty_folder / CONFIG_NAME).write_text("[models]\nallow_pickle = true\n")
+    assert settings_for(PoolOptions()).models.allow_pickle, "an option that is not given takes nothing back"
+    with pytest.raises(UserError, match="--allow-pickle: belongs to starting a pool"):
+        PoolOptions(pool="running", allow_pickle=True)
+
+
 def test_pictures_go_where_they_are_told_else_as_configured_else_to_outputs(empty_folder: Path) -> None:
     given = config(empty_folder / "given.toml", "/given")
     assert output_for(PoolOptions(config=given), Path("mine")) == Path("mine")

@@ -46,14 +46,17 @@ class LdmUnet:
     model_channels: int = 320
     multipliers: tuple[int, ...] = (1, 2, 4, 4)
     res_blocks: int = 2
-    #: transformer blocks at each level, 0 for none
+    #: transformer blocks behind each residual block of a level, 0 for none
     depths: tuple[int, ...] = (1, 1, 1, 0)
-    middle_depth: int = 1
+    #: 0 for a residual block alone, None for no middle
+    middle_depth: int | None = 1
     context_width: int = 768
     in_channels: int = 4
     linear_projection: bool = False
     #: width of the pooled conditioning, None where there is none
     label_width: int | None = None
+    #: `depths` of the way up where they are others: for each level, those behind each of its blocks there
+    up_depths: tuple[tuple[int, ...], ...] | None = None
 
 
 SD15_UNET = LdmUnet()
@@ -114,10 +117,11 @@ def ldm_unet(unet: LdmUnet, prefix: str = "model.diffusion_model.") -> Layout:
             conv(layout, f"input_blocks.{index}.0.op", channels, channels)
             skips.append(channels)
             index += 1
-    _unet_res(layout, "middle_block.0", channels, channels, time_width)
+    if unet.middle_depth is not None:
+        _unet_res(layout, "middle_block.0", channels, channels, time_width)
     if unet.middle_depth:
         _unet_transformer(layout, "middle_block.1", channels, unet.middle_depth, unet)
-    _unet_res(layout, "middle_block.2", channels, channels, time_width)
+        _unet_res(layout, "middle_block.2", channels, channels, time_width)
     _unet_up(layout, unet, channels, skips, time_width)
     norm(layout, "out.0", unet.model_channels)
     conv(layout, "out.2", 4, unet.model_channels)
@@ -132,8 +136,8 @@ def _unet_up(layout: Layout, unet: LdmUnet, channels: int, skips: list[int], tim
             _unet_res(layout, f"output_blocks.{index}.0", channels + skips.pop(), out_channels, time_width)
             channels = out_channels
             place = 1
-            if unet.depths[level]:
-                _unet_transformer(layout, f"output_blocks.{index}.1", channels, unet.depths[level], unet)
+            if depth := unet.up_depths[level][block] if unet.up_depths else unet.depths[level]:
+                _unet_transformer(layout, f"output_blocks.{index}.1", channels, depth, unet)
                 place = 2
             if level and block == unet.res_blocks:
                 conv(layout, f"output_blocks.{index}.{place}.conv", channels, channels)

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import save_file
 
 from pool.checkpoints.detect import detect
-from pool.checkpoints.families import SD1
+from pool.checkpoints.families import SD1, NoiseKind, Prediction
 from pool.checkpoints.safetensors_file import Header, TensorEntry, read_header
 from pool.errors import UnknownArchitecture
 from tests.pool.checkpoints import layouts
@@ -28,7 +28,7 @@ def refusal(layout: Layout, metadata: dict[str, str] | None = None, dtype: str =
         detect(header_of(layout, metadata, dtype))
     message = str(caught.value)
     assert message.startswith("some/file.safetensors: ")
-    assert "expected a checkpoint in one file of Stable Diffusion 1, " in message or "type" in message
+    assert "expected a whole checkpoint of Stable Diffusion 1, " in message or "type" in message
     return message
 
 
@@ -77,9 +77,23 @@ def test_other_published_architectures_are_called_by_name(title: str) -> None:
 
 VARIANTS = {
     "edm": ({"edm_mean": (4,)}, {}, "recognised as Stable Diffusion 1 with another noise schedule (EDM)"),
-    "ztsnr": ({"ztsnr": ()}, {}, "zero terminal SNR"),
+    "ends of noise": ({"edm_vpred.sigma_max": ()}, {}, "Stable Diffusion 1 with another noise schedule (EDM)"),
+    "ztsnr": ({"ztsnr": ()}, {}, "zero terminal SNR) and without velocity prediction"),
     "scaled": ({"model.diffusion_model.out.2.weight_scale": ()}, {}, "with scaled 8-bit weights"),
 }
+
+
+def test_sdxl_with_a_mean_alone_is_refused() -> None:
+    assert "Stable Diffusion XL with another noise" in refusal({**layouts.tiny_sdxl(), "edm_mean": (4,)})
+
+
+VELOCITY_WORDS = ({"modelspec.prediction_type": "v"}, {"modelspec.predict_key": "v"})
+
+
+@pytest.mark.parametrize("metadata", VELOCITY_WORDS)
+def test_noise_that_ends_in_noise_alone_goes_with_velocity(metadata: dict[str, str]) -> None:
+    family = detect(header_of({**layouts.tiny_sd1(), "ztsnr": ()}, metadata))
+    assert (family.sampling.prediction, family.sampling.noise.kind) == (Prediction.VELOCITY, NoiseKind.ZERO_TERMINAL)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

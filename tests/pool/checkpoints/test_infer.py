@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -86,7 +87,7 @@ TEXT = "cond_stage_model.transformer.text_model."
 MISFITS: dict[str, tuple[Callable[[Layout], object], str]] = {
     "no middle": (
         lambda x: [x.pop(k) for k in list(x) if k.startswith(UNET + "middle_block.1")],
-        "found no tensor 'middle_block.1.transformer_blocks.0.attn2.to_k.weight'",
+        "found a middle of 3 parts without attention, expected",
     ),
     "flat convolution": (
         lambda x: x.update({UNET + "input_blocks.0.0.weight": (48,)}),
@@ -132,8 +133,22 @@ def test_what_does_not_fit_is_said(misfit: str) -> None:
         check(SD1, layout)
 
 
-def test_levels_of_different_depth_are_refused() -> None:
+UNEVEN = {
+    "attention behind one block": ("input_blocks.2.1.", r"\[320, 320\] channels and \[1, 0\] transformer blocks"),
+    "a block less on the way up": ("output_blocks.11.", r"\[2, 2, 2, 2\] blocks on the way down and \[3, 3, 3, 2\] on"),
+    "no way up": ("output_blocks.", "found a level without residual blocks"),
+}
+
+
+@pytest.mark.parametrize("uneven", UNEVEN)
+def test_levels_that_no_module_has_are_refused(uneven: str) -> None:
+    left_out, message = UNEVEN[uneven]
     layout = bare(Role.DIFFUSION_MODEL, layouts.sd15())
-    uneven = {k: v for k, v in layout.items() if not k.startswith("input_blocks.2.1.")}
-    with pytest.raises(UnknownArchitecture, match="levels of different depth"):
-        unet_config(uneven)
+    with pytest.raises(UnknownArchitecture, match=message):
+        unet_config({k: v for k, v in layout.items() if not k.startswith(left_out)})
+
+
+def test_a_middle_of_another_depth_than_the_last_level_is_refused() -> None:
+    layout = layouts.ldm_unet(replace(layouts.TINY_SDXL_UNET, middle_depth=3), prefix="")
+    with pytest.raises(UnknownArchitecture, match="found 3 transformer blocks in the middle, expected 2"):
+        unet_config(layout)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pool.registry import folders
+from pool.registry.facts import read_facts
 from pool.registry.folders import Form, Place, look_through
 from pool.registry.kinds import Kind
 from tests.pool.registry.weights import write_weights
@@ -151,7 +152,7 @@ def test_a_file_in_parts_is_one_model_by_its_index(tmp_path: Path) -> None:
     for part in (1, 2):
         write_weights(tmp_path / f"big-0000{part}-of-00002.safetensors")
         write_weights(tmp_path / f"lost-0000{part}-of-00002.safetensors")
-    (tmp_path / "big.safetensors.index.json").write_text("{}")
+    write_index(tmp_path / "big.safetensors.index.json", "big-00001-of-00002", "big-00002-of-00002")
     found = look(tmp_path)
     assert [(file.path.name, file.form, len(file.members)) for file in found.files] == [
         ("big.safetensors.index.json", Form.SHARDED, 3)
@@ -162,14 +163,65 @@ def test_a_file_in_parts_is_one_model_by_its_index(tmp_path: Path) -> None:
     ]
 
 
-def test_pickles_and_gguf_files_are_refused_with_a_reason(tmp_path: Path) -> None:
+def write_index(path: Path, *parts: str) -> Path:
+    """An index that names these parts."""
+    places = {f"key.{number}": f"{part}.safetensors" for number, part in enumerate(parts)}
+    path.write_text(json.dumps({"weight_map": places}))
+    return path
+
+
+def test_parts_are_those_that_the_index_names_however_they_are_called(tmp_path: Path) -> None:
+    """Programs that cut files call the pieces as they like; a file that is not named is a model of its own."""
+    for name in ("first", "second", "other"):
+        write_weights(tmp_path / f"{name}.safetensors")
+    index = write_index(tmp_path / "cut.safetensors.fp16.index.json", "first", "second")
+    by_name = {file.path.name: file for file in look(tmp_path).files}
+    assert by_name.keys() == {"other.safetensors", index.name}
+    assert [member.name for member in by_name[index.name].members] == [
+        index.name,
+        "first.safetensors",
+        "second.safetensors",
+    ]
+
+
+def test_an_index_that_leads_out_of_its_folder_brings_nothing_in(tmp_path: Path) -> None:
+    """By a path or by a link: it is told when it is read, and what it names is no part of it."""
+    secret = write_weights(tmp_path / "private" / "secret.safetensors")
+    models = tmp_path / "models"
+    models.mkdir()
+    write_index(models / "path.safetensors.index.json", "../private/secret")
+    (models / "linked.safetensors").symlink_to(secret)
+    write_index(models / "link.safetensors.index.json", "linked")
+    found = look(models)
+    assert [(file.path.name, len(file.members)) for file in found.files] == [
+        ("link.safetensors.index.json", 1),
+        ("path.safetensors.index.json", 1),
+    ]
+    assert all(read_facts(file).is_unsafe for file in found.files)
+
+
+def test_a_revision_in_the_cache_of_the_hub_may_link_to_its_blobs(tmp_path: Path) -> None:
+    """The one layout whose links lead out of a folder and are no trap: snapshots of a repository beside its blobs."""
+    repository = tmp_path / "models--somebody--something"
+    revision = repository / "snapshots" / "0123abcd"
+    revision.mkdir(parents=True)
+    blob = write_weights(repository / "blobs" / "4567")
+    (revision / "model.safetensors").symlink_to(blob)
+    elsewhere = write_weights(tmp_path / "models--somebody--else" / "blobs" / "89ab")
+    (revision / "stolen.safetensors").symlink_to(elsewhere)
+    found = look(revision)
+    assert [(file.path.name, file.real_path) for file in found.files] == [("model.safetensors", blob)]
+    assert [refused.path.name for refused in found.refused] == ["stolen.safetensors"]
+
+
+def test_gguf_files_are_refused_and_pickles_found_where_weights_are_expected(tmp_path: Path) -> None:
     for name in ("checkpoints/old.ckpt", "embeddings/bad.pt", "checkpoints/small.gguf", "other/data.bin"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    refused = {r.path.name: r.problem for r in look(tmp_path).refused}
-    assert refused.keys() == {"old.ckpt", "bad.pt", "small.gguf"}, "a .bin where no weights are expected is no pickle"
-    assert "pickle, which can hold code" in refused["old.ckpt"]
-    assert "GGUF" in refused["small.gguf"]
+    found = look(tmp_path)
+    assert [refused.path.name for refused in found.refused] == ["small.gguf"]
+    assert "GGUF" in found.refused[0].problem
+    assert found_names(found) == ["old.ckpt", "bad.pt"], "a .bin where no weights are expected is no pickle"
 
 
 def test_what_is_too_large_for_a_folder_of_models_is_not_searched_to_its_end(

@@ -277,14 +277,15 @@ def test_a_diffusers_folder_has_one_hash_of_all_its_parts(tmp_path: Path) -> Non
 
 def test_a_file_in_parts_with_one_missing_is_refused(tmp_path: Path) -> None:
     base = tmp_path / "text_encoders"
-    write_weights(base / "t5-00001-of-00002.safetensors")
+    write_weights(base / "t5-00001-of-00002.safetensors", ["a"])
     (base / "t5.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "t5-00001-of-00002.safetensors", "b": "t5-00002-of-00002.safetensors"}})
     )
     registry = make_registry(tmp_path / "state", Place(base))
     [refused] = registry.listing().refused
-    assert refused.problem == "1 of its parts are missing, the first is t5-00002-of-00002.safetensors"
-    write_weights(base / "t5-00002-of-00002.safetensors")
+    missing = base / "t5-00002-of-00002.safetensors"
+    assert refused.problem == f"{missing}: no such file, expected a safetensors file"
+    write_weights(base / "t5-00002-of-00002.safetensors", ["b"])
     [entry] = registry.listing().entries
     assert (entry.name, entry.kind, entry.facts.title) == ("t5", Kind.TEXT_ENCODER, "in 2 parts")
 

@@ -9,13 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, EulerDiscreteScheduler
+from diffusers import DDIMScheduler, EDMEulerScheduler, EulerDiscreteScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pool.checkpoints.families import NoiseFacts, NoiseKind
 from pool.errors import UnknownName, UnusableField
 from pool.sampling.names import MAX_STEPS, SCHEDULES
-from pool.sampling.schedules import make_sigmas, sd1_sigma_table
+from pool.sampling.schedules import (
+    SigmaTable,
+    edm_sigma_table,
+    make_sigmas,
+    sd1_sigma_table,
+    sigma_table,
+    zero_terminal_table,
+)
 
 # diffusers hands torch tensors to numpy in a way that numpy 2 frowns upon
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -30,6 +38,41 @@ def test_the_table_is_that_of_stable_diffusion_1() -> None:
     signal = DDIMScheduler(**SD1).alphas_cumprod.double()
     np.testing.assert_allclose(TABLE.sigmas, ((1 - signal) / signal).sqrt(), rtol=2e-5)
     assert all(low < high for low, high in pairwise(TABLE.sigmas))
+
+
+def test_a_table_to_noise_alone_is_that_of_diffusers() -> None:
+    """But for the last entry, which is a number in neither: both put a small one in its place."""
+    stretched = zero_terminal_table(TABLE)
+    signal = EulerDiscreteScheduler(**SD1, rescale_betas_zero_snr=True).alphas_cumprod.double()
+    np.testing.assert_allclose(stretched.sigmas[:-1], ((1 - signal) / signal).sqrt()[:-1], rtol=1e-4)
+    assert stretched.sigma_max == pytest.approx(4518.77, abs=0.01)
+    assert stretched.sigma_min == pytest.approx(TABLE.sigma_min, rel=1e-6)
+    assert all(low < high for low, high in pairwise(stretched.sigmas))
+
+
+def test_a_range_without_steps_is_that_of_diffusers() -> None:
+    """The levels of its two schedules, and what it tells the model of them."""
+    table = edm_sigma_table(0.002, 80.0, 0.5)
+    for name, schedule in (("karras", "karras"), ("exponential", "exponential"), ("normal", "exponential")):
+        oracle = EDMEulerScheduler(sigma_schedule=schedule)
+        oracle.set_timesteps(12)
+        sigmas = make_sigmas(name, 12, table)
+        np.testing.assert_allclose(sigmas, oracle.sigmas, rtol=2e-5)
+        assert [table.told(float(s)) for s in sigmas[:-1]] == pytest.approx(oracle.timesteps.tolist(), abs=1e-5)
+
+
+def test_a_model_is_told_the_timestep_where_it_has_a_table() -> None:
+    for table in (TABLE, zero_terminal_table(TABLE)):
+        assert [table.told(sigma) for sigma in table.sigmas] == pytest.approx(range(1000), abs=1e-6)
+
+
+TABLES = {NoiseFacts(): TABLE, NoiseFacts(NoiseKind.ZERO_TERMINAL): zero_terminal_table(TABLE)}
+TABLES[NoiseFacts(NoiseKind.EDM, 0.01, 60.0, 0.25)] = edm_sigma_table(0.01, 60.0, 0.25)
+
+
+@pytest.mark.parametrize(("noise", "table"), TABLES.items())
+def test_each_kind_of_noise_has_its_table(noise: NoiseFacts, table: SigmaTable) -> None:
+    assert sigma_table(noise) == table
 
 
 @settings(deadline=None)

@@ -1,0 +1,131 @@
+"""The weights of one component as a run with patches would have them, made one at a time.
+
+Knows the arithmetic that runs use: float32, rounded once at the end, 8-bit floats and quantized weights by chance with
+the seed of the weight's name (`pool.patches.rounding`). Nothing is kept: what is in memory is one weight. Does not know
+files, nor what a weight is saved as.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pool.checkpoints.build import BuiltComponent, Checkpoint
+from pool.checkpoints.key_map import KeyMap
+from pool.checkpoints.safetensors_file import Shape
+from pool.errors import BadQuantization, PatchFailed
+from pool.ops.cast import apply_weight_functions
+from pool.ops.packed import PackedWeight
+from pool.patches.patch_set import PatchSet, WeightFunction
+from pool.patches.rounding import round_to, seed_of
+from pool.quantization.quantize import can_requantize, requantize
+from pool.saving.tensor_bytes import expect_in_range
+from pool.spec import Role
+
+_HOST = torch.device("cpu")
+
+
+class ComponentWeights:
+    """The parameters of one component of a checkpoint with `patches`.
+
+    Its module is built for this alone: what a pool does with its own is no matter here.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, role: Role, patches: PatchSet) -> None:
+        """Raises PatchFailed for a patch that fits no parameter, or would change a weight's shape."""
+        self.built: BuiltComponent = checkpoint.build(role)
+        self.patches = patches
+        self._hosts: dict[str, Tensor] = {name: p.data for name, p in self.built.module.named_parameters()}
+        shapes = self.shapes
+        patches.check(shapes)
+        for name in sorted(patches.parameters):
+            found = patches.patched_shape(name, shapes[name])
+            if found != shapes[name]:
+                raise PatchFailed(
+                    f"{patches.patches_for(name)[0].name}: it makes {found} of the shape {shapes[name]}, expected the "
+                    f"shape to stay where a model is saved"
+                )
+
+    @property
+    def key_map(self) -> KeyMap:
+        """Between the checkpoint's tensors and the parameters."""
+        return self.built.key_map
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of each parameter, in the order of the module."""
+        return {name: tuple(host.shape) for name, host in self._hosts.items()}
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of a parameter on the host: for a packed one, of what it stands for."""
+        return self._hosts[name].dtype
+
+    def is_patched(self, key: str) -> bool:
+        """Whether the checkpoint's tensor `key` becomes a parameter that a patch changes."""
+        return any(target.key in self.patches.parameters for target in self.key_map.targets(key))
+
+    def parameter(self, name: str, dtype: torch.dtype) -> Tensor:
+        """One parameter with its patches, in `dtype`: unpacked where it is packed.
+
+        Raises UnusableField when `dtype` cannot hold a number of it.
+        """
+        host, functions = self._hosts[name], self.patches.functions(name)
+        if not functions and not isinstance(host, PackedWeight):
+            before, result = host, host.to(dtype)
+        else:
+            before = self._values(host, functions, torch.float64 if dtype is torch.float64 else torch.float32)
+            result = round_to(before, dtype, seed_of(name))
+        expect_in_range(name, before, result)
+        return result
+
+    def source(self, key: str, dtype: torch.dtype) -> Tensor:
+        """The checkpoint's tensor `key` with the patches of what it becomes, in `dtype`. Raises as `parameter` does."""
+        return self.key_map.source(key, _Parameters(self, dtype))
+
+    def expect_packable(self, key: str, file: str) -> str:
+        """The parameter that is the checkpoint's quantized weight `key`, when patches can go into it.
+
+        Raises BadQuantization, naming the file and the way out, when its format is not made here, and when the module
+        has it in a form that the format cannot have.
+        """
+        targets = self.key_map.targets(key)
+        host = self._hosts[targets[0].key] if targets else None
+        if len(targets) != 1 or targets[0].operations or not isinstance(host, PackedWeight) or not can_requantize(host):
+            form = host.codec.name if isinstance(host, PackedWeight) else "a form of the file's own"
+            raise BadQuantization(
+                f"{file}: {key!r}: patches cannot be stored in a weight that is quantized like this ({form}), expected "
+                f"a format that is made here, or a dtype to save plain weights in"
+            )
+        return targets[0].key
+
+    def packed(self, name: str) -> PackedWeight:
+        """A packed parameter with its patches, in its own form again, as `expect_packable` has seen to."""
+        host = self._hosts[name]
+        assert isinstance(host, PackedWeight), f"{name} is not packed"
+        values = self._values(host, self.patches.functions(name), torch.float32)
+        return requantize(values, host, seed_of(name), name)
+
+    def _values(self, host: Tensor, functions: Sequence[WeightFunction], dtype: torch.dtype) -> Tensor:
+        return apply_weight_functions(host, functions, _HOST, dtype, _stays)
+
+
+class _Parameters(Mapping[str, Tensor]):
+    """The parameters of a component in one dtype; each is made when it is asked for."""
+
+    def __init__(self, weights: ComponentWeights, dtype: torch.dtype) -> None:
+        self._weights, self._dtype = weights, dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights.parameter(name, self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights.shapes)
+
+    def __len__(self) -> int:
+        return len(self._weights.shapes)
+
+
+def _stays(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device)

@@ -1,0 +1,76 @@
+"""What a saved file says of its making: metadata for programs and people. Torch-free.
+
+`modelspec.merged_from` is the key of the ModelSpec standard for titles; `modelpool.merged` says the same exactly, as
+JSON, and `modelpool.source` which file it was done to. A file that was merged before keeps its history. Hashes of
+contents that are no longer so are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MERGED_KEY = "modelpool.merged"
+SOURCE_KEY = "modelpool.source"
+MERGED_FROM_KEY = "modelspec.merged_from"
+#: of tensors as they were: ModelSpec's, and the two of kohya's trainers
+_CONTENT_HASHES = ("modelspec.hash_sha256", "sshs_model_hash", "sshs_legacy_hash")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Something that was merged into a model.
+
+    name      of the LoRA; of the component for patches that come from no file
+    sha256    of the LoRA's file; of patches from no file, their digest
+    strength  how strongly
+    """
+
+    name: str
+    sha256: str
+    strength: float
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The file that something was merged into."""
+
+    name: str
+    sha256: str | None
+
+
+def with_facts(
+    kept: Mapping[str, str],
+    source: Source,
+    merged: Sequence[Merged],
+    is_converted: bool,
+    given: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The metadata of a file that is made of `source`, whose own are `kept`; what is `given` goes before all.
+
+    is_converted  weights have other numbers or types than in the source, with nothing merged
+    """
+    facts = dict(kept)
+    if merged or is_converted:
+        for key in _CONTENT_HASHES:
+            facts.pop(key, None)
+    if merged:
+        earlier = _listed(facts.get(MERGED_KEY))
+        facts[MERGED_KEY] = json.dumps([*earlier, *map(asdict, merged)])
+        if not earlier or SOURCE_KEY not in facts:  # the first file of a row of merges
+            facts[SOURCE_KEY] = json.dumps(asdict(source))
+        titles = [facts[MERGED_FROM_KEY]] if facts.get(MERGED_FROM_KEY) else [source.name]
+        facts[MERGED_FROM_KEY] = ", ".join([*titles, *(each.name for each in merged)])
+    facts.update(given or {})
+    return facts
+
+
+def _listed(text: str | None) -> list[Any]:
+    """What was merged before; nothing where somebody else wrote something else there."""
+    try:
+        found = json.loads(text or "[]")
+    except (json.JSONDecodeError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []

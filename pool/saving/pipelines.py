@@ -1,0 +1,126 @@
+"""Which pipeline of diffusers a family is, and what its folder says of its parts. Torch-free.
+
+Facts that no tensor tells, as the published folders have them. Does not write anything.
+Source: model_index.json and scheduler_config.json of the published folders of each family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from pool.checkpoints.families import SD1, SD2, SDXL, SDXL_REFINER, Family, NoiseKind, Prediction
+from pool.errors import UnknownArchitecture
+from pool.spec import Role
+
+INDEX_FILE = "model_index.json"
+
+_NOTHING = (None, None)
+#: what schedulers call a prediction; those with levels of noise between two ends have words of their own
+_PREDICTIONS: Mapping[Prediction, str] = MappingProxyType(
+    {Prediction.NOISE: "epsilon", Prediction.VELOCITY: "v_prediction"}
+)
+_EDM_PREDICTIONS: Mapping[Prediction, str] = MappingProxyType(
+    {Prediction.EDM: "epsilon", Prediction.VELOCITY: "v_prediction"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFacts:
+    """A pipeline of diffusers.
+
+    name     its class
+    folders  the folder of each component
+    entries  what else its index says: parts that are not there, and settings
+    """
+
+    name: str
+    folders: Mapping[Role, str]
+    entries: Mapping[str, Any] = field(default_factory=dict)
+
+    def tokenizer_folder(self, role: Role) -> str:
+        """The folder of the tokenizer of the text encoder `role`."""
+        return self.folders[role].replace("text_encoder", "tokenizer")
+
+
+_MODELS = {Role.DIFFUSION_MODEL: "unet", Role.VAE: "vae"}
+_PLAIN = PipelineFacts(
+    "StableDiffusionPipeline",
+    {Role.TEXT_ENCODER: "text_encoder", **_MODELS},
+    {
+        "safety_checker": _NOTHING,
+        "feature_extractor": _NOTHING,
+        "image_encoder": _NOTHING,
+        "requires_safety_checker": False,
+    },
+)
+_PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
+    {
+        SD1.name: _PLAIN,
+        SD2.name: _PLAIN,
+        SDXL.name: PipelineFacts(
+            "StableDiffusionXLPipeline",
+            {Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: "text_encoder_2", **_MODELS},
+            {"feature_extractor": _NOTHING, "image_encoder": _NOTHING, "force_zeros_for_empty_prompt": True},
+        ),
+        # the refiner's one text encoder is the second one of SDXL
+        SDXL_REFINER.name: PipelineFacts(
+            "StableDiffusionXLImg2ImgPipeline",
+            {Role.TEXT_ENCODER: "text_encoder_2", **_MODELS},
+            {
+                "text_encoder": _NOTHING,
+                "tokenizer": _NOTHING,
+                "feature_extractor": _NOTHING,
+                "image_encoder": _NOTHING,
+                "force_zeros_for_empty_prompt": False,
+                "requires_aesthetics_score": True,
+            },
+        ),
+    }
+)
+
+
+def pipeline_facts(family: Family) -> PipelineFacts:
+    """The pipeline of `family`, or of the one that it was cut or trained out of. Raises UnknownArchitecture for a
+    family that no pipeline is known for here."""
+    found = _PIPELINES.get(family.name) or _PIPELINES.get(family.relative)
+    if found is None:
+        raise UnknownArchitecture(
+            f"{family.title} cannot be saved as a folder of diffusers yet, expected one of {', '.join(_PIPELINES)}"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFacts:
+    """A scheduler of diffusers: its class, and the arguments that say what a model was trained with."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+def scheduler_facts(family: Family) -> SchedulerFacts:
+    """The scheduler for `family`: Euler's steps over its levels of noise.
+
+    Raises UnknownArchitecture for a prediction that no scheduler of diffusers knows with that noise.
+    """
+    noise, prediction = family.sampling.noise, family.sampling.prediction
+    words = _EDM_PREDICTIONS if noise.kind is NoiseKind.EDM else _PREDICTIONS
+    if prediction not in words:
+        raise UnknownArchitecture(
+            f"{family.title} cannot be saved as a folder of diffusers: it predicts {prediction.value} with "
+            f"{noise.kind.value} noise, expected one of {', '.join(each.value for each in words)}"
+        )
+    if noise.kind is NoiseKind.EDM:
+        ends = {"sigma_min": noise.sigma_min, "sigma_max": noise.sigma_max, "sigma_data": noise.sigma_data}
+        schedule = "karras" if prediction is Prediction.EDM else "exponential"
+        settings = {**ends, "prediction_type": words[prediction], "sigma_schedule": schedule}
+        return SchedulerFacts("EDMEulerScheduler", settings)
+    betas = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "num_train_timesteps": 1000}
+    if noise.kind is NoiseKind.ZERO_TERMINAL:  # its first step begins where there is noise alone
+        steps: dict[str, Any] = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    else:
+        steps = {"steps_offset": 1, "timestep_spacing": "leading"}
+    return SchedulerFacts("EulerDiscreteScheduler", {**betas, **steps, "prediction_type": words[prediction]})

@@ -1,0 +1,141 @@
+"""What each tensor of a single-file checkpoint becomes when it is saved again.
+
+Rules, in this order:
+1. What no patch changes and no dtype was asked for is carried over byte for byte, in the order of the file; so is what
+   belongs to no component (tables of positions, schedules, marks of trainers).
+2. Averages of training (`model_ema.`) are copies of the weights before any patch: they are left out where weights
+   change, unless they are asked for.
+3. A patched weight keeps its type. A quantized one is quantized again in its own form.
+4. With a dtype the weights of components, and averages, get it, and quantized ones become plain; nothing else does.
+
+Plans only: bytes are made when the file is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+
+from pool.checkpoints.build import Checkpoint
+from pool.checkpoints.mapped_file import TORCH_DTYPES
+from pool.checkpoints.safetensors_file import TensorEntry
+from pool.ops.packed import PackedWeight
+from pool.patches.patch_set import PatchSet
+from pool.quantization.layers import METADATA_KEY as QUANTIZATION_KEY
+from pool.quantization.layers import QuantizedLayer
+from pool.saving.component_weights import ComponentWeights
+from pool.saving.stream_writer import TensorToWrite
+from pool.saving.tensor_bytes import carried, cast, made, tensor_blocks
+from pool.spec import Role
+
+EMA_PREFIX = "model_ema."
+
+
+class SingleFile:
+    """A checkpoint's file as it would be with `patches`, in `dtype` (its own types when None)."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, patches: Mapping[Role, PatchSet], dtype: torch.dtype | None, keep_ema: bool | None
+    ) -> None:
+        """`keep_ema` None keeps averages where no weight changes. Raises as `ComponentWeights` does."""
+        self._checkpoint, self._dtype = checkpoint, dtype
+        shapes = checkpoint.shapes
+        #: the component of each weight
+        self._roles = {key: role for role in checkpoint.roles for key in checkpoint.family.shapes_of(role, shapes)}
+        #: quantized layers that are weights of components
+        self._layers = {key: layer for key, layer in checkpoint.layers.items() if key in self._roles}
+        self._components = {
+            role: ComponentWeights(checkpoint, role, patches.get(role, PatchSet()))
+            for role in checkpoint.roles
+            if patches.get(role, PatchSet()).parameters or (dtype is not None and self._has_layers(role))
+        }
+        changes = dtype is not None or any(c.patches.parameters for c in self._components.values())
+        self._keeps_ema = not changes if keep_ema is None else keep_ema
+
+    def tensors(self) -> tuple[TensorToWrite, ...]:
+        """Every tensor that is written, in order. Raises BadQuantization for a quantized weight that cannot be."""
+        parts = self._parts()
+        return tuple(self._planned(self._checkpoint.header.tensors.values(), parts))
+
+    def metadata(self) -> dict[str, str]:
+        """The source's metadata, without what is no longer so."""
+        kept = dict(self._checkpoint.header.metadata)
+        if self._dtype is not None:
+            kept.pop(QUANTIZATION_KEY, None)
+        return kept
+
+    def _has_layers(self, role: Role) -> bool:
+        return any(self._roles[key] is role for key in self._layers)
+
+    def _parts(self) -> dict[str, TensorToWrite | None]:
+        """What becomes of the tensors that quantized weights are made of, by key: None leaves one out. Those that are
+        carried over are not here."""
+        if self._dtype is not None:
+            foreign = {
+                k for key, each in self._checkpoint.layers.items() if key not in self._layers for k in _keys(each)
+            }
+            inner = self._checkpoint.header.tensors.keys() - self._checkpoint.shapes.keys() - foreign
+            return {**dict.fromkeys(inner), **{key: self._plain(key) for key in self._layers}}
+        found: dict[str, TensorToWrite | None] = {}
+        for key, layer in self._layers.items():
+            component = self._components.get(self._roles[key])
+            if component is not None and component.is_patched(key):
+                found.update(self._packed(component, layer))
+        return found
+
+    def _packed(self, component: ComponentWeights, layer: QuantizedLayer) -> Iterator[tuple[str, TensorToWrite]]:
+        """The parts of a patched quantized weight. Each is quantized when it is its turn, so that none waits in memory:
+        the seed makes them parts of one weight."""
+        header = self._checkpoint.header
+        name = component.expect_packable(layer.key, header.path)
+        for part, key in layer.parts.items():
+            yield key, _part(component, name, part, header.tensors[key])
+
+    def _plain(self, key: str) -> TensorToWrite:
+        """A quantized weight as plain numbers."""
+        assert self._dtype is not None
+        return self._from_component(key, self._dtype)
+
+    def _from_component(self, key: str, dtype: torch.dtype) -> TensorToWrite:
+        component = self._components[self._roles[key]]
+        return made(key, dtype, component.key_map.sources[key], lambda: component.source(key, dtype))
+
+    def _planned(
+        self, entries: Iterable[TensorEntry], parts: Mapping[str, TensorToWrite | None]
+    ) -> Iterator[TensorToWrite]:
+        for entry in entries:
+            if entry.name in parts:
+                part = parts[entry.name]
+                if part is not None:
+                    yield part
+            elif not entry.name.startswith(EMA_PREFIX) or self._keeps_ema:
+                yield self._tensor(entry)
+
+    def _tensor(self, entry: TensorEntry) -> TensorToWrite:
+        """A tensor that is no part of a quantized weight, or of one that stays as it is."""
+        key, own = entry.name, TORCH_DTYPES.get(entry.dtype)
+        role = self._roles.get(key)
+        component = None if role is None else self._components.get(role)
+        if component is not None and key not in self._layers and component.is_patched(key):
+            assert own is not None, f"{key}: detect lets no {entry.dtype} through"
+            return self._from_component(key, self._dtype or own)
+        is_weight = role is not None or key.startswith(EMA_PREFIX)
+        if self._dtype is None or not is_weight or own is None or own is self._dtype or not own.is_floating_point:
+            return carried(self._checkpoint.mapped, key)
+        return cast(self._checkpoint.mapped, key, self._dtype)
+
+
+def _keys(layer: QuantizedLayer) -> Iterable[str]:
+    return (layer.key, *layer.parts.values(), *layer.other)
+
+
+def _part(component: ComponentWeights, name: str, part: str, entry: TensorEntry) -> TensorToWrite:
+    """One part of the patched packed parameter `name`, in the form that `entry` has in the file."""
+
+    def blocks() -> Iterator[memoryview]:
+        packed: PackedWeight = component.packed(name)
+        return tensor_blocks(packed.parts[part].reshape(entry.shape))
+
+    make: Callable[[], Iterator[memoryview]] = blocks
+    return TensorToWrite(entry.name, entry.dtype, entry.shape, make)

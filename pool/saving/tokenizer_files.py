@@ -1,0 +1,40 @@
+"""The files of CLIP's tokenizer as folders of diffusers have them, from the vendored vocabulary. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pool.checkpoints.families import CLIP_END_ID
+from pool.text.tokenizer import BEGIN_TOKEN, END_TOKEN, build_vocabulary, read_merges
+
+#: what CLIP reads at most, begin and end included
+MAX_TOKENS = 77
+
+
+def write_clip_tokenizer(folder: Path, pad_id: int) -> None:
+    """Write the tokenizer of a CLIP text model whose texts are filled up with the token `pad_id` into a new `folder`.
+
+    `transformers.CLIPTokenizer.from_pretrained` reads it.
+    """
+    folder.mkdir()
+    merges = read_merges()
+    vocabulary = build_vocabulary(merges)
+    pad = END_TOKEN if pad_id == CLIP_END_ID else next(t for t, number in vocabulary.items() if number == pad_id)
+    special = {"bos_token": BEGIN_TOKEN, "eos_token": END_TOKEN, "pad_token": pad, "unk_token": END_TOKEN}
+    settings = {
+        **special,
+        "add_prefix_space": False,
+        "do_lower_case": True,
+        "errors": "replace",
+        "model_max_length": MAX_TOKENS,
+        "tokenizer_class": "CLIPTokenizer",
+    }
+    _write(folder / "vocab.json", json.dumps(vocabulary))
+    _write(folder / "merges.txt", "\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges), ""]))
+    _write(folder / "special_tokens_map.json", json.dumps(special, indent=2))
+    _write(folder / "tokenizer_config.json", json.dumps(settings, indent=2))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")

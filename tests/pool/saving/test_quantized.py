@@ -1,0 +1,134 @@
+"""Saving quantized checkpoints: layers without patches are carried as they are, patched ones are quantized again.
+
+Proves: nothing but the patched layers changes, and those are what a resident patched weight is, byte for byte; with a
+dtype they become plain numbers and no mark of a format stays; a layer that patches cannot go into is refused before
+anything is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pool.checkpoints.build import open_checkpoint
+from pool.errors import BadQuantization
+from pool.ops.packed import PackedWeight
+from pool.patches.patch_set import PatchSet
+from pool.patches.rounding import seed_of
+from pool.quantization.published import save
+from pool.quantization.quantize import PER_ROW, quantize, requantize
+from pool.saving.checkpoint_file import save_checkpoint
+from pool.saving.diffusers_folder import save_diffusers
+from pool.spec import Role
+from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.saving.models import bits, changed, opened
+from tests.pool.toy import make_patch
+
+UNET = "model.diffusion_model."
+BLOCK = "input_blocks.1.1.transformer_blocks.0.attn1."
+OWN = "down_blocks.0.attentions.0.transformer_blocks.0.attn1."
+PATCHES = {Role.DIFFUSION_MODEL: PatchSet((make_patch(f"{OWN}to_q.weight", (48, 48), "p"),))}
+FORMS: dict[str, dict[str, object]] = {"float8_e4m3fn": {}, "int8_tensorwise": {PER_ROW: True}, "mxfp8": {}}
+
+
+def quantized(tensors: dict[str, Tensor], form: str) -> dict[str, Tensor]:
+    """`tensors` with the first attention of the UNet in a format, as published."""
+    chosen = {
+        key: quantize(tensor, form, FORMS[form])
+        for key, tensor in tensors.items()
+        if key.startswith(UNET + BLOCK) and tensor.dim() == 2
+    }
+    assert len(chosen) == 4
+    return save({**tensors, **chosen})
+
+
+@pytest.fixture(params=FORMS)
+def source(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    plain = write_tiny_checkpoint(tmp_path / "plain.safetensors")
+    save_file(quantized(load_file(plain), request.param), tmp_path / "a.safetensors", {"format": "pt"})
+    return tmp_path / "a.safetensors"
+
+
+def test_layers_without_patches_are_carried_as_they_are(tmp_path: Path, source: Path) -> None:
+    save_checkpoint(opened(source), tmp_path / "b.safetensors")
+    assert (tmp_path / "b.safetensors").read_bytes() == source.read_bytes()
+
+
+def test_a_patched_layer_is_quantized_again_and_no_other(tmp_path: Path, source: Path) -> None:
+    out = tmp_path / "b.safetensors"
+    save_checkpoint(opened(source), out, patches=PATCHES)
+    differing = changed(source, out)
+    assert f"{UNET}{BLOCK}to_q.weight" in differing
+    assert differing <= {f"{UNET}{BLOCK}to_q.weight", f"{UNET}{BLOCK}to_q.weight_scale"}
+    name = f"{OWN}to_q.weight"
+    host = open_checkpoint(source).build(Role.DIFFUSION_MODEL).module.get_parameter(name).data
+    assert isinstance(host, PackedWeight)
+    wanted = requantize(
+        PATCHES[Role.DIFFUSION_MODEL].functions(name)[0](host.unpack(torch.float32)), host, seed_of(name)
+    )
+    found = open_checkpoint(out).build(Role.DIFFUSION_MODEL).module.get_parameter(name).data
+    assert isinstance(found, PackedWeight)
+    assert {k: bits(p) for k, p in found.parts.items()} == {k: bits(p) for k, p in wanted.parts.items()}
+
+
+def test_with_a_dtype_quantized_weights_become_plain(tmp_path: Path, source: Path) -> None:
+    out = tmp_path / "b.safetensors"
+    save_checkpoint(opened(source), out, dtype=torch.bfloat16)
+    saved, plain = load_file(out), load_file(tmp_path / "plain.safetensors")
+    assert {key: tuple(value.shape) for key, value in saved.items()} == {k: tuple(v.shape) for k, v in plain.items()}
+    assert not open_checkpoint(out).layers
+    module = open_checkpoint(source).build(Role.DIFFUSION_MODEL).module
+    for part in ("to_q", "to_k", "to_v", "to_out.0"):
+        packed = module.get_parameter(f"{OWN}{part}.weight").data
+        assert isinstance(packed, PackedWeight)
+        assert torch.equal(saved[f"{UNET}{BLOCK}{part}.weight"], packed.unpack(torch.float32).bfloat16())
+
+
+def test_a_folder_of_diffusers_has_plain_weights(tmp_path: Path, source: Path) -> None:
+    save_diffusers(opened(source), tmp_path / "folder", patches=PATCHES)
+    saved = load_file(tmp_path / "folder" / "unet" / "diffusion_pytorch_model.safetensors")
+    packed = open_checkpoint(source).build(Role.DIFFUSION_MODEL).module.get_parameter(f"{OWN}to_q.weight").data
+    assert isinstance(packed, PackedWeight)
+    patched = PATCHES[Role.DIFFUSION_MODEL].functions(f"{OWN}to_q.weight")[0](packed.unpack(torch.float32))
+    assert torch.equal(saved[f"{OWN}to_q.weight"], patched.to(packed.dtype))
+
+
+def test_what_the_header_says_of_formats_goes_with_them(tmp_path: Path) -> None:
+    plain = write_tiny_checkpoint(tmp_path / "plain.safetensors")
+    tensors = quantized(load_file(plain), "float8_e4m3fn")
+    marks = [key for key in tensors if key.endswith(".comfy_quant")]
+    layers = ",".join(f'"{key.removesuffix(".comfy_quant")}":{{"format":"float8_e4m3fn"}}' for key in marks)
+    for key in marks:
+        del tensors[key]
+    source, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file(tensors, source, {"_quantization_metadata": f'{{"layers":{{{layers}}}}}', "note": "kept"})
+    save_checkpoint(opened(source), out, patches=PATCHES)
+    assert len(open_checkpoint(out).layers) == 4
+    save_checkpoint(opened(source), out, dtype=torch.float16, overwrite=True)
+    with safe_open(out, "pt") as file:
+        assert file.metadata() == {"note": "kept"}
+    assert load_file(out).keys() == load_file(plain).keys()
+
+
+def test_a_layer_that_the_model_has_in_another_form_is_refused(tmp_path: Path) -> None:
+    """The VAE's attention is of 1x1 convolutions in the file and of matrices in the module: this format has rows only,
+    so that it is loaded as plain numbers, and cannot be patched where it is stored."""
+    plain = write_tiny_checkpoint(tmp_path / "plain.safetensors")
+    key, name = "first_stage_model.decoder.mid.attn_1.q.weight", "decoder.mid_block.attentions.0.to_q.weight"
+    tensors = load_file(plain)
+    tensors = save({**tensors, key: quantize(tensors[key], "float8_e4m3fn")})
+    source, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file(tensors, source)
+    patches = {Role.VAE: PatchSet((make_patch(name, (64, 64), "v"),))}
+    with pytest.raises(BadQuantization, match=r"attn_1\.q\.weight.*expected a format that is made here, or a dtype"):
+        save_checkpoint(opened(source), out, patches=patches)
+    assert not out.exists()
+    save_checkpoint(opened(source), out, patches=patches, dtype=torch.float32)
+    values = load_file(out)[key].flatten(1)
+    wanted = open_checkpoint(source).build(Role.VAE).module.get_parameter(name).data.float()
+    assert torch.equal(values, patches[Role.VAE].functions(name)[0](wanted.clone()))
