@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ from pool.checkpoints.families import Family, LatentFacts
 from pool.checkpoints.files.weights_file import read_weights_header
 from pool.checkpoints.infer import latent_facts
 from pool.checkpoints.lora_names import style_of
-from pool.checkpoints.safetensors_file import Header, TensorEntry, stored_bytes
-from pool.checkpoints.small_tensors import settled
+from pool.checkpoints.safetensors_file import Header, TensorEntry
+from pool.checkpoints.small_tensors import read_number, settled
 from pool.errors import UnknownArchitecture
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.spec import Role
@@ -159,26 +158,10 @@ def describe_lora(path: str | os.PathLike[str], *, allow_pickle: bool = False) -
         algorithms=_algorithms(parts),
         modules=Counter(style_of(base)[0] for base in parts),
         ranks=Counter(sorted(rank for own in parts.values() if (rank := _rank(own)) is not None)),
-        alphas=Counter(sorted(read_number(header, own["alpha"]) for own in parts.values() if "alpha" in own)),
+        alphas=Counter(sorted(read_number(header, own["alpha"].name) for own in parts.values() if "alpha" in own)),
         unknown=tuple(unknown),
         metadata=header.metadata,
     )
-
-
-def read_number(header: Header, entry: TensorEntry) -> float:
-    """The one number that the tensor `entry` of the file holds.
-
-    Raises UnknownArchitecture when it holds another count of numbers, or numbers of a type that is not a float.
-    """
-    formats = {"F16": "<e", "F32": "<f", "F64": "<d", "BF16": "<f"}
-    if entry.elements != 1 or entry.dtype not in formats:
-        raise UnknownArchitecture(
-            f"{header.path}: tensor {entry.name!r}: found {entry.dtype} of shape {entry.shape}, expected one number"
-        )
-    data = stored_bytes(header, entry.name)
-    # bfloat16 is the upper half of a float32
-    padded = b"\0\0" + data if entry.dtype == "BF16" else data
-    return float(struct.unpack(formats[entry.dtype], padded)[0])
 
 
 def _component(family: Family, role: Role, header: Header, layers: Mapping[str, QuantizedLayer]) -> ComponentInfo:

@@ -66,6 +66,16 @@ def read_numbers(header: Header, name: str) -> list[float]:
     return list(struct.unpack(f"<{entry.elements}{letter}", padded))
 
 
+def read_number(header: Header, name: str) -> float:
+    """The one number that the tensor `name` of the file holds. Raises as `read_numbers`, and for another count."""
+    entry = header.tensors[name]
+    if entry.elements != 1:
+        raise UnknownArchitecture(
+            f"{header.path}: tensor {name!r}: found {entry.dtype} of shape {entry.shape}, expected one number"
+        )
+    return read_numbers(header, name)[0]
+
+
 def _of_e4m3(byte: int) -> float:
     """The number that a byte of float8_e4m3fn stands for."""
     sign, exponent, fraction = -1.0 if byte & 0x80 else 1.0, byte >> 3 & 15, byte & 7
@@ -100,12 +110,7 @@ def _with_ends_of_noise(family: Family, header: Header) -> Family:
 
 
 def _number(header: Header, name: str, otherwise: float) -> float:
-    if name not in header.tensors:
-        return otherwise
-    numbers = read_numbers(header, name)
-    if len(numbers) != 1:
-        raise UnknownArchitecture(f"{header.path}: tensor {name!r}: found {len(numbers)} numbers, expected one")
-    return numbers[0]
+    return read_number(header, name) if name in header.tensors else otherwise
 
 
 def _with_latent_measures(family: Family, header: Header) -> Family:

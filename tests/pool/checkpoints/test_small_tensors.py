@@ -74,7 +74,7 @@ BAD = {
     "no spread": ({"edm_std": torch.zeros(4)}, "edm_std: found .* expected numbers above 0"),
     "ends that fall": ({"edm_vpred.sigma_max": torch.tensor(0.001)}, "noise from 0.002 to 0.00.*, expected a rising"),
     "end at infinity": ({"edm_vpred.sigma_max": torch.tensor(float("inf"))}, "expected a rising range"),
-    "two ends": ({"edm_vpred.sigma_min": torch.ones(2)}, "'edm_vpred.sigma_min': found 2 numbers, expected one"),
+    "two ends": ({"edm_vpred.sigma_min": torch.ones(2)}, r"sigma_min': found F32 of shape \(2,\), expected one number"),
 }
 
 
