@@ -295,7 +295,8 @@ def result_bytes(result: Result) -> int:
     """Bytes of the arrays in `result`."""
     match result:
         case Encoded():
-            return result.context_LD.nbytes
+            pooled_bytes = 0 if result.pooled_V is None else result.pooled_V.nbytes
+            return result.context_LD.nbytes + pooled_bytes
         case Latent():
             return result.samples_CHW.nbytes
         case Picture():

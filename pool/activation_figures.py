@@ -118,7 +118,7 @@ class ActivationFigures:
         if isinstance(work, SampleWork) and work.cfg != 1:
             yield Division(0, batch=1, slowdown=APART_SLOWDOWN)
         if isinstance(work, DecodeWork):
-            cells = latent_cells(work.width, work.height, self._open(model).checkpoint.latent)
+            cells = latent_cells(work.width, work.height, self._open(model).latent)
             yield from (Division(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in TILES if t < max(cells))
 
     def _counted_ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int]) -> tuple[Division, ...]:
@@ -153,7 +153,7 @@ class ActivationFigures:
 
     def _counted(self, model: ModelRef, work: Work, lengths: Sequence[int], way: Division) -> int:
         opened = self._open(model)
-        latent, family = opened.checkpoint.latent, opened.checkpoint.family
+        latent, family = opened.latent, opened.checkpoint.family
         match work:
             case EncodeWork():
                 encoders = [(self._module(opened, role), family.texts[role]) for role in family.text_encoders]
@@ -184,7 +184,7 @@ class ActivationFigures:
         component = opened.component(role_of(work))
         dtype, module = component.form.compute_dtype, component.built.module
         facts = opened.checkpoint.family.sampling
-        call = stage_call(work, dtype, opened.checkpoint.latent, facts, context_tokens, pictures)
+        call = stage_call(work, dtype, opened.latent, facts, context_tokens, pictures)
         counted = StageModule(module, dtype, attention_form(self._device_kind)).peak_bytes(call)
         return with_margin(counted, self._device_kind)
 
@@ -193,7 +193,7 @@ class ActivationFigures:
         opened = self._open(model)
         component = opened.component(role_of(work))
         facts = opened.checkpoint.family.sampling
-        call = stage_call(work, component.form.compute_dtype, opened.checkpoint.latent, facts)
+        call = stage_call(work, component.form.compute_dtype, opened.latent, facts)
         flops = module_work(component.built.module, component.form.compute_dtype, call)
         sizes = {m.name: m for m in module_bytes(component.weights, component.form)}
         order = (*(name for name in flops if name in sizes), *(name for name in sizes if name not in flops))

@@ -112,7 +112,7 @@ def sample_bytes(
     batch = len(run) if common is not None else 1
     for length in set(run):
         model_bytes[batch, length] = _model_call_bytes(diffusion_model, (latent.channels, *cells), batch, length, facts)
-    width = _text_width(diffusion_model.module)
+    width = text_width(diffusion_model.module)
     contexts = [torch.empty(length, width) for length in lengths]
     return _loop_bytes(predict_noise, work, (latent.channels, *cells), contexts, most_at_once)
 
@@ -168,7 +168,7 @@ def stage_call(
                 module,
                 empty(batch, *shape_CHW),
                 empty(batch, dtype=torch.float32),
-                empty(batch, context_tokens, _text_width(module)),
+                empty(batch, context_tokens, text_width(module)),
                 empty_extras(facts.size_conditions, module, batch, META),
             )
         case DecodeWork():
@@ -189,7 +189,7 @@ def _model_call_bytes(
     """What one call of the diffusion model adds to the inputs that the sampler made for it."""
     x_BCHW = torch.empty((batch, *shape_CHW), dtype=torch.float32, device=META)
     timestep_B = torch.empty((batch,), dtype=torch.float32, device=META)
-    context_BLD = torch.empty((batch, length, _text_width(model.module)), dtype=torch.float32, device=META)
+    context_BLD = torch.empty((batch, length, text_width(model.module)), dtype=torch.float32, device=META)
     dtype, extras = model.compute_dtype, empty_extras(facts.size_conditions, model.module, batch, META)
     return model.peak_bytes(lambda m: call_unet(m, x_BCHW.to(dtype), timestep_B, context_BLD.to(dtype), extras))
 
@@ -229,5 +229,6 @@ def _loop_bytes(
     raise AssertionError("the loop ended before it was stopped")
 
 
-def _text_width(model: nn.Module) -> int:
+def text_width(model: nn.Module) -> int:
+    """The width of the texts that a diffusion model reads."""
     return int(model.config.cross_attention_dim)  # type: ignore[union-attr, arg-type] # diffusers is not typed

@@ -153,7 +153,7 @@ class Catalog:
         spec = self.components(model)[role_of(work)]
         if isinstance(work, EncodeWork):
             return _PRIOR_SECONDS
-        cells = math.prod(latent_cells(work.width, work.height, self._open(model).checkpoint.latent))
+        cells = math.prod(latent_cells(work.width, work.height, self._open(model).latent))
         passes = work.steps * (1 if work.cfg == 1 else 2) if isinstance(work, SampleWork) else 16
         return _PRIOR_SECONDS + passes * cells * spec.weight_bytes * _PRIOR_SECONDS_PER_CELL_BYTE
 

@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 import torch
 
 from pool.activation_book import ActivationError
-from pool.activation_needs import stage_call
+from pool.activation_needs import stage_call, text_width
 from pool.checkpoints.describe import native_size
 from pool.checkpoints.families import LatentFacts
 from pool.compute_tools import ComputeTools
@@ -40,6 +40,7 @@ from pool.ops.attention import attention_priority
 from pool.out_of_memory import give_back_unused
 from pool.patcher import ModelPatcher
 from pool.residency import Residency
+from pool.sampling.extras import pooled_width
 from pool.spec import ComponentKey, Division, Role, RunCost, TaskSpec
 from pool.stages import TextEncoder, decode_together, encode_together, sample_together
 from pool.stopping import stop_if_asked
@@ -206,7 +207,14 @@ class Engine:
 
     def latent_facts(self, model: ModelRef) -> LatentFacts:
         """The latents of `model`. Opens the file when it is new."""
-        return self._opened(model).checkpoint.latent
+        return self._opened(model).latent
+
+    def text_widths(self, model: ModelRef) -> tuple[int, int]:
+        """The widths of a text and of its pooled form that the diffusion model of `model` reads; 0 for no such form."""
+        opened = self._opened(model)
+        module = opened.component(Role.DIFFUSION_MODEL).built.module
+        conditions = opened.checkpoint.family.sampling.size_conditions
+        return text_width(module), pooled_width(conditions, module)
 
     @property
     def device(self) -> OpenDevice:
@@ -237,7 +245,7 @@ class Engine:
                 stage_call(
                     _usual_work(opened, role),
                     component.form.compute_dtype,
-                    opened.checkpoint.latent,
+                    opened.latent,
                     opened.checkpoint.family.sampling,
                 ),
             )
@@ -290,8 +298,8 @@ class Engine:
         self, members: Sequence[Member], patchers: Patchers, hooks: RunHooks, division: Division | None
     ) -> tuple[Result, ...]:
         works, inputs = [member.work for member in members], [member.inputs for member in members]
-        checkpoint = self._opened(works[0].model).checkpoint
-        latent, family = checkpoint.latent, checkpoint.family
+        opened = self._opened(works[0].model)
+        latent, family = opened.latent, opened.checkpoint.family
         match works[0]:
             case EncodeWork():
                 encoders = [TextEncoder(patcher, family.texts[patcher.spec().role]) for patcher in patchers]

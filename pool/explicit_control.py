@@ -178,9 +178,9 @@ class LoadedModel:
         Raises UserError naming a field, DoesNotFit, RanOutOfMemory, and Stopped after `cancel`.
         """
         work = self._sample_work(width, height, steps, cfg, sampler, seed)
-        inputs = [_encoded("prompt", prompt)]
+        inputs = [self._text("prompt", prompt)]
         if work.cfg != 1:
-            inputs.append(_encoded("negative", negative, ", since cfg is not 1"))
+            inputs.append(self._text("negative", negative, ", since cfg is not 1"))
         result = self._run(work, tuple(inputs), (self.diffusion_model,), on_step, passes=work.steps)
         assert isinstance(result, Latent)
         return result
@@ -289,6 +289,17 @@ class LoadedModel:
             patchers = tuple(component.patcher for component in components)
             return self._engine.run_as_is(task, work, inputs, patchers, hooks)
 
+    def _text(self, field: str, found: Any, why: str = "") -> Encoded:
+        """A text that this model, or one that reads texts as it does, has encoded."""
+        if not isinstance(found, Encoded):
+            raise unusable_field(field, _short(found), f"a text that `encode` made{why}")
+        widths = found.context_LD.shape[-1], 0 if found.pooled_V is None else len(found.pooled_V)
+        expected = self._engine.text_widths(self._model)
+        if widths != expected:
+            found_words, expected_words = (f"a text {w} wide with {p} of a pooled text" for w, p in (widths, expected))
+            raise unusable_field(field, found_words, f"{expected_words}, as `encode` of this model makes it")
+        return found
+
     def _sample_work(
         self, width: int | None, height: int | None, steps: int, cfg: float, sampler: str, seed: int | None
     ) -> SampleWork:
@@ -336,12 +347,6 @@ def _weights_file(field: str, path: Any) -> str:
     if (Path(given).suffix != WEIGHTS_SUFFIX and not is_index(given)) or not Path(given).is_file():
         raise unusable_field(field, given, expected)
     return given
-
-
-def _encoded(field: str, found: Any, why: str = "") -> Encoded:
-    if not isinstance(found, Encoded):
-        raise unusable_field(field, _short(found), f"a text that `encode` made{why}")
-    return found
 
 
 def _short(found: Any) -> Any:

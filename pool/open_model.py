@@ -59,6 +59,8 @@ class OpenModel:
         self.ref = ref
         # whoever made the reference (`pool.catalog`) has allowed what it leads to; nothing in a pickle is run
         self.checkpoint: Checkpoint = open_checkpoint(Path(ref.path), allow_pickle=True)
+        #: what its latents mean
+        self.latent = self.checkpoint.latent
         self._device = capabilities_of(device)
         self._components: dict[Role, Component] = {}
         self._matches: dict[str, LoraMatch] = {}

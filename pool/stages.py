@@ -243,6 +243,7 @@ def _pooled(text: Encoded) -> Tensor | None:
 def _stacked(texts: Sequence[Tensor | None]) -> Tensor | None:
     """Texts of one length as a batch; None when there are none."""
     found = [text_LD for text_LD in texts if text_LD is not None]
+    assert len(found) in (0, len(texts)), "some pictures of a batch are told what others are not"
     return torch.stack(found) if found else None
 
 

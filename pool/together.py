@@ -134,7 +134,7 @@ def _size(result: Result) -> tuple[int, ...]:
     """The shape of a result's array."""
     match result:
         case Encoded():
-            return result.context_LD.shape
+            return result.context_LD.shape + (() if result.pooled_V is None else result.pooled_V.shape)
         case Latent():
             return result.samples_CHW.shape
         case Picture():

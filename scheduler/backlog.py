@@ -95,7 +95,7 @@ class Backlog:
             line.tasks.add(task)
         else:
             line.tasks.add(task)
-        if task.goes_first:
+        if task.goes_first or task.overdue:
             self.hurried.add(task, AT_ONCE)
         elif task.hurried_by < inf:
             self.hurried.add(task, task.hurried_by)
@@ -121,11 +121,12 @@ class Backlog:
     def start(self, task: Task, capacity_bytes: int, workers: int, limit: float) -> None:
         """Take out a task that a worker of this capacity starts, one of so many that are up. Whom it passes over is
         counted, if that waits longest of all that fit there and were not asked for together with it; who was passed
-        over as often as `limit` goes before all others of its priority."""
+        over as often as `limit` goes before all others of its priority from then on, wherever it is filed."""
         passed = self._passed_by(task, capacity_bytes)
         if passed is not None:
             passed.passed += 1.0 / workers
             if passed.passed >= limit:
+                passed.overdue = True
                 self.hurried.add(passed, AT_ONCE)
         self.remove(task)
 

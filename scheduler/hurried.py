@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from math import inf
+from typing import TypeAlias
 
 from scheduler.jobs import Order, Task
 
 #: deadline, order, task
-Entry = tuple[float, Order, Task]
+Entry: TypeAlias = tuple[float, Order, Task]
 
 #: the deadline of a task that goes first whatever the time: it lost its worker, or was passed over too often
 AT_ONCE = -inf
@@ -31,6 +32,10 @@ class Hurried:
 
     def __contains__(self, task: Task) -> bool:
         return task in self._deadlines
+
+    def deadline_of(self, task: Task) -> float | None:
+        """The deadline that it is hurried by; None where it is not hurried."""
+        return self._deadlines.get(task)
 
     def add(self, task: Task, deadline: float) -> None:
         """Let it go first. Of two deadlines of one task the sooner counts."""

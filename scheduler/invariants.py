@@ -5,17 +5,20 @@ Called after each event in tests; a shell may call it when idle, or before it re
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from pool.division import choose_division
 from pool.residency import Resident, needed_bytes, plan
 from pool.spec import JobId, Rung, Stage
+from scheduler.hurried import AT_ONCE
 from scheduler.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
 from scheduler.signatures import predict
 from scheduler.state import SchedulerState
 from scheduler.story import dump
 from scheduler.ticks import LEAST_TICK_SECONDS
 from scheduler.turn_invariants import validate_turns
+from scheduler.whereabouts import ALIKE
 from scheduler.workers import Worker, WorkerStatus
 
 
@@ -144,7 +147,9 @@ def _backlog(state: SchedulerState) -> None:
     assert len(filed) + len(pinned) == len(ready), f"{len(ready)} tasks are ready, {len(filed)} + {len(pinned)} wait"
     assert {t.name for t in (*filed, *pinned)} == {t.name for t in ready}, "others than the ready tasks wait"
     assert all(t.pinned_to is None for t in filed), "the backlog holds a task that waits for one worker"
-    for task in state.demand.pinned:
+    waiting = list(state.demand.pinned)
+    assert len(waiting) == len(state.demand.pinned), f"{len(waiting)} are pinned, {len(state.demand.pinned)} counted"
+    for task in waiting:
         _pinned(state, task)
     live = [w for s in (WorkerStatus.IDLE, WorkerStatus.BUSY) for w in state.fleet.usable(s)]
     capacities = tuple(sorted({w.capacity_bytes or 0 for w in live}))
@@ -162,9 +167,25 @@ def _backlog(state: SchedulerState) -> None:
     for component in state.costs.components:
         first = [t for t in firsts if t.signature.uses and t.signature.uses[0].component == component]
         assert [line.head for line in backlog.of_component(component, len(filed))] == first, f"lines of {component}"
-    for _, _, task in backlog.hurried:
+    _hurried(state, filed)
+
+
+def _hurried(state: SchedulerState, filed: list[Task]) -> None:
+    """Exactly those tasks of the backlog are hurried that have a reason, by the soonest of their deadlines."""
+    hurried, limit = state.demand.backlog.hurried, state.config.overtaking_limit
+    for task in filed:
+        assert task.overdue == (task.passed >= limit), _story(state, task.name, f"was passed over {task.passed} times")
+        due = AT_ONCE if task.goes_first or task.overdue else task.hurried_by
+        expected = due if due < math.inf else None
+        known = hurried.deadline_of(task)
+        assert known == expected, _story(state, task.name, f"is hurried by {known}, expected {expected}")
+    for deadline, order, task in hurried:
         assert task in filed, _story(state, task.name, "is hurried and does not wait")
-    assert list(backlog.hurried) == sorted(backlog.hurried), "hurried tasks are out of order"
+        assert order == task.order, _story(state, task.name, "is hurried under another order")
+        known = hurried.deadline_of(task)
+        assert known == deadline, _story(state, task.name, f"is hurried by {deadline} and {known}")
+    assert len(hurried) == sum(task in hurried for task in filed), "a task is hurried twice, or not found there"
+    assert list(hurried) == sorted(hurried), "hurried tasks are out of order"
 
 
 def _whereabouts(state: SchedulerState) -> None:
@@ -174,9 +195,17 @@ def _whereabouts(state: SchedulerState) -> None:
     assert set(where.idle_workers()) == set(idle), f"idle are {[w.name for w in idle]}"
     assert where.idle_count == len(idle), f"{where.idle_count} are counted as idle"
     assert where.busy_count == len(busy), f"{where.busy_count} are counted as busy"
+    up = [*idle, *busy]
+    assert where.count == len(up), f"{where.count} are counted, {len(up)} are up"
+    largest_bytes = max((w.capacity_bytes or 0 for w in idle), default=0)
+    assert where.largest_idle_bytes == largest_bytes, f"{where.largest_idle_bytes} B are free, not {largest_bytes} B"
+    sizes = [w.capacity_bytes or 0 for w in up]
+    devices = {"" if w.spec is None else w.spec.device_name for w in up}
+    are_alike = len(devices) < 2 and max(sizes, default=0) <= ALIKE * min(sizes, default=0)
+    assert where.are_alike == are_alike, f"{sizes} B on {sorted(devices)} are {'' if are_alike else 'not '}alike"
     known = sorted((w.expected_end, w.worker_id) for w in busy if w.expected_end is not None)
     assert [(end, name) for end, name, _ in where.busy] == known, f"busy until {known}"
-    holders = {c: {w for w in (*idle, *busy) if c in w.entries} for w in (*idle, *busy) for c in w.entries}
+    holders = {c: {w for w in up if c in w.entries} for w in up for c in w.entries}
     assert {c: set(found) for c, found in where.holders.items()} == holders, "holders of components"
     for sort, workers in where.idle.items():
         for worker in workers:

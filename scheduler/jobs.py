@@ -183,6 +183,8 @@ class Task:
     stop_asked_at: float | None = None
     #: how often later tasks of others started while it was the oldest that fitted there, over the workers that are up
     passed: float = 0.0
+    #: before all others of its priority, as often as it is filed anew: it was passed over as often as the limit allows
+    overdue: bool = False
     #: before all others of its priority: its last run was lost with its worker
     goes_first: bool = False
     #: a run that it shared with others failed: it runs by itself from now on

@@ -10,6 +10,7 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """A slotted dataclass that compares and hashes by its fields, and that the type checker takes for frozen. At run
-    time it is not: a frozen one takes three times as long to make, since it sets each field by a call."""
+    """A slotted dataclass that compares and hashes by its fields. Nobody writes to one that is made: the type checker,
+    which takes it for frozen, refuses that. Run time does not; that is given up for speed, since a frozen dataclass
+    sets each field by a call and takes three times as long to make."""
     return dataclass(slots=True, unsafe_hash=True)(cls)

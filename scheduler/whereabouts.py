@@ -21,7 +21,7 @@ Sort: TypeAlias = tuple[int, str]
 
 
 #: memories of one size: the larger one over the smaller
-_ALIKE = 1.05
+ALIKE = 1.05
 
 
 class _Filed:
@@ -172,7 +172,7 @@ class Whereabouts:
     def _compare_sorts(self) -> None:
         sizes = [capacity_bytes for capacity_bytes, _ in self._sorts]
         few_devices = len({device for _, device in self._sorts}) < 2
-        self._are_alike = few_devices and max(sizes, default=0) <= _ALIKE * min(sizes, default=0)
+        self._are_alike = few_devices and max(sizes, default=0) <= ALIKE * min(sizes, default=0)
 
     def _unfile_state(self, worker: Worker, filed: _Filed) -> None:
         if filed.is_idle:

@@ -142,7 +142,8 @@ class Worker:
     def believe(self, residency: Residency | None) -> None:
         """Take this for what is on the GPU. Entries are compared with every event, and fast where they are the same
         objects: so those that only came anew are taken for those that were there, and the other way round where nothing
-        else is new, since the next report will have them again."""
+        else is new, since the next report will have them again. The same entries in another order change that order
+        alone: what was predicted still holds (`version`)."""
         before, now = self.entries, self.residency
         if residency is None:
             self.residency, self.entries, self.used_bytes = None, {}, 0

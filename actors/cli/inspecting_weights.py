@@ -64,10 +64,11 @@ def folder_facts(path: Path, facts: FolderFacts) -> tuple[dict[str, Any], tuple[
 def files_of_weights(place: Path) -> tuple[Path, ...]:
     """The files that the weights at `place` are in: itself, or what a folder has of files and of indexes of files.
 
-    Raises CorruptFile and UnsafeFile for a damaged folder.
+    Raises CorruptFile and UnsafeFile for a damaged folder, and for a link that leads out of it.
     """
+    from pool.checkpoints.files.containment import contained
     from pool.checkpoints.files.model_folder import CONFIG_FILES, is_model_folder, read_component, read_model_folder
-    from pool.checkpoints.files.weights_file import SAFETENSORS_SUFFIXES
+    from pool.checkpoints.files.weights_file import loose_weights
 
     if not place.is_dir():
         return (place,)
@@ -75,7 +76,7 @@ def files_of_weights(place: Path) -> tuple[Path, ...]:
         return tuple(Path(part.weights) for part in read_model_folder(place).components.values() if part.weights)
     if any((place / name).is_file() for name in CONFIG_FILES) and (own := read_component(place).weights):
         return (Path(own),)
-    return tuple(sorted(file for file in place.iterdir() if file.suffix in SAFETENSORS_SUFFIXES and file.is_file()))
+    return tuple(contained(file, place) for file in loose_weights(place))
 
 
 def verdict(facts: FileFacts) -> str:

@@ -45,20 +45,23 @@ def models_app() -> typer.Typer:
 
 def _alone(
     context: typer.Context,
+    allow_pickle: options.AllowPickle = False,
     as_json: options.AsJson = False,
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
     if context.invoked_subcommand is None:
-        list_models(context, as_json, config, pool)
+        list_models(context, allow_pickle, as_json, config, pool)
         return
-    for flag, given in (("--json", as_json), ("--config", config), ("--pool", pool)):
+    flags = (("--allow-pickle", allow_pickle), ("--json", as_json), ("--config", config), ("--pool", pool))
+    for flag, given in flags:
         if given:
             raise typer.BadParameter(f"{flag} belongs after {context.invoked_subcommand}", context)
 
 
 def list_models(
     context: typer.Context,
+    allow_pickle: options.AllowPickle = False,
     as_json: options.AsJson = False,
     config: options.Config = None,
     pool: options.PoolName = None,
@@ -70,7 +73,7 @@ def list_models(
         with session_of(context).open_pool(PoolOptions(pool=pool)) as running:
             print_pool(pool, running.models(), running.loras(), as_json)
         return
-    print_registry(_registry(config), as_json)
+    print_registry(_registry(config, allow_pickle), as_json)
 
 
 def add(
@@ -99,12 +102,14 @@ def add(
         _hash(_registry(config, allow_pickle), as_json, tuple(roots))
 
 
-def scan(as_json: options.AsJson = False, config: options.Config = None) -> None:
+def scan(
+    allow_pickle: options.AllowPickle = False, as_json: options.AsJson = False, config: options.Config = None
+) -> None:
     """See _SCAN."""
     from actors.cli.models_view import refused_table
     from actors.cli.screen import counted, people_console, print_json, say, show
 
-    registry = _registry(config)
+    registry = _registry(config, allow_pickle)
     failed = _hash(registry, as_json, None)
     listing = registry.listing()
     for refused in listing.refused if as_json else ():
@@ -122,6 +127,7 @@ def scan(as_json: options.AsJson = False, config: options.Config = None) -> None
 def alias(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The new name.", show_default=False)],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A path, name or hash.", show_default=False)],
+    allow_pickle: options.AllowPickle = False,
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
@@ -129,7 +135,7 @@ def alias(
     from actors.cli.screen import people_console, print_json, say
     from pool.registry.changes import set_alias
 
-    made, before = set_alias(_registry(config), name, target)
+    made, before = set_alias(_registry(config, allow_pickle), name, target)
     if as_json:
         print_json(sys.stdout, {"kind": "alias", "name": made.name, "path": made.path, "sha256": made.sha256})
         return

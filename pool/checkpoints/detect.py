@@ -27,7 +27,7 @@ from pool.checkpoints.families import (
 )
 from pool.checkpoints.recognition.diffusion import recognise_diffusion
 from pool.checkpoints.recognition.other_files import folder_part, other_file
-from pool.checkpoints.recognition.prediction import prediction_hints
+from pool.checkpoints.recognition.prediction import NOISE_WORD, VELOCITY_WORD, said_prediction
 from pool.checkpoints.recognition.signature import Naming
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
@@ -37,9 +37,9 @@ from pool.spec import Role
 
 #: float types that weights may be stored in
 WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
-#: ends of keys of factors beside weights. Where no marker tells how to use them, a plain cast would get it wrong
 #: an empty tensor that says: the last level of noise is noise alone
 _ZERO_TERMINAL = "ztsnr"
+#: ends of keys of factors beside weights. Where no marker tells how to use them, a plain cast would get it wrong
 _SCALED_ENDS = (".scale_weight", ".weight_scale", ".comfy_quant", "scaled_fp8")
 
 _ROLE_TITLES: Mapping[Role, str] = {
@@ -123,7 +123,8 @@ def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str
         return " with a noise schedule that ends in noise alone (zero terminal SNR) and without velocity prediction"
     if any(key.endswith(_SCALED_ENDS) for key in shapes):
         return " with scaled 8-bit weights"
-    return ""
+    said = said_prediction(header.tensors, header.metadata)
+    return "" if said in (None, NOISE_WORD, VELOCITY_WORD) else f" that predicts {said!r}"
 
 
 def _as_the_file_says(family: Family, header: Header) -> Family:
@@ -141,7 +142,7 @@ def _as_the_file_says(family: Family, header: Header) -> Family:
 
 def _predicts_velocity(header: Header) -> bool:
     """Whether the file says so: trainers leave an empty tensor, or a line in the metadata."""
-    return any(hint.kind.lower().startswith("v") for hint in prediction_hints(header.tensors, header.metadata))
+    return said_prediction(header.tensors, header.metadata) == VELOCITY_WORD
 
 
 def _check_dtypes(

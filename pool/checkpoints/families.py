@@ -174,7 +174,7 @@ class Family:
 #: the parts of an autoencoder's files that are not its training loss
 _VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
 #: tables of positions, a mask and a temperature of training: no weights
-_TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale")
+_TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "text_projection.weight")
 
 
 def is_weight(role: Role, key: str, prefix: str) -> bool:

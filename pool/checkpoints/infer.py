@@ -321,6 +321,16 @@ def _shape(shapes: Mapping[str, Shape], key: str, dimensions: int) -> Shape:
 
 
 def _count(keys: Iterable[str], pattern: str) -> int:
-    """One more than the largest number that `pattern` finds at the beginning of a key; 0 when it finds none."""
+    """How many numbers, 0 and up, `pattern` finds at the beginning of keys.
+
+    Raises UnknownArchitecture where one is left out: what is built has them all, and a key alone could ask for any
+    number of layers.
+    """
     compiled = re.compile(pattern)
-    return max((int(found[1]) + 1 for key in keys if (found := compiled.match(key))), default=0)
+    found = {match[1] for key in keys if (match := compiled.match(key))}
+    missing = next((number for number in range(len(found)) if str(number) not in found), None)
+    if missing is not None:
+        raise UnknownArchitecture(
+            f"found {len(found)} numbers in {pattern!r} without {missing}, expected all from 0 on"
+        )
+    return len(found)

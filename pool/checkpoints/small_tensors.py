@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pool.checkpoints.families import PLAYGROUND_25, SD2, SD2_VELOCITY_PIXELS, Family, NoiseKind, Prediction
-from pool.checkpoints.recognition.prediction import prediction_hints
+from pool.checkpoints.recognition.prediction import NOISE_WORD, said_prediction
 from pool.checkpoints.safetensors_file import Header, stored_bytes
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
@@ -24,6 +24,9 @@ from pool.spec import Role
 SPREAD_KEY, VELOCITY_SPREAD = "output_blocks.11.1.transformer_blocks.0.norm1.bias", 0.09
 EDM_SIGMA_MIN, EDM_SIGMA_MAX = "edm_vpred.sigma_min", "edm_vpred.sigma_max"
 EDM_MEAN, EDM_DEVIATION = "edm_mean", "edm_std"
+
+#: ends that lie closer leave no room for a thousand levels between them
+LEAST_RATIO = 1.01
 
 #: how Python's struct reads a number, and what to put before its bytes: some types are the upper half of a wider one
 _FORMATS = {"F16": ("e", b""), "F32": ("f", b""), "F64": ("d", b""), "BF16": ("f", b"\0\0"), "F8_E5M2": ("e", b"\0")}
@@ -87,7 +90,7 @@ def _of_e4m3(byte: int) -> float:
 def _is_spread_wide(family: Family, header: Header) -> bool:
     """Whether an SD2 file that does not say so is one of those that predict velocity."""
     key = family.prefixes[Role.DIFFUSION_MODEL] + SPREAD_KEY
-    says_noise = any(hint.kind == "epsilon" for hint in prediction_hints(header.tensors, header.metadata))
+    says_noise = said_prediction(header.tensors, header.metadata) == NOISE_WORD
     if key not in header.tensors or says_noise or family.sampling.prediction is Prediction.VELOCITY:
         return False
     biases = read_numbers(header, key)
@@ -100,7 +103,7 @@ def _with_ends_of_noise(family: Family, header: Header) -> Family:
     if noise.kind is not NoiseKind.EDM:
         return family
     low, high = _number(header, EDM_SIGMA_MIN, noise.sigma_min), _number(header, EDM_SIGMA_MAX, noise.sigma_max)
-    if not 0.0 < low < high < math.inf:
+    if not 0.0 < LEAST_RATIO * low < high < math.inf:
         raise UnknownArchitecture(
             f"{header.path}: {EDM_SIGMA_MIN} and {EDM_SIGMA_MAX}: found noise from {low} to {high}, expected a rising "
             "range above 0"

@@ -21,7 +21,6 @@ from pool.registry.folders import (
     Place,
     Refused,
     WeightsFile,
-    look_through,
     weights_file,
 )
 from pool.registry.hashes import AUTOV1_DIGITS, FileHashes, OnBytes, as_digits
@@ -61,7 +60,7 @@ def add_place(registry: Registry, path: Path) -> Added:
     if not path.is_dir() or (path / PIPELINE_FILE).is_file():
         _check_file(registry, path)
     # links may lead into the places that are there already
-    found = look_through([Place(path, is_registered=True), *registry.places()])
+    found = registry.look(Place(path, is_registered=True))
     for refused in found.refused:
         if refused.path == path:
             raise UserError(f"{path}: {refused.problem}; expected a folder of models")
@@ -107,7 +106,7 @@ def set_alias(registry: Registry, name: str, target: str) -> tuple[Alias, Alias 
     """
     _check_alias(name)
     file = registry.find(target)
-    here = [other for other in look_through(registry.places()).files if other.real_path == file.real_path]
+    here = [other for other in registry.look().files if other.real_path == file.real_path]
     if not here:
         raise UserError(f"{file.path}: lies in no folder of models; add it first: modelpool models add {file.path}")
     digits = as_digits(target)

@@ -5,13 +5,14 @@ Knows whether a file can be read and what it is for. What running it needs is `p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pool.checkpoints.detect import recognise
+from pool.checkpoints.files.regular_file import open_regular
+from pool.checkpoints.files.strict_json import BadJson, read_object
 from pool.checkpoints.files.weights_file import SAFETENSORS_SUFFIXES, read_weights_header
 from pool.checkpoints.safetensors_file import Header
 from pool.errors import MIB, CorruptFile, UnsafeFile, UserError
@@ -89,18 +90,11 @@ def _holds_weights(members: Collection[Path]) -> bool:
 
 def _json_object(path: Path, most_bytes: int) -> dict[str, Any]:
     """The JSON object in the small file at `path`. Raises CorruptFile."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(most_bytes + 1)
-        if len(text) > most_bytes:
+    with open_regular(path, "a small JSON file") as (file, size_bytes):
+        if size_bytes > most_bytes:
             raise CorruptFile(f"{path}: more than {most_bytes} bytes, expected a small JSON file")
-        found = json.loads(text)
-    except OSError as error:
-        raise CorruptFile(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, CorruptFile):
-            raise
-        raise CorruptFile(f"{path}: is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise CorruptFile(f"{path}: a JSON {type(found).__name__}, expected an object")
-    return found
+        text = file.read(most_bytes)
+    try:
+        return read_object(text)
+    except BadJson as error:
+        raise CorruptFile(f"{path}: the file {error}") from None

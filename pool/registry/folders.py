@@ -1,8 +1,8 @@
 """Looks through folders for files of weights. Follows no link out of what it was told to look through.
 
-Reads no file but the indexes of models in several files: which files are parts of one, only its index tells. Knows what
-is left out and why: hidden files, downloads that are not done, links that lead elsewhere. What a file is for
-is told by `pool.registry.facts`.
+Reads no file but the indexes of models in several files, since only they tell which files are parts of one, and the
+headers of parts that are not called so. Knows what is left out and why: hidden files, downloads that are not done,
+links that lead elsewhere. What a file is for is told by `pool.registry.facts`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pool.checkpoints.files.containment import leads_out
 from pool.checkpoints.files.shard_index import is_index
-from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES, files_of
+from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES, files_of, read_weights_header
 from pool.errors import CorruptFile
 from pool.registry.kinds import Kind, kind_of_folders
 from pool.registry.names import without_ending
@@ -110,9 +110,12 @@ class Found:
     unfinished: tuple[Path, ...]
 
 
-def look_through(places: Sequence[Place]) -> Found:
-    """All that lies in `places`. A configured place that is not there is empty; a registered one is refused."""
-    search = _Search(tuple(os.path.realpath(place.path) for place in places))
+def look_through(places: Sequence[Place], *, allow_pickle: bool = False) -> Found:
+    """All that lies in `places`. A configured place that is not there is empty; a registered one is refused.
+
+    `allow_pickle` has indexes of pickles read too, as far as they are read at all.
+    """
+    search = _Search(tuple(os.path.realpath(place.path) for place in places), allow_pickle)
     for place in places:
         search.look_at(place)
     return Found(
@@ -141,6 +144,7 @@ class _Search:
     """One look through some places. `allowed` are the real paths of all of them: links may lead into any."""
 
     allowed: tuple[str, ...]
+    allow_pickle: bool
     files: dict[Path, WeightsFile] = field(default_factory=dict)
     refused: dict[Path, Refused] = field(default_factory=dict)
     unfinished: set[Path] = field(default_factory=set)
@@ -181,29 +185,45 @@ class _Search:
             self._take(folder, place)
             return
         indexes = [name for name in names if is_index(name) and not name.startswith(".")]
-        parts = {part.name for index in indexes for part in _parts_of(folder / index)[1:]}
         indexed = {without_ending(name) for name in indexes}
+        parts = {part for index in indexes for part in self._parts_for_sure(folder / index, names, indexed)}
         for entry in entries:
             path = folder / entry.name
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 # a place within a place is looked at by itself, for what it was said to hold
-                if depth < MOST_FOLDERS_DEEP and os.path.realpath(path) not in self.allowed:
+                if os.path.realpath(path) in self.allowed:
+                    continue
+                if depth < MOST_FOLDERS_DEEP:
                     self._folder(path, place, depth + 1)
+                else:
+                    self._refuse(path, f"lies more than {MOST_FOLDERS_DEEP} folders deep, and was not looked at")
             elif entry.is_symlink() and os.path.isdir(path):
                 # one that leads to what is looked through anyway is found there
                 self._allows(path)
             elif entry.name not in parts and not self._is_shard(entry.name, indexed, path):
                 self._entry(path, place, names)
 
+    def _parts_for_sure(self, index: Path, names: set[str], indexed: set[str]) -> set[str]:
+        """Which of `names` are parts of `index` and no models of their own. Anybody can write an index that names
+        other people's files: what is not called as a part is one only where the index and its parts agree."""
+        parts = {part.name for part in _parts_of(index)[1:]} & names
+        if all(_whole_of(name) in indexed for name in parts):
+            return parts
+        try:
+            read_weights_header(index, allow_pickle=self.allow_pickle)
+        except CorruptFile:
+            return set()
+        return parts
+
     def _is_shard(self, name: str, indexed: set[str], path: Path) -> bool:
         """Whether this is called as a part of a model in several files is, which no index may name."""
-        part = _SHARD.fullmatch(without_ending(name))
-        if part is None or not name.lower().endswith(SAFETENSORS_SUFFIXES):
+        whole = _whole_of(name)
+        if whole is None or (whole not in indexed and not name.lower().endswith(SAFETENSORS_SUFFIXES)):
             return False
-        if part[1] not in indexed:
-            self._refuse(path, f"one of several parts, and {part[1]}.safetensors.index.json is not beside it")
+        if whole not in indexed:
+            self._refuse(path, f"one of several parts, and {whole}.safetensors.index.json is not beside it")
         return True
 
     def _entry(self, path: Path, place: Place, names: set[str]) -> None:
@@ -282,6 +302,14 @@ class _Search:
             around = place.path.parts if path != place.path else place.path.parts[:-1]
             self.folder_kinds[key] = kind_of_folders(reversed(below)) or place.kind or kind_of_folders(reversed(around))
         return self.folder_kinds[key]
+
+
+def _whole_of(name: str) -> str | None:
+    """What the model is called that the file `name` is a part of, as its name says; None for another name."""
+    if not name.lower().endswith((*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES)):
+        return None
+    part = _SHARD.fullmatch(without_ending(name))
+    return None if part is None else part[1]
 
 
 def _parts_of(index: Path) -> tuple[Path, ...]:

@@ -14,11 +14,12 @@ import os
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from io import BufferedReader
+from typing import TypeAlias
 
+from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.safetensors_file import MAX_HEADER_BYTES, SIZE_BYTES
-from pool.errors import MIB, CorruptFile
+from pool.errors import MIB
 
 #: told of bytes as they are read, many times for a large file
 OnBytes: TypeAlias = Callable[[int], None]
@@ -81,28 +82,25 @@ def hash_file(path: str | os.PathLike[str], with_data: bool, on_bytes: OnBytes =
     `with_data` asks for the hash of the data too, which takes as long again where the processor and not the disk is
     what limits. Raises CorruptFile when the file cannot be read.
     """
-    try:
-        with Path(path).open("rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):  # whole and in order: the kernel reads further ahead
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            data_begin = _data_begin(file) if with_data else None
-            return _hash(file, data_begin, on_bytes)
-    except OSError as error:
-        raise CorruptFile(f"{os.fspath(path)}: cannot be read: {error.strerror or error}") from error
+    with open_regular(path, "a file to hash") as (file, _):
+        if hasattr(os, "posix_fadvise"):  # whole and in order: the kernel reads further ahead
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        data_begin = _data_begin(file) if with_data else None
+        return _hash(file, data_begin, on_bytes)
 
 
-def _data_begin(file: BinaryIO) -> int | None:
+def _data_begin(file: BufferedReader) -> int | None:
     """Where the data of a safetensors file begin; None for a file that cannot be one."""
     header_bytes = int.from_bytes(file.read(SIZE_BYTES), "little")
     file.seek(0)
     return SIZE_BYTES + header_bytes if header_bytes <= MAX_HEADER_BYTES else None
 
 
-def _hash(file: BinaryIO, data_begin: int | None, on_bytes: OnBytes) -> FileHashes:
+def _hash(file: BufferedReader, data_begin: int | None, on_bytes: OnBytes) -> FileHashes:
     whole, data, autov1 = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK_BYTES))
     place = autov1_bytes = 0
-    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+    while count := file.readinto(buffer):
         chunk = buffer[:count]
         whole.update(chunk)
         if data_begin is not None:

@@ -120,6 +120,10 @@ class Registry:
         added = self._remembered(self.memory.places, none) if self._uses_added else none
         return (*self._configured, *(Place(path, is_registered=True) for path in added))
 
+    def look(self, *first: Place) -> Found:
+        """What lies in `first` and in all places. Reads no file but indexes."""
+        return look_through((*first, *self.places()), allow_pickle=self._allow_pickle)
+
     def aliases(self) -> tuple[Alias, ...]:
         """Every alias, by name."""
         none: tuple[Alias, ...] = ()
@@ -127,7 +131,7 @@ class Registry:
 
     def listing(self) -> Listing:
         """Every file with what is known of it, by kind and name. Reads headers; hashes nothing."""
-        found = look_through(self.places())
+        found = self.look()
         records = self._records()
         aliases = self.aliases()
         kinds = {file.path: self.kind(file) for file in found.files}
@@ -154,7 +158,7 @@ class Registry:
 
     def files(self, kinds: Collection[Kind | None]) -> tuple[tuple[str, WeightsFile], ...]:
         """Every file that is of one of `kinds` or cannot be read and may be, by its shortest name."""
-        found = look_through(self.places())
+        found = self.look()
         of_kind = {file.path: file for file in found.files if self.kind(file) in kinds}
         names = _names(dict.fromkeys(of_kind), {folded(alias.name) for alias in self.aliases()})
         return tuple(sorted(((names[path], file) for path, file in of_kind.items()), key=lambda item: item[0]))
@@ -180,7 +184,7 @@ class Registry:
             if self.facts(given).problem:
                 raise self.facts(given).refusal(given.path)
             return given
-        found = look_through(self.places())
+        found = self.look()
         files = {file.path: file for file in found.files}
         alias = next((a for a in self.aliases() if folded(a.name) == folded(name)), None)
         if alias is not None:

@@ -74,7 +74,7 @@ def batches(conditions: Sequence[Condition | None], most: int = 0) -> tuple[Batc
                 continue
             first = conditions[group[0]]
             assert first is not None
-            if first.hooks == condition.hooks and first.context_BLD.shape == condition.context_BLD.shape:
+            if first.hooks == condition.hooks and _shapes(first) == _shapes(condition):
                 group.append(place)
                 break
         else:
@@ -87,6 +87,11 @@ def _batch(conditions: Sequence[Condition | None], members: tuple[int, ...]) -> 
     contexts = [c.context_BLD for c in chosen]
     extras = {name: _joined([c.extras[name] for c in chosen]) for name in chosen[0].extras}
     return Batch(_joined(contexts), members, chosen[0].hooks, extras)
+
+
+def _shapes(condition: Condition) -> dict[str, torch.Size]:
+    """What must be equal of conditions that run together."""
+    return {"": condition.context_BLD.shape, **{name: value.shape for name, value in condition.extras.items()}}
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

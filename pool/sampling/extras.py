@@ -46,9 +46,15 @@ def empty_extras(conditions: SizeConditions, model: nn.Module, batch: int, devic
     """Extras without values for so many texts of `model`, for dry runs."""
     if conditions is SizeConditions.NONE:
         return {}
+    return extras_of(conditions, torch.empty(batch, pooled_width(conditions, model), device=device), 1, 1)
+
+
+def pooled_width(conditions: SizeConditions, model: nn.Module) -> int:
+    """The width of the pooled text that `model` is told; 0 for models that are told none."""
+    if conditions is SizeConditions.NONE:
+        return 0
     width = int(model.config.projection_class_embeddings_input_dim)  # type: ignore[union-attr, arg-type] # not typed
-    pooled_width = width - SIZE_NUMBERS[conditions] * NUMBER_WIDTH
-    return extras_of(conditions, torch.empty(batch, pooled_width, device=device), 1, 1)
+    return width - SIZE_NUMBERS[conditions] * NUMBER_WIDTH
 
 
 def call_unet(

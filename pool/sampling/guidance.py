@@ -9,6 +9,7 @@ Shape legend: B batch, C latent channels, H W latent height and width, L tokens,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +22,7 @@ from pool.options.run_context import call_facts
 from pool.options.transformer_options import TransformerOptions
 from pool.options.wrappers import WrapperPoint
 from pool.sampling.conditions import COND, UNCOND, ApplyHooks, Batch, Condition, batches
+from pool.sampling.extras import Extras
 from pool.sampling.predictions import clean_latent, input_scale
 from pool.sampling.samplers import Denoise
 from pool.sampling.schedules import SigmaTable
@@ -164,10 +166,15 @@ class _Guider:
             # reading a number back from the device waits for it: only when a wrapper changed it
             return sigma if asked_B is sigma_B else float(torch.as_tensor(asked_B).flatten()[0])
 
-        def apply_model(x: Tensor, t: Tensor | float, context_BLD: Tensor) -> Tensor:
+        def apply_model(x: Tensor, t: Tensor | float, context_BLD: Tensor, extras: Extras = batch.extras) -> Tensor:
             at = level(t)
+            if any(len(value) != len(x) for value in extras.values()):
+                expected = (
+                    f"{len(batch.context_BLD)}, or its own {' and '.join(extras)} of a model function wrapper's c"
+                )
+                raise unusable_field("batch that a wrapper gives to a model told more than a text", len(x), expected)
             scaled_BCHW = x * input_scale(at, self._table.sigma_data)
-            predicted_BCHW = self._predict(scaled_BCHW, at, context_BLD, batch)
+            predicted_BCHW = self._predict(scaled_BCHW, at, context_BLD, replace(batch, extras=extras))
             return self._clean(x, predicted_BCHW, at)
 
         apply = self._options.wrappers.around(WrapperPoint.APPLY_MODEL, apply_model)
@@ -175,10 +182,11 @@ class _Guider:
         if wrapper is None:
             guesses: Tensor = apply(x_BCHW, sigma_B, batch.context_BLD)
             return guesses
-        context = {"c_crossattn": batch.context_BLD, "transformer_options": self._options.transformer}
+        options = {"transformer_options": self._options.transformer}
+        context = {"c_crossattn": batch.context_BLD, **options, **batch.extras}
         members = list(batch.members)
         args = {"input": x_BCHW, "timestep": sigma_B, "c": context, "cond_or_uncond": members}
-        return wrapper(_of_keywords(apply, self._options.transformer), args)
+        return wrapper(_of_keywords(apply, self._options.transformer, batch.extras), args)
 
     def _clean(self, x_BCHW: Tensor, predicted_BCHW: Tensor, sigma: float) -> Tensor:
         return clean_latent(self._prediction, x_BCHW, predicted_BCHW, sigma, self._table.sigma_data)
@@ -197,8 +205,9 @@ class _Guider:
             return self._predict_noise(scaled_BCHW, timestep_B, context_BLD, **batch.extras).to(scaled_BCHW.dtype)
 
 
-def _of_keywords(apply: Callable[..., Tensor], installed: TransformerOptions) -> Callable[..., Tensor]:
-    """`apply` with the keywords of a model function wrapper's "c"; the wrappers around a model call see none of them.
+def _of_keywords(apply: Callable[..., Tensor], installed: TransformerOptions, extras: Extras) -> Callable[..., Tensor]:
+    """`apply` with the keywords of a model function wrapper's "c"; the wrappers around a model call see none of them
+    but `extras`, what the model is told beside the text.
 
     Raises UnusableField for other options than those that are on the model by now, and for an unknown keyword.
     """
@@ -213,10 +222,11 @@ def _of_keywords(apply: Callable[..., Tensor], installed: TransformerOptions) ->
         if transformer_options is not installed:
             expected = "those of the run; change them before it, or by a condition's hooks"
             raise unusable_field("transformer_options of a model function wrapper", "other ones", expected)
-        if others:
-            expected = "c_crossattn and transformer_options"
-            raise unusable_field("arguments of a model function wrapper's model", sorted(others), expected)
-        return apply(x_BCHW, sigma_B, c_crossattn)
+        if unknown := others.keys() - extras.keys():
+            expected = " and ".join(("c_crossattn", "transformer_options", *extras))
+            raise unusable_field("arguments of a model function wrapper's model", sorted(unknown), expected)
+        told = ({**extras, **others},) if extras else ()
+        return apply(x_BCHW, sigma_B, c_crossattn, *told)
 
     return asked
 

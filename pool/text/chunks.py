@@ -24,10 +24,12 @@ _SPACE = re.compile(r"[ \t\n\r\f\v]+")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """77 token ids and the weight of each; the tokens around the text weigh 1."""
+    """77 token ids and the weight of each; the tokens around the text weigh 1. `tokens` of them are the text with the
+    token that begins it and the one that ends it, the others fill it up."""
 
     token_ids: tuple[int, ...]
     weights: tuple[float, ...]
+    tokens: int
 
     @property
     def is_weighted(self) -> bool:
@@ -75,4 +77,5 @@ def _filled(tokens: list[_Token]) -> Chunk:
     return Chunk(
         token_ids=(BEGIN_ID, *(t.id for t in tokens), *(END_ID,) * rest),
         weights=(1.0, *(t.weight for t in tokens), *(1.0,) * rest),
+        tokens=len(tokens) + 2,
     )

@@ -93,11 +93,10 @@ def _read(text_model: nn.Module, ids_NT: Tensor, facts: TextFacts) -> tuple[Tens
 
 
 def _filled_up(chunk: Chunk, pad_id: int) -> tuple[int, ...]:
-    """The tokens of a chunk, with `pad_id` after the first end token."""
+    """The tokens of a chunk, with `pad_id` after the token that ends its text."""
     if pad_id == END_ID:
         return chunk.token_ids
-    length = chunk.token_ids.index(END_ID) + 1
-    return chunk.token_ids[:length] + (pad_id,) * (len(chunk.token_ids) - length)
+    return chunk.token_ids[: chunk.tokens] + (pad_id,) * (len(chunk.token_ids) - chunk.tokens)
 
 
 def matched_length(a: int, b: int) -> int | None:

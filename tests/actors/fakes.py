@@ -165,7 +165,7 @@ class FakeEngine:
         return self._residency
 
     def close(self) -> None:
-        self._residency = Residency(CAPACITY_BYTES)
+        self._residency = Residency(self._residency.capacity_bytes)
 
     def run(
         self,

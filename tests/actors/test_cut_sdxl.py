@@ -14,6 +14,8 @@ from actors.cut import CutJob, cut_request, hungriest
 from actors.requests import GenerateRequest, LoraChoice
 from pool.catalog import Catalog
 from pool.engine import Engine
+from pool.errors import UnusableField
+from pool.explicit_control import load_checkpoint
 from pool.spec import Role, Stage, TaskId
 from pool.work import EncodeWork, Picture, Result, lora_key
 from tests.pool.checkpoints import layouts
@@ -131,3 +133,16 @@ def test_a_picture_is_the_same_on_every_budget_and_with_a_lora_merged_or_not(
     assert np.abs(pictures[0].astype(int) - expected).max() <= 1
     assert np.abs(pictures[1].astype(int) - expected).max() > 1
     plenty.close()
+
+
+def test_a_text_of_another_kind_of_model_is_refused_by_name(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Found in review: it ended in an assertion, or in an error of torch about shapes."""
+    plain = write_tiny_checkpoint(tmp_path / "plain.safetensors")
+    with load_checkpoint(folders[0] / "xl.safetensors", "cpu") as xl, load_checkpoint(plain, "cpu") as sd1:
+        own, other = xl.encode("a cube"), sd1.encode("a cube")
+        with pytest.raises(
+            UnusableField, match="prompt: found 'a text 32 wide with 0 of a pooled text', expected a text 64"
+        ):
+            xl.sample(other, own, width=64, height=64, steps=1)
+        with pytest.raises(UnusableField, match="negative: found 'a text 64 wide with 32"):
+            sd1.sample(other, own, width=64, height=64, steps=1)

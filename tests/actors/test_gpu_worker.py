@@ -237,11 +237,12 @@ def test_closing_ends_the_watch_and_empties_the_gpu() -> None:
     ("result", "size_bytes"),
     [
         (Encoded(np.zeros((77, 8), np.float32)), 77 * 8 * 4),
+        (Encoded(np.zeros((77, 8), np.float32), np.zeros(16, np.float32)), (77 * 8 + 16) * 4),
         (Latent(np.zeros((4, 8, 8), np.float32)), 4 * 8 * 8 * 4),
         (Picture(np.zeros((64, 64, 3), np.uint8)), 64 * 64 * 3),
     ],
 )
-def test_the_size_of_a_result_is_the_size_of_its_array(result, size_bytes) -> None:
+def test_the_size_of_a_result_is_the_size_of_its_arrays(result, size_bytes) -> None:
     assert result_bytes(result) == size_bytes
 
 

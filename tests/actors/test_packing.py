@@ -71,6 +71,22 @@ def test_small_results_travel_in_a_message_and_others_as_they_are(kind: type, nb
     assert (after.dtype, after.shape, after.tobytes()) == (before.dtype, before.shape, before.tobytes())
 
 
+@pytest.mark.parametrize("tokens", [77, 2000])
+def test_both_arrays_of_a_text_travel_and_count(tokens: int) -> None:
+    """Of 2000 tokens neither array is large, and both together are."""
+    draw = np.random.default_rng(1)
+    result = Encoded(draw.random((tokens, 8), np.float32), draw.random(SMALL_BYTES // 8, np.float32))
+    size_bytes = result_bytes(result)
+    assert size_bytes == tokens * 8 * 4 + SMALL_BYTES // 8 * 4
+    sent = packed_result(result, size_bytes)
+    assert isinstance(sent, bytes) == (tokens == 77)
+    read = result_of(sent)
+    assert isinstance(read, Encoded)
+    assert read.pooled_V is not None
+    assert read.pooled_V.tobytes() == result.pooled_V.tobytes()
+    assert read.context_LD.tobytes() == result.context_LD.tobytes()
+
+
 def test_a_run_that_failed_has_no_result_to_pack() -> None:
     assert packed_result(None, 0) is None
     assert result_of(None) is None

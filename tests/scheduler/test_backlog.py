@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from operator import attrgetter
 
 from hypothesis import given
@@ -12,6 +13,7 @@ from pool.residency import Resident
 from pool.spec import ComponentKey, ComponentSpec, Role, Stage
 from scheduler.backlog import Backlog
 from scheduler.costs import Costs
+from scheduler.hurried import AT_ONCE
 from scheduler.jobs import Task
 from tests.scheduler.world import COMPONENTS, PAINT, decode, encode, sample
 
@@ -162,6 +164,25 @@ def test_who_is_passed_over_too_often_goes_first_also_behind_a_batch() -> None:
     backlog.start(late, 64, workers=1, limit=1)
     assert [task for _, _, task in backlog.hurried.now(0.0)] == [other]
     assert first.passed == 0
+
+
+def test_who_is_passed_over_too_often_goes_first_also_when_it_is_filed_anew() -> None:
+    """Found in a review: a new tag, a raised priority or another deadline made it wait like all others again."""
+    backlog = Backlog()
+    (old, *others) = tasks_of([(n % 2, 0) for n in range(5)])
+    backlog.add(old)
+    backlog.set_capacities((64,))
+    for number, other in enumerate(others):
+        assert (old in backlog.hurried) == (number >= 3)
+        backlog.add(other)
+        backlog.start(other, 64, workers=1, limit=3)
+    for priority, tag, deadline in ((0, 5.0, inf), (1, 5.0, inf), (1, 5.0, 9.0), (1, 5.0, inf)):
+        backlog.remove(old)
+        assert old not in backlog.hurried
+        old.set_priority(priority, tag)
+        old.hurried_by = deadline
+        backlog.add(old)
+        assert list(backlog.hurried) == [(AT_ONCE, old.order, old)]
 
 
 def test_a_deadline_that_is_over_hurries_nobody() -> None:

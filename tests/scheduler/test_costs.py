@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pool.residency import Residency, Resident, plan
-from pool.spec import ComponentSpec, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
-from scheduler.costs import Costs
+from pool.spec import ComponentSpec, Division, NodeId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
+from scheduler.costs import LEAST_SWITCHES, MOST_SPARE_KNOWN, Costs, least_extra_seconds
 from scheduler.workers import Worker
-from tests.scheduler.world import COMPONENTS, SPECS, encode, sample
+from tests.scheduler.world import COMPONENTS, DRAW, PAINT, SPECS, encode, sample
 
 MIB = 1 << 20
 
@@ -149,6 +149,137 @@ def test_remembered_signatures_are_bounded() -> None:
     for number in range(1000):
         costs.release(costs.acquire(encode("cat", activation_bytes=number + 2)))
     assert costs.acquire(encode("cat")) is not first
+
+
+def learn_patch_seconds(costs: Costs, seconds: float) -> None:
+    """From runs on another worker with a GPU of the same kind, whose link is as fast as it was thought to be."""
+    teacher, spec = worker_with(Residency(64), link=float(MIB)), encode("taught")
+    signature = costs.acquire(spec)
+    costs.learn(spec, signature, teacher, report_of(RunCost(10.0, 1.0, 10 * MIB)))
+    for _ in range(LEAST_SWITCHES):
+        costs.learn(spec, signature, teacher, report_of(RunCost(10.0 + seconds, 1.0, 10 * MIB, patch_switches=1)))
+    costs.release(signature)
+    assert costs.patch_seconds(teacher) == pytest.approx(seconds)
+
+
+@given(
+    residencies(),
+    st.sampled_from(["", "x", "y"]),
+    st.lists(st.sampled_from(["sizes", "patches", "neither"]), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_what_is_remembered_without_a_task_is_reckoned_as_if_anew(now, patch, changes, is_spare) -> None:
+    """Sizes and the seconds of patches change while no task has the signature, or while one has."""
+    kept, fresh = costs_with(), costs_with()
+    spec, worker = sample(patch=patch, activation_bytes=0), worker_with(now)
+    signature = kept.acquire(spec)
+    kept.extra_seconds(spec, signature, worker)
+    if is_spare:
+        kept.release(signature)
+    for number, change in enumerate(changes):
+        for costs in (kept, fresh):
+            if change == "sizes":
+                costs.know(tuple(replace(one, upload_bytes=one.upload_bytes + number + 1) for one in COMPONENTS))
+            elif change == "patches":
+                learn_patch_seconds(costs, 3.0)
+    again = kept.acquire(spec)
+    assert again is signature
+    assert kept.extra_seconds(spec, again, worker) == fresh.extra_seconds(spec, fresh.acquire(spec), worker)
+
+
+def test_a_task_that_comes_again_sees_new_sizes_and_new_patch_seconds() -> None:
+    """6 B cross at 4 B/s, or 12 B; other patches on what is there take half a second, or three."""
+    costs = costs_with()
+    spec = sample(patch="x")
+    cold, patched = worker_with(Residency(64)), worker_with(Residency(64, (Resident(PAINT, 12, "y", 5),)))
+
+    def extra_seconds() -> tuple[float | None, float | None]:
+        signature = costs.acquire(spec)
+        found = costs.extra_seconds(spec, signature, cold), costs.extra_seconds(spec, signature, patched)
+        costs.release(signature)
+        return found
+
+    before = extra_seconds()
+    assert before[0] == 1.5
+    costs.know((replace(SPECS[PAINT], upload_bytes=12),))
+    assert extra_seconds()[0] == 3.0
+    known = extra_seconds()[1]
+    learn_patch_seconds(costs, 3.0)
+    after = extra_seconds()[1]
+    assert known is not None
+    assert after == pytest.approx(known + 2.5)
+
+
+@pytest.mark.parametrize(("workers", "kept"), [(MOST_SPARE_KNOWN, MOST_SPARE_KNOWN), (MOST_SPARE_KNOWN + 1, 0)])
+def test_a_signature_without_a_task_keeps_what_it_knows_of_so_many_workers(workers: int, kept: int) -> None:
+    """While a task has it there is no bound: all of a large pool are asked then."""
+    costs = costs_with()
+    spec = sample()
+    signature = costs.acquire(spec)
+    pool = [worker_with(Residency(64)) for _ in range(workers)]
+    found = [costs.extra_seconds(spec, signature, worker) for worker in pool]
+    other = costs.acquire(spec)
+    costs.release(other)
+    assert len(signature.known) == workers
+    costs.release(signature)
+    assert len(signature.known) == kept
+    assert costs.acquire(spec) is signature
+    assert [costs.extra_seconds(spec, signature, worker) for worker in pool] == found
+
+
+@given(
+    st.lists(st.tuples(residencies(), st.sampled_from([1.0, 4.0]), st.sampled_from(["", "m", "n"])), max_size=5),
+    st.sampled_from([(), (Division(4, batch=2, slowdown=1.5), Division(2, batch=1, slowdown=2.0))]),
+    st.sampled_from([0.0, 1.0, 2.5, 100.0]),
+    st.data(),
+)
+def test_the_least_of_some_workers_is_the_least_of_what_each_of_them_takes(there, divisions, most, data) -> None:
+    """Also when it is remembered while files come to and leave their machines, weights change, and links are learnt."""
+    asked, plain = costs_with(), costs_with()
+    spec = sample(activation_bytes=9, divisions=divisions)
+    workers = [worker_with(now, link) for now, link, _ in there]
+    for worker, (_, _, node) in zip(workers, there, strict=True):
+        assert worker.spec is not None
+        worker.spec = replace(worker.spec, node=NodeId(node), host_bytes=12, storage_bytes_per_second=0.5)
+    signature = asked.acquire(spec)
+    for _ in range(4):
+        fresh = plain.acquire(spec)
+        fresh.known.clear()
+        each = [plain.extra_seconds(spec, fresh, worker) for worker in workers]
+        expected = min([most, *(seconds for seconds in each if seconds is not None)])
+        assert least_extra_seconds(asked, spec, signature, workers, most) == expected
+        change = data.draw(st.sampled_from(["files", "weights", "link", "nothing"]))
+        if workers and change != "nothing":
+            worker = data.draw(st.sampled_from(workers))
+            if change == "files":
+                key = data.draw(st.sampled_from(sorted(SPECS)))
+                for costs in (asked, plain):
+                    if (node := costs.nodes.of(worker.spec)) is not None:
+                        node.expect(((key, SPECS[key].upload_bytes),))
+            elif change == "weights":
+                assert worker.capacity_bytes is not None
+                worker.believe(Residency(worker.capacity_bytes, (Resident(PAINT, data.draw(st.integers(1, 12))),)))
+            else:
+                worker.learn_link(1.0, data.draw(st.sampled_from([1.0, 4.0])))
+
+
+def test_the_least_counts_running_in_parts_and_files_that_have_left() -> None:
+    """One worker that runs it in two parts, half as long again; and one whose machine has to read the file anew."""
+    costs = costs_with()
+    divided = sample(activation_bytes=40, divisions=(Division(20, batch=2, slowdown=1.5),))
+    signature, small = costs.acquire(divided), worker_with(Residency(41))
+    for _ in range(2):
+        assert least_extra_seconds(costs, divided, signature, [small], 99.0) == 1.5 + 0.5 * divided.run_seconds
+    on_node = worker_with(Residency(64))
+    assert on_node.spec is not None
+    on_node.spec = replace(on_node.spec, node=NodeId("n"), host_bytes=6, storage_bytes_per_second=0.5)
+    whole = costs.acquire(sample())
+    node = costs.nodes.of(on_node.spec)
+    assert node is not None
+    node.expect(((PAINT, 6),))
+    assert least_extra_seconds(costs, sample(), whole, [on_node], 99.0) == 1.5
+    node.expect(((DRAW, 6),))
+    assert least_extra_seconds(costs, sample(), whole, [on_node], 99.0) == 12.0
 
 
 def test_sizes_must_be_positive() -> None:

@@ -13,7 +13,7 @@ from scheduler.deadlines import SAFETY, Deadlines
 from scheduler.jobs import Job
 from scheduler.shares import NO_TAG, Shares, UserShare
 from tests.scheduler.scene import Scene, whole
-from tests.scheduler.world import PAINT, Shell, alone, sample
+from tests.scheduler.world import DRAW, PAINT, Shell, alone, sample
 
 ANN, BOB, CARL = UserId("ann"), UserId("bob"), UserId("carl")
 
@@ -87,6 +87,27 @@ def test_a_shared_task_falls_back_when_the_higher_priority_goes() -> None:
     assert task.priority == 2
     shell.cancel("high")
     assert task.priority == 0
+
+
+def test_who_was_passed_over_too_often_goes_first_also_when_its_priority_is_raised() -> None:
+    """Found in a review. 1. `old` needs another model than what is there, and `resident` starts before it. 2. A job of
+    higher priority wants the same task, which is filed anew. `Shell` checks that it goes before all others all the
+    same."""
+    shell = Shell(SchedulerConfig(story_length=None, overtaking_limit=1))
+    shell.workers(gpu=20)
+    shell.submit(job("busy", 0))
+    shell.submit(alone("old", sample(model=DRAW)))
+    shell.submit(job("resident", 1))
+    shell.finish("gpu")
+    assert shell.on("gpu") == sample(seed=1).task_id
+    task = shell.state.demand.tasks[sample(model=DRAW).task_id]
+    assert task in shell.state.demand.backlog.hurried
+    shell.submit(alone("high", sample(model=DRAW), priority=1))
+    assert task.priority == 1
+    assert task in shell.state.demand.backlog.hurried
+    shell.submit(job("also high", 2, priority=1))
+    shell.finish("gpu")
+    assert shell.on("gpu") == task.name
 
 
 @pytest.mark.parametrize(("tag", "joins"), [(15.0, True), (16.0, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,32 @@ def test_what_takes_the_place_of_another_component_is_noted() -> None:
         worker.believe(Residency(10, (Resident(component, 1),)))
         where.note(worker, True)
     assert {component: list(found) for component, found in where.holders.items()} == {PAINT: [worker]}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "are_alike"),
+    [
+        ((), (), True),
+        ((100, 105, 103), ("card", "card", "card"), True),
+        ((100, 106), ("card", "card"), False),
+        ((100, 100), ("card", "other"), False),
+    ],
+)
+def test_workers_are_alike_on_one_device_with_memories_that_differ_by_little(sizes, devices, are_alike) -> None:
+    """Also once one that is not like them has come and gone."""
+    where = Whereabouts()
+    odd = Worker(WorkerId("odd"), 1, WorkerStatus.IDLE, spec=WorkerSpec(WorkerId("odd"), 1, 999, 1.0, "odd"))
+    odd.believe(Residency(999))
+    for number, (capacity_bytes, device) in enumerate(zip(sizes, devices, strict=True)):
+        name = WorkerId(f"w{number}")
+        worker = Worker(name, 1, WorkerStatus.IDLE, spec=WorkerSpec(name, 1, capacity_bytes, 1.0, device))
+        worker.believe(Residency(capacity_bytes))
+        where.note(worker, True)
+    assert where.are_alike == are_alike
+    where.note(odd, True)
+    assert where.are_alike == (not sizes)
+    where.note(odd, False)
+    assert where.are_alike == are_alike
 
 
 def spec_of(number: int) -> WorkerSpec:

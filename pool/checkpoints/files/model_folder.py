@@ -82,7 +82,7 @@ def read_model_folder(path: str | os.PathLike[str], *, variant: str = "") -> Mod
     component is not in the folder.
     """
     folder = Path(path)
-    index = _read_json(folder / INDEX_FILE, "the index of a model folder")
+    index = _read_json(contained(folder / INDEX_FILE, folder), "the index of a model folder")
     components: dict[str, FolderComponent] = {}
     settings: dict[str, Any] = {}
     for name, value in index.items():

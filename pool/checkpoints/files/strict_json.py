@@ -1,12 +1,13 @@
 """JSON out of files that strangers made: objects only, bounded work, nothing ambiguous. Torch-free.
 
 Knows JSON; not what the values mean. Stricter than `json.loads`, as the readers of other languages are: no name twice,
-no half of a surrogate pair, and no more values than a real file has.
+no half of a surrogate pair, no number that is none, and no more values than a real file has.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import reprlib
 from collections.abc import Mapping
@@ -18,7 +19,17 @@ MAX_VALUES = 500_000
 
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
-_short = reprlib.Repr()
+#: of a value in a message
+_MOST_CHARACTERS = 300
+
+
+class _Short(reprlib.Repr):
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        return repr(value) if len(value) <= self.maxstring else f"{value[: self.maxstring]!r}..."
+
+
+_short = _Short()
+_short.maxlevel = 2
 _short.maxstring = _short.maxother = 160
 _short.maxlist = _short.maxdict = _short.maxtuple = 8
 _short.maxlong = 40
@@ -40,7 +51,13 @@ def read_object(text: bytes) -> dict[str, Any]:
     try:
         # a look at each number takes as long as all the rest
         whole_number = _whole_number if b"-0" in text else None
-        loaded = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_int=whole_number)
+        loaded = json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=_no_duplicates,
+            parse_int=whole_number,
+            parse_float=_finite,
+            parse_constant=_no_number,
+        )
         if _HALF_PAIR.search(text):
             # names that no other program could write, and no terminal show
             json.dumps(loaded, ensure_ascii=False).encode("utf-8")
@@ -58,9 +75,10 @@ def read_object(text: bytes) -> dict[str, Any]:
 
 
 def brief(value: object) -> str:
-    """`value` as it is shown in a message: never longer than a few lines, however large it is."""
+    """`value` as it is shown in a message: never longer than a few lines, however large or deep it is."""
     try:
-        return _short.repr(value)
+        text = _short.repr(value)
+        return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
     except ValueError:  # a whole number of more digits than Python writes
         return f"a {type(value).__name__} that is too long to show"
 
@@ -77,6 +95,17 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise BadJson(f"names {brief(twice)} twice, expected each name once")
     return result
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise BadJson(f"holds {brief(digits)}, which is larger than any number is stored")
+    return number
+
+
+def _no_number(word: str) -> float:
+    raise BadJson(f"holds {word}, which is no JSON, expected a number")
 
 
 def _whole_number(digits: str) -> int | float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pool.checkpoints.files.strict_json import brief
 from pool.checkpoints.safetensors_file import MAX_DIMENSIONS, Shape
@@ -64,6 +64,10 @@ IDLE_NAMES = frozenset(
         ("torch.nn.parameter", "Parameter"),
     }
 )
+
+#: The hashes of numbers are known beforehand. All multiples of 2**61 - 1 have the same: 20,000 of them as keys take
+#: seconds. Programs count parameters and steps.
+MAX_NUMBER_AS_KEY = 1 << 31
 
 
 class BadPickle(ValueError):
@@ -123,6 +127,8 @@ def pairs(items: list[Any]) -> dict[Any, Any]:
     for key in keys:
         if not isinstance(key, (str, int, float, bytes, Name)) and key is not None:
             raise BadPickle(f"has a {type(key).__name__} as a key, expected a text")
+        if isinstance(key, (int, float)) and not -MAX_NUMBER_AS_KEY <= key <= MAX_NUMBER_AS_KEY:
+            raise BadPickle(f"has {brief(key)} as a key, expected no number beyond {MAX_NUMBER_AS_KEY}")
     return dict(zip(keys, items[1::2], strict=True))
 
 
@@ -148,7 +154,7 @@ def storage(identity: Any) -> DeclaredStorage:
         raise BadPickle("has a storage that is a part of another, as files of before 2018 have; this is not read")
     dtype = _dtype_of(kind) if isinstance(kind, Name) else None
     if dtype is None or not isinstance(key, str) or not _is_count(elements):
-        raise BadPickle(f"has a storage of {brief(str(kind))} with {brief(elements)} numbers, expected a typed one")
+        raise BadPickle(f"has a storage of {_kind(kind)} with {brief(elements)} numbers, expected a typed one")
     return DeclaredStorage(key, dtype, elements)
 
 
@@ -177,8 +183,8 @@ def _same_tensor(tensor: Any, *_: Any) -> Any:
 
 def _remade(function: Any, _: Any, arguments: Any, *__: Any) -> Any:
     """`_rebuild_from_type_v2(function, type, arguments, state)`: a tensor with attributes."""
-    made = MAKERS.get(function) if isinstance(function, Name) else None
-    if made is None or made is _remade or not isinstance(arguments, tuple):
+    made = _TENSOR_MAKERS.get(function) if isinstance(function, Name) else None
+    if made is None or not isinstance(arguments, tuple):
         raise BadPickle(f"remakes a tensor with {_kind(function)}")
     return made(*arguments)
 
@@ -193,15 +199,26 @@ def _ordered(*arguments: Any) -> dict[Any, Any]:
     return pairs([item for pair in given for item in pair])
 
 
-MAKERS: Mapping[Name, Callable[..., Any]] = {
-    Name("collections", "OrderedDict"): _ordered,
+def _size(sizes: Any) -> tuple[int, ...]:
+    """`torch.Size` of a tuple or a list. A text would become as many numbers as it has bytes, with each call anew."""
+    counts = tuple(sizes) if isinstance(sizes, list) else sizes
+    if not _are_counts(counts, counts):
+        raise BadPickle(f"has a size of {_kind(sizes)}, expected at most {MAX_DIMENSIONS} counts")
+    return cast(tuple[int, ...], counts)
+
+
+_TENSOR_MAKERS: Mapping[Name, Callable[..., Any]] = {
     Name("torch._utils", "_rebuild_tensor"): _tensor,
     Name("torch._utils", "_rebuild_tensor_v2"): _tensor,
     Name("torch._utils", "_rebuild_tensor_v3"): _tensor_with_type,
     Name("torch._utils", "_rebuild_parameter"): _same_tensor,
     Name("torch._utils", "_rebuild_parameter_with_state"): _same_tensor,
+}
+MAKERS: Mapping[Name, Callable[..., Any]] = {
+    **_TENSOR_MAKERS,
+    Name("collections", "OrderedDict"): _ordered,
     Name("torch._tensor", "_rebuild_from_type_v2"): _remade,
-    Name("torch", "Size"): lambda sizes: tuple(sizes),
+    Name("torch", "Size"): _size,
 }
 
 

@@ -54,7 +54,7 @@ def read_pickle(file: BinaryIO, size_bytes: int, storages: dict[str, DeclaredSto
             machine.run(opcode.name, argument)
     except BadPickle:
         raise
-    except (ValueError, IndexError, KeyError, TypeError, ArithmeticError) as error:
+    except (ValueError, IndexError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         # what genops and the stack say of pickles that end early, name what is not there, or mix up their types
         raise BadPickle(f"is damaged: {brief(str(error))}") from None
     raise BadPickle("is damaged: it has no end")
@@ -105,7 +105,7 @@ class _Machine:
         elif opcode in _ARGUMENTS:
             self._stack.append(argument)
         elif opcode in _PUTS:
-            self._memo[len(self._memo) if argument is None else argument] = self._stack[-1]
+            self._remember(len(self._memo) if argument is None else argument)
         elif opcode in _GETS:
             self._stack.append(self._memo[argument])
         elif opcode in _STEPS:
@@ -115,6 +115,11 @@ class _Machine:
             self._stack.append(checked(Name(module, name)))
         elif opcode not in _NOTHING:
             raise BadPickle(f"has an opcode {opcode}, which pickles of weights have not")
+
+    def _remember(self, number: int) -> None:
+        if not 0 <= number <= MAX_OPCODES:  # pickles count; numbers chosen at will can be made to hash alike
+            raise BadPickle(f"remembers a value as number {brief(number)}, expected at most {MAX_OPCODES}")
+        self._memo[number] = self._stack[-1]
 
     def mark(self) -> None:
         self._marks.append(len(self._stack))

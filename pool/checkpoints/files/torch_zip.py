@@ -25,6 +25,7 @@ _END_MAGIC = b"PK\x05\x06"
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _END64_MAGIC = b"PK\x06\x06"
 _LOCATOR = struct.Struct("<4sLQL")
+_LOCATOR_MAGIC = b"PK\x06\x07"
 _LOCAL = struct.Struct("<4s5H3L2H")
 #: a comment that may follow the end record
 _MAX_COMMENT_BYTES = (1 << 16) - 1
@@ -80,12 +81,15 @@ def _check_directory_size(file: BinaryIO, file_bytes: int) -> None:
     if at < 0 or len(tail) - at < _END.size:
         raise BadPickle("is a zip archive without its end: truncated?")
     members, directory_bytes = _END.unpack_from(tail, at)[4:6]
-    locator_at = at - _LOCATOR.size
-    if locator_at >= 0 and tail[locator_at : locator_at + 4] == b"PK\x06\x07":
-        end64_at = _LOCATOR.unpack_from(tail, locator_at)[2]
-        end64 = _read(file, Place(end64_at, _END64.size), _END64.size) if end64_at < file_bytes else b""
-        if len(end64) == _END64.size and end64.startswith(_END64_MAGIC):
-            members, directory_bytes = _END64.unpack(end64)[7:9]
+    locator_at = file_bytes - tail_bytes + at - _LOCATOR.size
+    locator = _read(file, Place(locator_at, _LOCATOR.size), _LOCATOR.size) if locator_at >= 0 else b""
+    if locator.startswith(_LOCATOR_MAGIC):
+        # Python reads the record before the locator, others where it says: they have to be one
+        end64_at = locator_at - _END64.size
+        end64 = _read(file, Place(end64_at, _END64.size), _END64.size) if end64_at >= 0 else b""
+        if not end64.startswith(_END64_MAGIC) or _LOCATOR.unpack(locator)[2] != end64_at:
+            raise BadPickle("is a zip archive whose large end record is not right before what tells of it")
+        members, directory_bytes = _END64.unpack(end64)[7:9]
     if members > MAX_MEMBERS or directory_bytes > MAX_MEMBERS * _MAX_MEMBER_BYTES:
         raise BadPickle(
             f"is a zip archive of {members} members in a directory of {directory_bytes} bytes, expected at most "

@@ -7,12 +7,13 @@ read only where somebody allowed them: it is the format in which a file can carr
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.shard_index import is_index, read_index, shard_names
 from pool.checkpoints.files.torch_file import is_torch_file, read_torch_header
 from pool.checkpoints.safetensors_file import Header, read_header
-from pool.errors import UnsafeFile
+from pool.errors import CorruptFile, UnsafeFile
 
 #: how files of weights end that this project reads
 SAFETENSORS_SUFFIXES = (".safetensors", ".sft")
@@ -45,6 +46,19 @@ def files_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
         return (place,)
     folder = os.path.dirname(place)
     return (place, *(os.path.join(folder, name) for name in sorted(set(shard_names(place).values()))))
+
+
+def loose_weights(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files that lie in `folder` itself, by name, however their endings are written.
+
+    Some may be links that lead out of it: who reads one asks `contained` first. Raises CorruptFile when the folder
+    cannot be read.
+    """
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.lower().endswith(SAFETENSORS_SUFFIXES))
+    except OSError as error:
+        raise CorruptFile(f"{folder}: cannot be read: {error.strerror or error}") from None
+    return tuple(folder / name for name in names if os.path.isfile(folder / name))
 
 
 def _read_one(path: str, allow_pickle: bool) -> Header:

@@ -19,6 +19,10 @@ _TENSORS: tuple[tuple[str, str], ...] = (
     ("v_pred", "v"),
     ("ztsnr", "zero-terminal-snr"),
 )
+#: in our spelling: what a model says that predicts noise, or velocity
+NOISE_WORD, VELOCITY_WORD = "epsilon", "v"
+#: kinds of tensors that tell of the noise, and not of what is predicted
+_OF_NOISE = frozenset({"edm-v", "edm", "zero-terminal-snr"})
 _ENTRIES = ("modelspec.prediction_type", "modelspec.predict_key")
 #: the ways in which the same thing is written
 _WORDS: Mapping[str, str] = {
@@ -43,6 +47,12 @@ def prediction_hints(keys: Collection[str], metadata: Mapping[str, str]) -> tupl
         if metadata.get(entry, "").strip()
     ]
     return (*by_tensor, *by_entry)
+
+
+def said_prediction(keys: Collection[str], metadata: Mapping[str, str]) -> str | None:
+    """What `keys` and `metadata` of a file say that its model predicts, the surest of them; None when nothing does."""
+    hints = prediction_hints(keys, metadata)
+    return next((hint.kind for hint in hints if hint.kind not in _OF_NOISE), None)
 
 
 def prediction_word(written: str) -> str:

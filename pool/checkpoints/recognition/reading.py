@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pool.checkpoints.files.containment import contained
 from pool.checkpoints.files.model_folder import (
     CONFIG_FILES,
     INDEX_FILE,
@@ -21,7 +22,7 @@ from pool.checkpoints.files.model_folder import (
 )
 from pool.checkpoints.files.regular_file import read_text_file
 from pool.checkpoints.files.strict_json import BadJson, brief, read_object
-from pool.checkpoints.files.weights_file import SAFETENSORS_SUFFIXES, read_weights_header
+from pool.checkpoints.files.weights_file import loose_weights, read_weights_header
 from pool.checkpoints.recognition.diffusion import recognise_diffusion
 from pool.checkpoints.recognition.facts import (
     ComponentFacts,
@@ -102,7 +103,7 @@ def recognise_folder(path: Path) -> FolderFacts:
     """
     if is_model_folder(path):
         return _model(path)
-    weights = sorted(file for file in path.iterdir() if file.suffix in SAFETENSORS_SUFFIXES and file.is_file())
+    weights = loose_weights(path)
     if any((path / name).is_file() for name in CONFIG_FILES) and weights:
         part = read_component(path)
         if part.weights:
@@ -110,7 +111,7 @@ def recognise_folder(path: Path) -> FolderFacts:
             return FolderFacts("", found.title, {part.name: found}, {}, {}, ())
     if not weights:
         raise UserError(f"{path}: is a folder without {INDEX_FILE} or .safetensors files, expected either")
-    files = {file.name: _file_or_problem(file) for file in weights}
+    files = {file.name: _file_or_problem(file, path) for file in weights}
     return FolderFacts("", "loose files", {}, {}, files, ())
 
 
@@ -220,8 +221,8 @@ def _scheduler_hint(part: FolderComponent) -> tuple[PredictionHint, ...]:
     return (PredictionHint("flow", source),) if part.class_name.startswith("Flow") else ()
 
 
-def _file_or_problem(file: Path) -> FileFacts | str:
+def _file_or_problem(file: Path, folder: Path) -> FileFacts | str:
     try:
-        return recognise_file(file)
+        return recognise_file(contained(file, folder))
     except UserError as problem:
         return str(problem)

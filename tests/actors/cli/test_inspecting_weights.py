@@ -235,3 +235,28 @@ def test_what_strangers_wrote_is_shown_and_not_obeyed(command: Command, tmp_path
     assert ended.code == 2
     assert "\x1b" not in ended.err
     assert "\u202e" not in ended.err
+
+
+def test_endings_in_capitals_are_checked_too(command: Command, tmp_path: Path) -> None:
+    save_file({"emb_params": torch.full((2, 8), float("nan"))}, tmp_path / "BAD.SAFETENSORS")
+    save_file({"emb_params": torch.zeros(2, 8)}, tmp_path / "good.safetensors")
+    assert list(command("inspect", str(tmp_path), "--json").objects[0]["files"]) == [
+        "BAD.SAFETENSORS",
+        "good.safetensors",
+    ]
+    ended = command("inspect", str(tmp_path), "--check")
+    assert ended.code == 2
+    assert "BAD.SAFETENSORS: 1 tensors hold infinite or undefined numbers" in ended.err
+
+
+def test_a_link_out_of_a_folder_is_told_of_and_not_followed(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    save_file({"emb_params": torch.zeros(2, 8)}, tmp_path / "outside.safetensors")
+    save_file({"emb_params": torch.zeros(2, 8)}, tmp_path / "models" / "own.safetensors")
+    (tmp_path / "models" / "link.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    [found] = command("inspect", str(tmp_path / "models"), "--json").objects
+    assert "a link that leads to" in found["files"]["link.safetensors"]
+    assert found["files"]["own.safetensors"]["title"] == "a textual inversion embedding"
+    ended = command("inspect", str(tmp_path / "models"), "--check")
+    assert ended.code == 2
+    assert "link.safetensors: a link that leads to" in ended.err

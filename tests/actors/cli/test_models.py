@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from actors.cli.opening import settings_for
 from actors.cli.options import PoolOptions
@@ -169,3 +170,20 @@ def test_every_subcommand_has_help(command: Command, name: str) -> None:
     assert ended.code == 0
     assert f"Usage: modelpool models {name}" in ended.out
     assert "See _" not in ended.out, "the sentence itself, and not where it stands"
+
+
+def test_pickles_are_listed_scanned_and_named_where_they_are_allowed(command: Command, tmp_path: Path) -> None:
+    """As they are added: a file that `add` takes must not be lost to the other commands."""
+    old = tmp_path / "checkpoints" / "old.ckpt"
+    old.parent.mkdir()
+    torch.save({"first_stage_model.decoder.conv_in.weight": torch.zeros(4, 4)}, old)
+    assert command("models", "add", str(old.parent), "--allow-pickle").code == 0
+    for given in (("list",), ()):
+        assert [row["path"] for row in command("models", *given, "--allow-pickle", "--json").objects] == [str(old)]
+        [refused] = command("models", *given, "--json").objects
+        assert "allow_pickle to be set" in refused["problem"]
+    assert command("models", "scan", "--allow-pickle").code == 0
+    assert command("models", "scan").code == 1
+    assert command("models", "alias", "mine", "old").code == 2
+    assert command("models", "alias", "mine", "old", "--allow-pickle").code == 0
+    assert "--allow-pickle belongs after list" in command("models", "--allow-pickle", "list").err

@@ -12,6 +12,7 @@ from pool.checkpoints.detect import detect
 from pool.checkpoints.families import SD1, NoiseKind, Prediction
 from pool.checkpoints.safetensors_file import Header, TensorEntry, read_header
 from pool.errors import UnknownArchitecture
+from pool.spec import Role
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.layouts import Layout
 from tests.pool.checkpoints.tiny_checkpoint import write_tiny_lora
@@ -147,3 +148,31 @@ def test_a_file_without_tensors_is_said_to_be_empty(tmp_path: Path) -> None:
 def test_a_unet_key_of_a_strange_shape_is_no_crash() -> None:
     for shape in ((), (4,), (4, 4)):
         assert "expected" in refusal({"model.diffusion_model.input_blocks.0.0.weight": shape})
+
+
+SAID = {
+    "the surest of two counts": (
+        {"modelspec.prediction_type": "epsilon", "modelspec.predict_key": "v"},
+        Prediction.NOISE,
+    ),
+    "velocity": ({"modelspec.prediction_type": "v_prediction"}, Prediction.VELOCITY),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_a_file_says_of_its_prediction_counts(case: str) -> None:
+    metadata, expected = SAID[case]
+    assert detect(header_of(layouts.tiny_sd1(), metadata)).sampling.prediction is expected
+
+
+@pytest.mark.parametrize("word", ["flow", "sample", "VLB stuff"])
+def test_a_file_that_predicts_something_else_is_refused(word: str) -> None:
+    """Found in review: it ran as if it predicted noise, or, beginning with a v, velocity."""
+    assert f"that predicts {word!r}" in refusal(layouts.tiny_sdxl(), {"modelspec.prediction_type": word})
+
+
+def test_a_projection_beside_clip_l_is_left_alone() -> None:
+    """Some files carry it; no family that this version runs reads CLIP-L's."""
+    key = "cond_stage_model.transformer.text_model.text_projection.weight"
+    family = detect(header_of({**layouts.tiny_sd1(), key: (32, 32)}))
+    assert key not in family.shapes_of(Role.TEXT_ENCODER, {key: (32, 32)})

@@ -87,7 +87,7 @@ TEXT = "cond_stage_model.transformer.text_model."
 MISFITS: dict[str, tuple[Callable[[Layout], object], str]] = {
     "no middle": (
         lambda x: [x.pop(k) for k in list(x) if k.startswith(UNET + "middle_block.1")],
-        "found a middle of 3 parts without attention, expected",
+        "without 1, expected all from 0 on",
     ),
     "flat convolution": (
         lambda x: x.update({UNET + "input_blocks.0.0.weight": (48,)}),
@@ -152,3 +152,16 @@ def test_a_middle_of_another_depth_than_the_last_level_is_refused() -> None:
     layout = layouts.ldm_unet(replace(layouts.TINY_SDXL_UNET, middle_depth=3), prefix="")
     with pytest.raises(UnknownArchitecture, match="found 3 transformer blocks in the middle, expected 2"):
         unet_config(layout)
+
+
+@pytest.mark.parametrize("number", ["7", "999999999", "9" * 5000])
+def test_a_key_alone_cannot_ask_for_layers(number: str) -> None:
+    """Found in review: such a number was taken for how many layers there are, or was more digits than Python reads."""
+    for key in (
+        f"{TEXT}encoder.layers.{number}.mlp.fc1.weight",
+        f"{UNET}input_blocks.{number}.0.in_layers.0.weight",
+        f"{UNET}middle_block.1.transformer_blocks.{number}.norm1.weight",
+        f"first_stage_model.decoder.up.{number}.block.0.norm1.weight",
+    ):
+        with pytest.raises(UnknownArchitecture, match="expected all from 0 on"):
+            check(SD1, {**layouts.tiny_sd1(), key: (1,)})

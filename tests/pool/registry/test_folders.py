@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from pool.registry import folders
-from pool.registry.facts import read_facts
+from pool.registry.facts import MOST_PIPELINE_BYTES, read_facts
 from pool.registry.folders import Form, Place, look_through
 from pool.registry.kinds import Kind
 from tests.pool.registry.weights import write_weights
@@ -172,8 +173,8 @@ def write_index(path: Path, *parts: str) -> Path:
 
 def test_parts_are_those_that_the_index_names_however_they_are_called(tmp_path: Path) -> None:
     """Programs that cut files call the pieces as they like; a file that is not named is a model of its own."""
-    for name in ("first", "second", "other"):
-        write_weights(tmp_path / f"{name}.safetensors")
+    for number, name in enumerate(("first", "second", "other")):
+        write_weights(tmp_path / f"{name}.safetensors", [f"key.{number}"])
     index = write_index(tmp_path / "cut.safetensors.fp16.index.json", "first", "second")
     by_name = {file.path.name: file for file in look(tmp_path).files}
     assert by_name.keys() == {"other.safetensors", index.name}
@@ -181,6 +182,63 @@ def test_parts_are_those_that_the_index_names_however_they_are_called(tmp_path: 
         index.name,
         "first.safetensors",
         "second.safetensors",
+    ]
+
+
+def test_an_index_hides_no_file_that_is_not_a_part_of_it(tmp_path: Path) -> None:
+    """Else one small file would take other people's models out of every list."""
+    base = write_weights(tmp_path / "base.safetensors")
+    evil = write_index(tmp_path / "evil.safetensors.index.json", "base")
+    by_name = {file.path: file for file in look(tmp_path).files}
+    assert by_name.keys() == {base, evil}
+    assert "is not in base.safetensors" in read_facts(by_name[evil]).problem
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_parts_that_are_pickles_are_hidden_where_they_may_be_read(tmp_path: Path, allowed: bool) -> None:
+    """Those that are called as parts are in any case: nothing has to be read for it."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name, key in (("one.bin", "a"), ("pytorch_model-00001-of-00001.bin", "b")):
+        torch.save({key: torch.zeros(2)}, folder / name)
+    for index, key, part in (("cut", "a", "one.bin"), ("pytorch_model", "b", "pytorch_model-00001-of-00001.bin")):
+        (folder / f"{index}.bin.index.json").write_text(json.dumps({"weight_map": {key: part}}))
+    found = found_names(look_through([Place(folder)], allow_pickle=allowed))
+    assert found == ["cut.bin.index.json", *([] if allowed else ["one.bin"]), "pytorch_model.bin.index.json"]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_pipelines_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    write_weights(tmp_path / "model" / "unet" / "model.safetensors")
+    os.mkfifo(tmp_path / "model" / "model_index.json")
+    [found] = look(tmp_path).files
+    assert "model_index.json: not a regular file" in read_facts(found).problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b'{"_class_name": "A", "_class_name": "B"}', "names '_class_name' twice"),
+        (b'{"_class_name": "A", "x": ' + b"[" * 100_000, "is damaged"),
+        (b'{"_class_name": "A", "x": NaN}', "holds NaN"),
+        (b'{"_class_name": "' + b"A" * MOST_PIPELINE_BYTES + b'"}', "more than 1048576 bytes"),
+    ],
+)
+def test_a_pipelines_file_is_read_as_strictly_as_any(tmp_path: Path, text: bytes, problem: str) -> None:
+    write_weights(tmp_path / "model" / "unet" / "model.safetensors")
+    (tmp_path / "model" / "model_index.json").write_bytes(text)
+    [found] = look(tmp_path).files
+    assert problem in read_facts(found).problem
+
+
+def test_folders_that_lie_too_deep_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "MOST_FOLDERS_DEEP", 2)
+    write_weights(tmp_path / "a" / "b" / "near.safetensors")
+    write_weights(tmp_path / "a" / "b" / "c" / "far.safetensors")
+    found = look(tmp_path)
+    assert found_names(found) == ["near.safetensors"]
+    assert [(r.path, r.problem) for r in found.refused] == [
+        (tmp_path / "a" / "b" / "c", "lies more than 2 folders deep, and was not looked at")
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from pathlib import Path
 
@@ -98,5 +99,12 @@ def test_a_hash_that_is_not_known_is_not_called(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CorruptFile, match=r"gone: cannot be read: No such file"):
+    with pytest.raises(CorruptFile, match=r"gone: no such file"):
         hash_file(tmp_path / "gone", with_data=False)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(CorruptFile, match=r"pipe\.safetensors: not a regular file"):
+        hash_file(tmp_path / "pipe.safetensors", with_data=True)

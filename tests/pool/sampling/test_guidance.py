@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pool.options.model_options import ModelOptions
+from pool.sampling.conditions import Condition, batches
 from pool.sampling.guidance import guided_denoiser
 from pool.sampling.schedules import sd1_sigma_table
 
@@ -93,3 +94,49 @@ def test_texts_run_one_at_a_time_through_sampler_functions_too() -> None:
     denoise = guided_denoiser(predict, TABLE, context(2.0), context(0.5), 7.0, options, most_at_once=1)
     torch.testing.assert_close(denoise(latents(), SIGMA), latents() - SIGMA * (0.5 + 7.0 * (2.0 - 0.5)))
     assert [len(asked) for asked, _, _ in predict.calls] == [1, 1]
+
+
+class Told:
+    """A model that is told a vector beside its text, and answers with its first number and the text's mean."""
+
+    def __call__(self, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, text_embeds: Tensor) -> Tensor:
+        told_B = text_embeds[:, 0] + context_BLD.mean(dim=(1, 2))
+        return torch.ones_like(x_BCHW) * told_B[:, None, None, None]
+
+
+def told(value: float, text: float) -> Condition:
+    return Condition(context(text), extras={"text_embeds": torch.full((1, 6), value)})
+
+
+def one_row_at_a_time(model, args):
+    """A model function wrapper that asks for each row by itself."""
+    rows = range(len(args["input"]))
+    parts = [
+        model(
+            args["input"][n : n + 1],
+            args["timestep"][n : n + 1],
+            **{k: v[n : n + 1] if isinstance(v, Tensor) else v for k, v in args["c"].items()},
+        )
+        for n in rows
+    ]
+    return torch.cat(parts)
+
+
+def test_each_text_goes_with_what_the_model_is_told_beside_it() -> None:
+    x = latents()
+    guess = guided_denoiser(Told(), TABLE, told(1.0, 2.0), told(3.0, 0.5), cfg=2.0)(x, SIGMA)
+    torch.testing.assert_close(guess, x - (3.5 + (3.0 - 3.5) * 2.0) * SIGMA)
+
+
+def test_a_wrapper_may_ask_for_a_part_of_the_batch_with_its_part_of_what_is_told() -> None:
+    """Found in review: what is told was always that of the whole batch."""
+    x, texts = latents(), (told(1.0, 2.0), told(3.0, 0.5))
+    plain = guided_denoiser(Told(), TABLE, *texts, cfg=2.0)(x, SIGMA)
+    options = ModelOptions(model_function_wrapper=one_row_at_a_time)
+    torch.testing.assert_close(guided_denoiser(Told(), TABLE, *texts, 2.0, options)(x, SIGMA), plain)
+
+
+def test_conditions_that_are_told_different_things_run_apart() -> None:
+    short = Condition(context(2.0), extras={"text_embeds": torch.zeros(1, 4)})
+    assert [b.members for b in batches((told(1.0, 2.0), short))] == [(1,), (0,)]
+    assert [b.members for b in batches((told(1.0, 2.0), Condition(context(2.0))))] == [(1,), (0,)]

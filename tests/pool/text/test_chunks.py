@@ -42,7 +42,7 @@ def test_every_chunk_is_well_formed(tokenizer: ClipTokenizer, text: str) -> None
 
 
 def test_an_empty_prompt_is_one_empty_chunk(tokenizer: ClipTokenizer) -> None:
-    expected = Chunk((BEGIN_ID, *(END_ID,) * 76), (1.0,) * 77)
+    expected = Chunk((BEGIN_ID, *(END_ID,) * 76), (1.0,) * 77, 2)
     assert split_prompt(tokenizer, "") == split_prompt(tokenizer, " \n") == (expected,) == (empty_chunk(),)
 
 

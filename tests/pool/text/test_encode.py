@@ -15,8 +15,8 @@ from pool.checkpoints.build import open_checkpoint
 from pool.ops import compute, swap_to_casting
 from pool.spec import Role
 from pool.text.chunks import split_prompt
-from pool.text.encode import encode_prompt, match_lengths, matched_length
-from pool.text.tokenizer import ClipTokenizer
+from pool.text.encode import _filled_up, encode_prompt, match_lengths, matched_length
+from pool.text.tokenizer import END_ID, ClipTokenizer
 from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
 
 CPU = torch.device("cpu")
@@ -147,3 +147,12 @@ def test_no_text_is_repeated_to_more_than_four_times_the_longer_one(a: int, b: i
     if length is None:
         a_LD, b_LD = torch.zeros(a * 77, 1), torch.zeros(b * 77, 1)
         assert [t.shape for t in match_lengths(a_LD, b_LD)] == [a_LD.shape, b_LD.shape]
+
+
+def test_a_text_that_spells_the_end_token_is_read_to_its_end(tokenizer: ClipTokenizer) -> None:
+    """Found in review: with another token to fill up, all behind the spelling was lost."""
+    (chunk,) = split_prompt(tokenizer, "a red <|endoftext|> cat")
+    filled = _filled_up(chunk, 0)
+    assert filled[: chunk.tokens] == chunk.token_ids[: chunk.tokens]
+    assert END_ID in filled[1 : chunk.tokens - 1]
+    assert set(filled[chunk.tokens :]) == {0}

@@ -202,3 +202,13 @@ def test_a_circle_of_links_leads_out(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     assert leads_out(tmp_path / "a", tmp_path)
+
+
+def test_the_index_of_a_model_may_not_lead_out_of_its_folder(tmp_path: Path) -> None:
+    """Its text is shown in messages: it must be no way to read other files."""
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"_class_name": "Secret"}')
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model_index.json").symlink_to(secret)
+    with pytest.raises(UnsafeFile, match=r"model_index\.json: a link that leads to .*secret\.json"):
+        read_model_folder(tmp_path / "model")
