@@ -10,6 +10,7 @@ import json
 import math
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,8 +92,7 @@ def are_texts(value: object) -> bool:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise BadJson(f"names {brief(twice)} twice, expected each name once")
     return result
 

@@ -233,7 +233,10 @@ def mochi_half(half: str) -> Callable[[State], File]:
 def ltx(state: State) -> File:
     """LTX-Video: the levels' parts as one list, in the order of their use."""
     order: dict[str, list[str]] = {"encoder": [], "decoder": []}
-    has = lambda beginning: any(key.startswith(beginning) for key in state)  # noqa: E731
+
+    def has(beginning: str) -> bool:
+        return any(key.startswith(beginning) for key in state)
+
     for level in range(_levels(state, "encoder.down_blocks")):
         for part in ("resnets.", "downsamplers.0.", "conv_out."):
             if has(f"encoder.down_blocks.{level}.{part}"):
