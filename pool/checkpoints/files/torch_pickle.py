@@ -76,8 +76,12 @@ class _Bounded:
         return self._file.read(size_bytes)
 
     def readline(self) -> bytes:
+        """A name or a number as text. No pickle of weights spells one with an escape, and `pickletools` warns of those
+        that Python does not know."""
         line = self._file.readline(min(self._left_bytes, 1 << 12))
         self._left_bytes -= len(line)
+        if b"\\" in line:
+            raise BadPickle(f"spells a name or a number with an escape: {brief(line)}")
         return line
 
 

@@ -115,3 +115,11 @@ def test_a_large_directory_is_seen_where_python_looks(tmp_path: Path, elsewhere:
     said = "is not right before what tells of it" if elsewhere else f"in a directory of {huge} bytes"
     with pytest.raises(CorruptFile, match=said):
         read(path)
+
+
+@pytest.mark.parametrize("text", [b"c\\collections\nOrderedDict\n", b"S'\\o'\n"])
+def test_a_name_with_an_escape_is_refused_without_a_warning(text: bytes) -> None:
+    """A damaged byte in a name made the reader of opcodes warn of an escape that Python does not know."""
+    content = b"\x80\x02" + text + b"."
+    with pytest.raises(BadPickle, match="spells a name or a number with an escape"):
+        read_pickle(io.BytesIO(content), len(content))
