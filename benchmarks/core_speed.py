@@ -143,9 +143,11 @@ def plot(points: Sequence[tuple[Size, float]], path: str) -> None:
     batch = [(size, cost) for size, cost in points if size.per_second is None]
     axes.plot([size.workers for size, _ in batch], [cost for _, cost in batch], marker="o")
     for size, cost in batch:
-        axes.annotate(f"{3 * size.jobs:,} tasks", (size.workers, cost), textcoords="offset points", xytext=(5, 6))
+        axes.annotate(
+            f"{3 * size.jobs:,} tasks", (size.workers, cost), textcoords="offset points", xytext=(0, 9), ha="center"
+        )
     axes.set_xscale("log")
-    axes.margins(x=0.25)  # room for the last label
+    axes.margins(x=0.15)
     axes.set_ylim(0, 1.2 * max(cost for _, cost in batch))
     axes.set_xticks([size.workers for size, _ in batch], [f"{size.workers:,}" for size, _ in batch])
     axes.minorticks_off()
