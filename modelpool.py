@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from actors.client import DeadlineTooSoon, ModelPool, PartialLora, WorkersFailed
     from actors.config import PoolConfig
     from actors.jobs import Jobs
-    from actors.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
+    from actors.outcomes import FilmResult, ImageResult, JobFailed, JobFailure, PoolLost, SoundResult
+    from actors.picture_fields import Control, Hires, Region
     from actors.requests import GenerateRequest, LoraChoice
     from pool.errors import UserError
 
 __all__ = [
+    "Control",
     "DeadlineTooSoon",
+    "FilmResult",
     "GenerateRequest",
+    "Hires",
     "ImageResult",
     "JobFailed",
     "JobFailure",
@@ -35,13 +39,20 @@ __all__ = [
     "PartialLora",
     "PoolConfig",
     "PoolLost",
+    "Region",
+    "SoundResult",
     "UserError",
     "WorkersFailed",
 ]
 
 _HOMES = {
+    "Control": "actors.picture_fields",
+    "Hires": "actors.picture_fields",
+    "Region": "actors.picture_fields",
     "GenerateRequest": "actors.requests",
+    "FilmResult": "actors.outcomes",
     "ImageResult": "actors.outcomes",
+    "SoundResult": "actors.outcomes",
     "JobFailed": "actors.outcomes",
     "JobFailure": "actors.outcomes",
     "Jobs": "actors.jobs",

@@ -16,10 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from actors.cut import Catalog, CutJob, check_fits, cut_order, cut_request
+from actors.cut import Catalog, Controls, CutJob, check_fits, cut_order, cut_request
+from actors.cut_catalog import Embeddings
 from actors.orders import Order
 from actors.recipe import Recipe
 from actors.requests import GenerateRequest
+from pool.checkpoints.files.assembly import Assembly
+from pool.checkpoints.sampling_facts import MadeFor
 from pool.errors import UserError
 from pool.recent import Recent
 from pool.spec import ComponentSpec, ComponentUse, Division, JobId, Role, RunCost, TaskId, TaskSpec
@@ -59,15 +62,16 @@ def open_catalog(
     device: str,
     registry_folder: Path | None = None,
     allow_pickle: bool = False,
+    assemblies: Sequence[Assembly] = (),
 ) -> ListingCatalog:
-    """The real catalog, of these folders and of what was added to the registry, which reckons sizes for the weakest
-    GPU of one kind that is found here, or for what is assumed of such GPUs. `device` is the kind's name, or "auto";
-    `allow_pickle` has PyTorch's pickles read. Imports torch; takes no memory of a GPU."""
+    """The real catalog, of these folders and models of separate files and of what was added to the registry, which
+    reckons sizes for the weakest GPU of one kind that is found here, or for what is assumed of such GPUs. `device` is
+    the kind's name, or "auto"; `allow_pickle` has PyTorch's pickles read. Imports torch; takes no memory of a GPU."""
     from pool.catalog import Catalog as PoolCatalog
     from pool.devices.detection import capabilities_here
 
     found = capabilities_here(device)
-    return PoolCatalog(model_folders, lora_folders, found, registry_folder, uses_added=True, allow_pickle=allow_pickle)
+    return PoolCatalog(model_folders, lora_folders, found, registry_folder, True, allow_pickle, assemblies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ class _RememberingCatalog:
         self._loras: dict[tuple[str, float], LoraRef] = {}
         self._components: dict[ModelRef, Mapping[Role, ComponentSpec]] = {}
         self._lora_specs: Recent[LoraRef, ComponentSpec] = Recent(REMEMBERED)
-        self._sizes: dict[ModelRef, tuple[int, int]] = {}
+        self._made_for: dict[ModelRef, MadeFor] = {}
         self._uses: Recent[tuple[ModelRef, Role, tuple[LoraRef, ...], int], ComponentUse] = Recent(REMEMBERED)
         self._touches: Recent[tuple[ModelRef, Role, LoraRef], bool] = Recent(REMEMBERED)
 
@@ -220,8 +224,16 @@ class _RememberingCatalog:
     def components(self, model: ModelRef) -> Mapping[Role, ComponentSpec]:
         return _once(self._components, model, lambda: self._catalog.components(model))
 
-    def native_size(self, model: ModelRef) -> tuple[int, int]:
-        return _once(self._sizes, model, lambda: self._catalog.native_size(model))
+    def made_for(self, model: ModelRef) -> MadeFor:
+        return _once(self._made_for, model, lambda: self._catalog.made_for(model))
+
+    @property
+    def embeddings(self) -> Embeddings:
+        return self._catalog.embeddings
+
+    @property
+    def controls(self) -> Controls:
+        return self._catalog.controls
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         key = (model, role, loras, passes)
@@ -236,8 +248,8 @@ class _RememberingCatalog:
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return self._catalog.lora_warning(model, lora)
 
-    def text_tokens(self, text: str) -> int:
-        return self._catalog.text_tokens(text)
+    def text_tokens(self, model: ModelRef, text: str) -> int:
+        return self._catalog.text_tokens(model, text)
 
     def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
         return self._catalog.ways(model, work, context_tokens)

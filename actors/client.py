@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from actors.config import PoolConfig
 from actors.controller import Controller
+from actors.given_pictures import GivenPictures
 from actors.host_memory import HostMemory
 from actors.jobs import Jobs
 from actors.line import Line
@@ -134,14 +135,15 @@ class ModelPool:
         )
         self._reader.listen(submission_id, jobs)
         count = len(requests) if isinstance(requests, Sequence) else 0
-        ended_at = 0
+        ended_at, pictures = 0, GivenPictures(self._line.give)
         try:
             for chunk in _chunks(map(terms.fill_in, requests)):
                 jobs.add(chunk)
+                sent, given = pictures.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
                 name = self._user if terms.user is None else terms.user
-                part = Submission(self._client_id, submission_id, first_index, chunk, hold, name)
+                part = Submission(self._client_id, submission_id, first_index, sent, hold, name, given)
                 recipes = self._line.ask(Controller.submit, part)
                 _tell(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
@@ -154,8 +156,12 @@ class ModelPool:
     def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
         """What each request would be made by, or what is wrong with it. Queues nothing."""
         found: list[Recipe | UserError] = []
+        pictures = GivenPictures(lambda picture: None)
         for chunk in _chunks(requests):
-            found += self._line.ask(Controller.recipes, chunk)
+            sent = pictures.bring_each(chunk)
+            usable = tuple(one for one in sent if not isinstance(one, UserError))
+            answers = iter(self._line.ask(Controller.recipes, usable))
+            found += [one if isinstance(one, UserError) else next(answers) for one in sent]
         return tuple(found)
 
     def recipe(self, request: GenerateRequest) -> Recipe:

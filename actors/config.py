@@ -16,8 +16,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
+from actors.separate_models import SeparateModel, separate_models
 from actors.strict import Strict
 from actors.terms import check_user
+from pool.checkpoints.files.assembly import Assembly
 from pool.devices.vram_policy import VramPolicy
 from pool.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
 from pool.spec import UserId
@@ -109,12 +111,19 @@ class ModelsSection(Strict):
 
     registry      the folder where `modelpool models` keeps what was added, and hashes; left out, the user's own
     allow_pickle  whether PyTorch's pickles (.ckpt, .pt, .pth, .bin) are read; only weights are, nothing in them is run
+    separate      models made of separate files, each in the file as a table [models.NAME]
     """
 
     folders: tuple[Path, ...] = ()
     loras: tuple[Path, ...] = ()
     registry: Path | None = None
     allow_pickle: bool = False
+    separate: tuple[SeparateModel, ...] = ()
+
+    @property
+    def assemblies(self) -> tuple[Assembly, ...]:
+        """The models of separate files, as the catalog knows them."""
+        return tuple(model.assembly for model in self.separate)
 
     @field_validator("allow_pickle", mode="before")
     @classmethod
@@ -245,7 +254,9 @@ class PoolConfig(Strict):
             value = getattr(self, section)
             keys = dataclasses.asdict(value) if section == "scheduler" else value.model_dump()
             keys.pop("shares", None)
+            keys.pop("separate", None)
             lines += [f"[{section}]", *(f"{key} = {_shown(item)}" for key, item in keys.items()), ""]
+        lines += [line for model in self.models.separate for line in model.describe()]
         for share in self.scheduler.shares:
             limit = _shown(share.running_limit)
             lines += [f'[users."{share.user}"]', f"weight = {share.weight}", f"running_limit = {limit}", ""]
@@ -296,8 +307,12 @@ def _from_tables(tables: Mapping[str, Any], folder: Path) -> PoolConfig:
             raise unknown_name("section", section, (*PoolConfig.model_fields, _USERS))
         if not isinstance(table, dict):
             raise unusable_field(section, table, f"a table, [{section}]")
+        own, more = dict(table), {}
         try:
-            sections[section] = _section(section, _absolute(table, folder))
+            if section == "models":
+                more = {"separate": separate_models(table, folder, ModelsSection.model_fields)}
+                own = {key: value for key, value in table.items() if not isinstance(value, dict)}
+            sections[section] = _section(section, _absolute(own, folder) | more)
         except UserError as problem:
             raise type(problem)(f"[{section}] {problem}") from None
     if _USERS in tables:

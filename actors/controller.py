@@ -67,13 +67,14 @@ class PoolBroken(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A job that is not resolved, and whom it is for."""
+    """A job that is not resolved, whom it is for, and what the driver brought for its tasks to read."""
 
     client_id: ClientId
     submission_id: SubmissionId
     index: int
     cut: CutJob
     recipe: Recipe | None
+    given: Mapping[TaskId, ResultRef]
 
 
 @dataclass(slots=True)
@@ -168,9 +169,10 @@ class Controller:
             pictures = await self._desk.cut_pictures(wanted, first, self._capacity_bytes())
             for i, picture in enumerate(pictures, start=first):
                 cut = on_terms_of(submission.requests[i - first], picture.cut, submission, mine.began_at)
-                mine.held.append(_Job(submission.client_id, submission.submission_id, i, cut, picture.recipe))
+                given = {task_id: submission.given[task_id] for task_id in cut.job.given}
+                mine.held.append(_Job(submission.client_id, submission.submission_id, i, cut, picture.recipe, given))
             if not submission.hold:
-                await self._queue_held(mine, {})
+                await self._queue_held(mine)
         recipes = tuple(picture.recipe for picture in pictures)
         if mine.hopeless_seconds:
             warnings = (*recipes[0].warnings, too_late(mine.hopeless_seconds))
@@ -182,11 +184,11 @@ class Controller:
         """Check and queue one stage; what to warn of. Raises UserError."""
         job_id = job_id_for(wanted.submission_id, 0)
         with self._checking(wanted.client_id, wanted.submission_id) as mine:
-            given = frozenset(wanted.given)
-            cut = await self._desk.cut_stage(wanted.order, job_id, given, self._capacity_bytes())
+            cut = await self._desk.cut_stage(wanted.order, job_id, frozenset(wanted.given), self._capacity_bytes())
             cut = on_terms(cut, wanted.submission_id, wanted.user)
-            mine.held.append(_Job(wanted.client_id, wanted.submission_id, 0, cut, None))
-            await self._queue_held(mine, wanted.given)
+            given = {task_id: wanted.given[task_id] for task_id in cut.job.given}
+            mine.held.append(_Job(wanted.client_id, wanted.submission_id, 0, cut, None, given))
+            await self._queue_held(mine)
         return cut.warnings
 
     async def recipes(self, requests: tuple[GenerateRequest, ...]) -> tuple[Recipe | UserError, ...]:
@@ -278,21 +280,21 @@ class Controller:
         capacities = [worker.capacity_bytes for worker in self._dispatcher.live_workers]
         return max(capacities, default=self._budget_bytes)
 
-    async def _queue_held(self, submission: _Submission, given: Mapping[TaskId, ResultRef]) -> None:
+    async def _queue_held(self, submission: _Submission) -> None:
         while submission.held and not submission.cancelled and not self._broken:
             jobs, submission.held = submission.held[:QUEUED_AT_ONCE], submission.held[QUEUED_AT_ONCE:]
             for job in jobs:
-                self._queue(submission, job, given)
+                self._queue(submission, job)
             if submission.held:
                 await asyncio.sleep(0)
         held, submission.held = submission.held, []
         self._end_unqueued(held)
 
-    def _queue(self, submission: _Submission, job: _Job, given: Mapping[TaskId, ResultRef]) -> None:
+    def _queue(self, submission: _Submission, job: _Job) -> None:
         spec = job.cut.job
         self._jobs[spec.job_id] = job
         submission.live[spec.job_id] = None
-        self._book.add(spec, job.cut.works, {task_id: given[task_id] for task_id in spec.given})
+        self._book.add(spec, job.cut.works, job.given)
         new = tuple(component for component in job.cut.components if component not in self._components)
         if new:
             self._components.update(new)

@@ -6,62 +6,51 @@ weights it changes, so that the other stages are shared with jobs that do not us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from actors.orders import DecodeOrder, EncodeOrder, GivenLatent, Order, SampleOrder, order_for
-from actors.recipe import Recipe, RecipeLora
-from actors.requests import GenerateRequest, LoraChoice, resolve_sampling
-from pool.errors import DoesNotFit, does_not_fit, format_bytes
+from actors.cut_catalog import Catalog as Catalog
+from actors.cut_catalog import Controls as Controls
+from actors.extents import duration_of, format_of, size_of
+from actors.film_cut import check_film, film_beginning
+from actors.model_usual import as_usual, guided, usual_schedule
+from actors.orders import (
+    DecodeOrder,
+    EncodeOrder,
+    EncodePictureOrder,
+    GivenLatent,
+    GivenOrder,
+    Order,
+    RegionOrder,
+    SampleOrder,
+    order_for,
+)
+from actors.recipe import PICTURE_FORMAT, Recipe, RecipeLora, RecipePictures
+from actors.requests import GenerateRequest, LoraChoice
+from pool.checkpoints.sampling_facts import Beginning
+from pool.errors import DoesNotFit, does_not_fit, format_bytes, unusable_field
 from pool.residency import needed_bytes
-from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, JobId, JobSpec, Role, TaskId, TaskSpec
-from pool.work import DecodeWork, EncodeWork, LoraRef, ModelRef, SampleWork, Work, stage_of, task_id, together_key
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
+from pool.work import (
+    DecodeWork,
+    EncodePictureWork,
+    EncodeWork,
+    LoraRef,
+    ModelRef,
+    RegionWork,
+    SampleWork,
+    Work,
+    stage_of,
+    task_id,
+    together_key,
+)
 
 #: the components that one kind of work runs
 Roles: TypeAlias = tuple[Role, ...]
 #: all weights may stream
 NOTHING_KEPT: Mapping[ComponentKey, int] = MappingProxyType({})
-
-
-class Catalog(Protocol):
-    """What cutting asks about models; `pool.catalog.Catalog` answers from files. All may raise UserError."""
-
-    def find_model(self, name: str) -> ModelRef:
-        """The checkpoint called `name`."""
-
-    def find_lora(self, name: str, strength: float) -> LoraRef:
-        """The LoRA called `name`."""
-
-    def components(self, model: ModelRef) -> Mapping[Role, ComponentSpec]:
-        """The sizes of the model's components."""
-
-    def native_size(self, model: ModelRef) -> tuple[int, int]:
-        """Width and height that the model was trained for."""
-
-    def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
-        """What a run of one component needs."""
-
-    def lora_spec(self, lora: LoraRef) -> ComponentSpec:
-        """The size of a LoRA, as a component of its own."""
-
-    def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
-        """What to tell of a LoRA that is used in part only, with counts; None when all of it is used."""
-
-    def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
-        """Whether the LoRA changes this component."""
-
-    def text_tokens(self, text: str) -> int:
-        """Tokens of `text` as a diffusion model reads it."""
-
-    def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
-        """The ways to do it, the undivided one first, each needing less than the one before: device memory beside
-        weights and scratch, as it was counted and as what runs took corrected it. Sampling reads texts of
-        `context_tokens`."""
-
-    def run_seconds(self, model: ModelRef, work: Work) -> float:
-        """A first guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +67,18 @@ class CutJob:
 
 
 def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tuple[Recipe, CutJob]:
-    """`request`, whose seed must be set, as a recipe (without versions) and a job. Raises UserError."""
+    """`request`, whose seed must be set, as a recipe (without versions) and a job; what it leaves open is the model's
+    own. Raises UserError."""
+    facts = catalog.made_for(catalog.find_model(request.model)).sampling
+    check_film(request, facts)
+    request = as_usual(request, facts.usual)
     order = order_for(request)
     cutter = _Cutter(catalog)
     wanted = cutter.task_for(order)
     sample = next(work for work in cutter.works.values() if isinstance(work, SampleWork))
     loras = tuple(catalog.find_lora(lora.name, lora.strength) for lora in request.loras if lora.strength != 0)
+    pictures = RecipePictures.of(request, sample.controls)
+    written_as = format_of(request.format, request.model, facts)
     recipe = Recipe(
         model=sample.model.name,
         model_sha256=sample.model.sha256,
@@ -91,13 +86,20 @@ def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tu
         negative=request.negative,
         loras=tuple(RecipeLora(lora.name, lora.sha256, lora.strength) for lora in loras),
         steps=sample.steps,
-        cfg=sample.cfg,
+        cfg=sample.guidance or sample.cfg,
         sampler=sample.sampler,
         schedule=sample.schedule,
         width=sample.width,
         height=sample.height,
         seed=sample.seed,
         warnings=tuple(cutter.warnings),
+        pictures=None if pictures is None else replace(pictures, first_step=sample.first_step),
+        frames=sample.frames,
+        frame_rate=sample.frame_rate,
+        seconds=sample.seconds,
+        format="" if written_as == PICTURE_FORMAT else written_as,
+        clip_skip=request.clip_skip,
+        embeddings=cutter.embeddings(),
     )
     return recipe, cutter.cut_job(job_id, wanted)
 
@@ -169,10 +171,17 @@ class _Cutter:
         job = JobSpec(job_id, tasks, wanted, tuple(read))
         return CutJob(job, MappingProxyType(works), tuple(components.values()), tuple(self.warnings))
 
+    def embeddings(self) -> tuple[tuple[str, str], ...]:
+        """Name and SHA-256 of each textual inversion that a text names."""
+        texts = (work for work in self.works.values() if isinstance(work, EncodeWork))
+        return tuple(sorted({(each.name, each.sha256) for work in texts for each in work.embeddings}))
+
     def task_for(self, order: Order) -> TaskId:
         match order:
             case EncodeOrder():
                 return self._encode(order)
+            case EncodePictureOrder():
+                return self._encode_picture(order)
             case SampleOrder():
                 return self._sample(order)[0]
             case DecodeOrder():
@@ -182,39 +191,122 @@ class _Cutter:
         model = self._catalog.find_model(order.model)
         roles = tuple(role for role in self._catalog.components(model) if role.is_text_encoder)
         loras = self._loras(model, roles, order.loras)
-        return self._add(EncodeWork(model, loras, order.text), roles, loras)
+        words_negative = order.is_negative and self._catalog.made_for(model).sampling.words_negative
+        work = EncodeWork(
+            model, loras, order.text, order.layers_skipped, words_negative, self._catalog.embeddings.of(order.text)
+        )
+        return self._add(work, roles, loras)
 
     def _sample(self, order: SampleOrder) -> tuple[TaskId, SampleWork]:
         model = self._catalog.find_model(order.model)
         roles = (Role.DIFFUSION_MODEL,)
         loras = self._loras(model, roles, order.loras)
-        width, height = self._catalog.native_size(model)
-        sampler, schedule = resolve_sampling(order.sampler, order.schedule)
+        width, height = self._size(model, order)
+        facts = self._catalog.made_for(model).sampling
+        sampler, schedule = usual_schedule(facts.usual, order.sampler, order.schedule)
+        cfg, guidance = guided(facts.usual, order.cfg)
+        reads_negative = order.negative is not None and cfg != 1
+        texts = [order.positive, *([order.negative] if order.negative and reads_negative else [])]
+        texts += [region.text for region in order.regions]
+        if order.negative is not None and order.negative.text and not reads_negative:
+            self.warnings[f"negative prompt: model {model.name!r} reads none, it is left out"] = None
+        duration, begins = duration_of(order, model.name, facts), film_beginning(order, model.name, facts)
+        read, told_hidden = self._started(model, order, begins, duration.frames)
         work = SampleWork(
             model=model,
             loras=loras,
-            width=order.width or width,
-            height=order.height or height,
+            width=width,
+            height=height,
             steps=order.steps,
-            cfg=order.cfg,
+            cfg=cfg,
+            guidance=guidance,
             sampler=sampler,
             schedule=schedule,
             seed=order.seed,
+            first_step=0 if begins else order.first_step,
+            frames=duration.frames,
+            frame_rate=duration.frame_rate,
+            seconds=duration.seconds,
+            pictured=begins is not None,
+            starts=order.start is not None and begins is None and not (told_hidden and order.first_step == 0),
+            masked=order.hole is not None and not told_hidden,
+            told_hidden=told_hidden,
+            regions=tuple(self._region(model, order, region) for region in order.regions),
+            controls=tuple(self._catalog.controls.find(c.model, c.strength, c.start, c.end) for c in order.controls),
         )
-        texts = (order.positive,) if order.negative is None else (order.positive, order.negative)
-        needs = tuple(self._encode(text) for text in texts)
-        lengths = tuple(self._catalog.text_tokens(text.text) for text in texts)
-        return self._add(work, roles, loras, needs, work.steps, lengths), work
+        pictures = tuple(region.mask.task_id for region in order.regions if region.mask is not None)
+        pictures += tuple(control.picture.task_id for control in order.controls)
+        needs = (
+            *(self._encode(text) for text in texts),
+            *(read[0:1] if work.starts or work.pictured else ()),
+            *read[1:],
+            *pictures,
+        )
+        lengths = tuple(self._catalog.text_tokens(model, text.text) for text in texts)
+        return self._add(work, roles, loras, needs, work.steps_run, lengths), work
+
+    def _region(self, model: ModelRef, order: SampleOrder, region: RegionOrder) -> RegionWork:
+        """Raises UnusableField for a box that reaches out of the picture."""
+        if region.box is None:
+            return RegionWork(region.strength)
+        left, top, width, height = region.box
+        whole_width, whole_height = self._size(model, replace(order, scale=1.0))
+        if left + width > whole_width or top + height > whole_height:
+            raise unusable_field(
+                "regions.box", region.box, f"one within the {whole_width}x{whole_height} of the picture"
+            )
+        return RegionWork(
+            region.strength,
+            (left / whole_width, top / whole_height, width / whole_width, height / whole_height),
+        )
+
+    def _started(
+        self, model: ModelRef, order: SampleOrder, begins: Beginning | None, frames: int
+    ) -> tuple[tuple[TaskId, ...], bool]:
+        """The results that sampling begins with, the latent to start from first, and whether the model is told of a
+        hole. Raises UnusableField for a model that fills holes where there is none."""
+        told_hidden = self._catalog.made_for(model).sampling.fills_holes
+        if told_hidden and (order.hole is None or not isinstance(order.start, EncodePictureOrder)):
+            expected = f"a picture and a mask: model {model.name!r} was trained to fill a part of a picture"
+            raise unusable_field("mask", "nothing", expected)
+        if order.start is None:
+            return (), told_hidden
+        if begins is Beginning.JOINED and isinstance(order.start, EncodePictureOrder):
+            return (self._encode_picture(replace(order.start, frames=frames)),), told_hidden
+        start = self.task_for(order.start)
+        if order.hole is None:
+            return (start,), told_hidden
+        if not told_hidden:
+            return (start, order.hole.mask.task_id), told_hidden
+        assert isinstance(order.start, EncodePictureOrder), "a hole is in a picture"
+        hidden = self._encode_picture(replace(order.start, hidden=order.hole.mask))
+        return (start, order.hole.mask.task_id, hidden), told_hidden
+
+    def _encode_picture(self, order: EncodePictureOrder) -> TaskId:
+        model = self._catalog.find_model(order.model)
+        width, height = self._size(model, order)
+        picture = order.picture.task_id if isinstance(order.picture, GivenOrder) else self._decode(order.picture)
+        needs = (picture,) if order.hidden is None else (picture, order.hidden.task_id)
+        work = EncodePictureWork(model, width, height, hides=order.hidden is not None, frames=order.frames)
+        return self._add(work, (Role.VAE,), (), needs)
 
     def _decode(self, order: DecodeOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
         latent = order.latent
         if isinstance(latent, GivenLatent):
-            need, width, height = latent.task_id, latent.width, latent.height
-        else:
-            need, sample = self._sample(latent)
-            width, height = sample.width, sample.height
-        return self._add(DecodeWork(model, width, height), (Role.VAE,), (), (need,))
+            return self._add(DecodeWork(model, latent.width, latent.height), (Role.VAE,), (), (latent.task_id,))
+        need, sample = self._sample(latent)
+        kept = latent.hole if latent.hole is not None and latent.hole.paste else None
+        work = DecodeWork(
+            model, sample.width, sample.height, kept is not None, sample.frames, sample.frame_rate, sample.seconds
+        )
+        needs = (need,) if kept is None else (need, kept.picture.task_id, kept.mask.task_id)
+        return self._add(work, (Role.VAE,), (), needs)
+
+    def _size(self, model: ModelRef, order: SampleOrder | EncodePictureOrder) -> tuple[int, int]:
+        """Width and height of what is made or encoded, in pixels; 0 for sound."""
+        own = self._catalog.made_for(model)
+        return size_of(order, model.name, own.sampling, (own.width, own.height))
 
     def _loras(self, model: ModelRef, roles: Roles, choices: Iterable[LoraChoice]) -> tuple[LoraRef, ...]:
         """Those of `choices` that change one of these components."""
@@ -237,9 +329,14 @@ class _Cutter:
         """The id of the task that does `work`; the task is new unless equal work is there already."""
         new = task_id(work, needs)
         if new not in self._tasks:
-            uses = tuple(self._use(work.model, role, loras, passes) for role in roles)
+            controls = work.controls if isinstance(work, SampleWork) else ()
+            # one that speaks of two pictures is there once
+            files = {control.sha256: control for control in controls}
+            beside = [self._catalog.controls.beside(work.model, control, passes) for control in files.values()]
+            uses = (*(self._use(work.model, role, loras, passes) for role in roles), *(use for _, use in beside))
             specs = self._catalog.components(work.model)
-            for sized in (*(specs[role] for role in roles), *(self._catalog.lora_spec(lora) for lora in loras)):
+            loaded = (*(specs[role] for role in roles), *(spec for spec, _ in beside))
+            for sized in (*loaded, *(self._catalog.lora_spec(lora) for lora in loras)):
                 self._components[sized.key] = sized
             self.works[new] = work
             whole, *divided = self._catalog.ways(work.model, work, context_tokens)

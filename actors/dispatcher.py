@@ -36,6 +36,7 @@ from scheduler.messages import (
     StartWorker,
     StopTask,
     Tick,
+    UploadAhead,
     WorkerDown,
     WorkerUp,
 )
@@ -166,6 +167,8 @@ class Dispatcher:
                 self._stop(command)
             case Prefetch():
                 self._prefetch(command)
+            case UploadAhead():
+                self._upload_ahead(command)
             case ReleaseResult():
                 self._book.release(command.task_id)
             case ResolveJob():
@@ -264,6 +267,13 @@ class Dispatcher:
         parts = self._book.file_parts(command.components)
         if worker is not None and worker.spec.incarnation == command.incarnation and parts:
             self._fleet.read_ahead(command.worker_id, command.incarnation, parts)
+
+    def _upload_ahead(self, command: UploadAhead) -> None:
+        worker = self._live.get(command.worker_id)
+        if worker is not None and worker.spec.incarnation == command.incarnation and worker.runs:
+            first = next(iter(worker.runs.values())).run
+            coming = self._book.coming(command)
+            self._fleet.upload_ahead(command.worker_id, command.incarnation, first, coming)
 
     async def _wait_for(self, command: RunTask, worker: _LiveWorker, run: Run) -> None:
         try:

@@ -15,6 +15,7 @@ from actors.host_memory import HostMemory
 from actors.wire import ResultRef, RunRequest
 from pool.checkpoints.file_parts import FilePart
 from pool.spec import TaskReport, WorkerId, WorkerSpec
+from pool.work import Coming
 
 #: an attempt that is sent with others: what is asked, and the results that it reads
 Asked: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]
@@ -72,6 +73,10 @@ class Fleet(Protocol):
     def read_ahead(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """Have a started worker read these files ahead of their use, in place of what it was to read before. Nobody
         waits for it."""
+
+    def upload_ahead(self, worker_id: WorkerId, incarnation: int, run: int, coming: Coming) -> None:
+        """Have a started worker bring these tasks' weights to its GPU beside that run, which may be over already.
+        Nobody waits for it."""
 
     async def memory_reports(self) -> dict[WorkerId, HostMemory]:
         """The host memory of every worker that answers."""

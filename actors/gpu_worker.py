@@ -2,8 +2,8 @@
 
 Rules
 1. `run` never raises: whatever happens becomes a `RunError` value in the one report of that attempt.
-2. One thread touches the engine (Ray's `compute` group has one thread). Stopping and asking come in on other threads
-   and touch nothing but the values named in `__init__`.
+2. One thread touches the engine (Ray's `compute` group has one thread). Stopping, asking and what is to come arrive on
+   other threads and touch nothing but the values named in `__init__`.
 3. A worker whose GPU no longer answers reports the run as WORKER_LOST and then is over (`watch` returns): it is
    replaced by a new process, since no later run could succeed in this one. Whichever of the two is heard first, it
    means the same.
@@ -42,7 +42,21 @@ from pool.spec import (
     WorkerId,
     WorkerSpec,
 )
-from pool.work import Encoded, Latent, Member, Outcome, Picture, Result, RunHooks, Stopped, Work
+from pool.work import (
+    Coming,
+    Encoded,
+    Film,
+    Latent,
+    Mask,
+    Member,
+    Outcome,
+    Picture,
+    Result,
+    RunHooks,
+    Sound,
+    Stopped,
+    Work,
+)
 
 if TYPE_CHECKING:
     from pool.engine import EngineFacts
@@ -125,6 +139,8 @@ class GpuWorker:
         self._engine: Engine | None = None
         self._read_ahead = ReadAhead()
         self._storage = StorageMeter()
+        #: what may be brought beside which run; replaced whole by another thread
+        self._coming: tuple[int, Coming] | None = None
         #: runs that should stop, oldest first; touched by several threads, one atomic operation at a time
         self._stops: dict[int, None] = {}
         self._ended = threading.Event()
@@ -187,6 +203,11 @@ class GpuWorker:
         at once; does what it can, and never fails a run."""
         self._read_ahead.begin(parts)
 
+    def upload_ahead(self, run: int, coming: Coming) -> None:
+        """Bring these tasks' weights to the GPU while that run goes on, in place of what was asked for before. Returns
+        at once. It is done as far as it goes without holding up the run, and not at all when that is over."""
+        self._coming = (run, coming)
+
     def ping(self) -> tuple[WorkerId, int]:
         """Worker and incarnation: it is alive."""
         return self._worker_id, self._incarnation
@@ -207,7 +228,9 @@ class GpuWorker:
         self._ended.set()
 
     def _hooks(self, request: RunRequest) -> RunHooks:
-        return RunHooks(self._step_teller(request), lambda: self._should_stop(request))
+        return RunHooks(
+            self._step_teller(request), lambda: self._should_stop(request), lambda: self._coming_beside(request)
+        )
 
     def _storage_bytes(self) -> int:
         """What this process read from disks so far, but for what it read ahead."""
@@ -243,6 +266,10 @@ class GpuWorker:
 
     def _should_stop(self, request: RunRequest) -> bool:
         return request.run in self._stops
+
+    def _coming_beside(self, request: RunRequest) -> Coming | None:
+        told = self._coming
+        return told[1] if told is not None and told[0] == request.run else None
 
     def _step_teller(self, request: RunRequest) -> Callable[[int, int], None]:
         """A function that passes steps on, but not too often and not the last one."""
@@ -295,9 +322,14 @@ def result_bytes(result: Result) -> int:
     """Bytes of the arrays in `result`."""
     match result:
         case Encoded():
-            pooled_bytes = 0 if result.pooled_V is None else result.pooled_V.nbytes
-            return result.context_LD.nbytes + pooled_bytes
+            return sum(array.nbytes for array in result.arrays)
         case Latent():
             return result.samples_CHW.nbytes
         case Picture():
             return result.pixels_HWC.nbytes
+        case Film():
+            return result.frames_THWC.nbytes
+        case Sound():
+            return result.samples_SC.nbytes
+        case Mask():
+            return result.values_HW.nbytes

@@ -13,17 +13,30 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from actors.controller import Controller
 from actors.line import Line, ResultGone
-from actors.outcomes import ImageResult, JobFailure, Summary, TaskSummary, own_seconds, sampled_by
+from actors.outcomes import (
+    FilmResult,
+    ImageResult,
+    JobFailure,
+    MadeResult,
+    SoundResult,
+    Summary,
+    TaskSummary,
+    own_seconds,
+    sampled_by,
+)
 from actors.picture_writer import PictureWriter
 from actors.progress import Progress, RunningJob
 from actors.requests import GenerateRequest
 from actors.wire import ClientId, JobEnded, RunningTask, SubmissionId
 from pool.spec import RunErrorKind
-from pool.work import Picture
+from pool.work import Film, Picture, Sound
 from scheduler.messages import Outcome
+
+Kind = TypeVar("Kind", bound=MadeResult)
 
 #: how late Ctrl-C may be heard, see `Jobs._settled`
 _SIGNAL_SECONDS = 0.5
@@ -70,14 +83,21 @@ class Jobs:
     def images(self) -> Iterator[ImageResult]:
         """The pictures as they finish, each once: a second iterator goes on where the first one stopped.
 
-        Jobs without a picture are passed over; see `failures`. Raises PoolLost when no more can come.
+        Jobs without a picture are passed over; see `failures`, and `results` for submissions that make films too.
+        Raises PoolLost when no more can come.
         """
-        for result in self.results():
-            if isinstance(result, ImageResult):
-                yield result
+        return self._made(ImageResult)
 
-    def results(self) -> Iterator[ImageResult | JobFailure]:
-        """Like `images`, with the jobs that failed or were cancelled."""
+    def films(self) -> Iterator[FilmResult]:
+        """As `images`, for films."""
+        return self._made(FilmResult)
+
+    def sounds(self) -> Iterator[SoundResult]:
+        """As `images`, for sounds."""
+        return self._made(SoundResult)
+
+    def results(self) -> Iterator[MadeResult | JobFailure]:
+        """All that was made as it finishes, each once, with the jobs that failed or were cancelled."""
         while (waiting := self._take()) is not None:
             try:
                 result = waiting if isinstance(waiting, JobFailure) else self._handed_out(waiting)
@@ -111,6 +131,11 @@ class Jobs:
                 cancelled=cancelled,
                 running=tuple(self._running_job(task) for task in self._running),
             )
+
+    def _made(self, kind: type[Kind]) -> Iterator[Kind]:
+        for result in self.results():
+            if isinstance(result, kind):
+                yield result
 
     @property
     def failures(self) -> tuple[JobFailure, ...]:
@@ -202,29 +227,35 @@ class Jobs:
         with self._changed:
             self._waiting.appendleft(waiting)
 
-    def _handed_out(self, finished: _Finished) -> ImageResult | JobFailure:
+    def _handed_out(self, finished: _Finished) -> MadeResult | JobFailure:
         job = finished.job
         try:
-            picture = self._line.fetch(job.result)
+            made = self._line.fetch(job.result)
         except ResultGone as gone:
             failure = self._no_picture(job, RunErrorKind.INPUT_LOST, str(gone))
             with self._changed:
                 self._succeeded -= 1
                 self._without_picture.append(failure)
             return failure
-        assert isinstance(picture, Picture), f"job {job.job_id} was for a picture and made {type(picture).__name__}"
-        assert job.recipe is not None, f"job {job.job_id} is a picture's and has a recipe"
-        return ImageResult(
-            index=job.index,
-            job_id=job.job_id,
-            request=self._requests[job.index],
-            recipe=job.recipe,
-            pixels=picture.pixels_HWC,
-            path=finished.path,
-            worker=sampled_by(job.tasks),
-            seconds=own_seconds(job.tasks),
-            tasks=job.tasks,
-        )
+        assert job.recipe is not None, f"job {job.job_id} is a request's and has a recipe"
+        about: dict[str, Any] = {
+            "index": job.index,
+            "job_id": job.job_id,
+            "request": self._requests[job.index],
+            "recipe": job.recipe,
+            "path": finished.path,
+            "worker": sampled_by(job.tasks),
+            "seconds": own_seconds(job.tasks),
+            "tasks": job.tasks,
+        }
+        match made:
+            case Picture():
+                return ImageResult(pixels=made.pixels_HWC, **about)
+            case Film():
+                return FilmResult(frames=made.frames_THWC, frame_rate=made.frame_rate, **about)
+            case Sound():
+                return SoundResult(samples=made.samples_SC, samples_per_second=made.samples_per_second, **about)
+        raise AssertionError(f"job {job.job_id} was a request's and made {type(made).__name__}")
 
     def _written(self, job: JobEnded, path: Path | Exception) -> _Finished | JobFailure:
         if isinstance(path, Exception):

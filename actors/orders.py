@@ -7,25 +7,89 @@ Values only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from actors.picture_fields import Control, GivenPicture, Hires, PictureSource, steps_left_out
 from actors.requests import GenerateRequest, LoraChoice
 from pool.spec import TaskId
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeOrder:
-    """Encode one text."""
+    """Encode one text. `layers_skipped` and `is_negative` are as of `pool.work.EncodeWork`."""
 
     model: str
     loras: tuple[LoraChoice, ...]
     text: str
+    layers_skipped: int = 0
+    is_negative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GivenOrder:
+    """A picture or a mask that the driver brings, at the size that it is used in."""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class EncodePictureOrder:
+    """Turn a picture into a latent: the driver's own, or one that is made first. `hidden` is a mask of what the latent
+    is not to show; with `frames` it is the first of a film of so many. Sizes are as of `SampleOrder`."""
+
+    picture: GivenOrder | DecodeOrder
+    model: str
+    width: int | None
+    height: int | None
+    hidden: GivenOrder | None = None
+    scale: float = 1.0
+    frames: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """What of a picture is made anew.
+
+    paste  what is not is exactly as in the picture when it is decoded
+    """
+
+    picture: GivenOrder
+    mask: GivenOrder
+    paste: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOrder:
+    """A ControlNet by name, the picture that it speaks of, how strongly, and from which share of the steps to which."""
+
+    model: str
+    picture: GivenOrder
+    strength: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegionOrder:
+    """A text for a part of the picture: in a box (left, top, width, height in pixels) or a mask."""
+
+    text: EncodeOrder
+    box: tuple[int, int, int, int] | None
+    mask: GivenOrder | None
+    strength: float
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """Denoise one latent. `negative` is None exactly when `cfg` is 1. Sizes left out are the model's own."""
+    """Denoise one latent. `negative` is None exactly when `cfg` is 1. Sizes left out are the model's own.
+
+    start       the latent that noise is added to
+    first_step  steps at the head of the schedule that are left out
+    hole        what of `start` is made anew; None is all of it
+    scale       the sizes are so many times these, in whole cells of a latent
+    frames, frame_rate, seconds  of a film, of a sound; None is the model's own
+    """
 
     positive: EncodeOrder
     negative: EncodeOrder | None
@@ -38,6 +102,15 @@ class SampleOrder:
     width: int | None
     height: int | None
     seed: int
+    start: EncodePictureOrder | SampleOrder | None = None
+    first_step: int = 0
+    hole: Hole | None = None
+    scale: float = 1.0
+    controls: tuple[ControlOrder, ...] = ()
+    regions: tuple[RegionOrder, ...] = ()
+    frames: int | None = None
+    frame_rate: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +130,20 @@ class DecodeOrder:
     model: str
 
 
-Order: TypeAlias = EncodeOrder | SampleOrder | DecodeOrder
+Order: TypeAlias = EncodeOrder | EncodePictureOrder | SampleOrder | DecodeOrder
 
 
 def order_for(request: GenerateRequest) -> DecodeOrder:
-    """The tree of `request`, whose seed must be set. LoRAs of strength 0 change nothing and are left out."""
+    """The tree of `request`, whose seed must be set and whose pictures must be given. LoRAs,
+    ControlNets and regions of strength 0 change nothing and are left out."""
     assert request.seed is not None, "the client draws missing seeds"
+    image, mask = _given(request.image), _given(request.mask, is_mask=True)
     loras = tuple(lora for lora in request.loras if lora.strength != 0)
-    negative = EncodeOrder(request.model, loras, request.negative) if request.cfg != 1 else None
+    skipped = request.clip_skip
+    negative = EncodeOrder(request.model, loras, request.negative, skipped, is_negative=True)
     sample = SampleOrder(
-        positive=EncodeOrder(request.model, loras, request.prompt),
-        negative=negative,
+        positive=EncodeOrder(request.model, loras, request.prompt, skipped),
+        negative=negative if request.cfg != 1 else None,
         model=request.model,
         loras=loras,
         steps=request.steps,
@@ -77,5 +153,50 @@ def order_for(request: GenerateRequest) -> DecodeOrder:
         width=request.width,
         height=request.height,
         seed=request.seed,
+        start=None if image is None else EncodePictureOrder(image, request.model, request.width, request.height),
+        first_step=request.first_step(),
+        hole=None if image is None or mask is None else Hole(image, mask, request.paste),
+        frames=request.frames,
+        frame_rate=request.frame_rate,
+        seconds=request.seconds,
+        regions=tuple(
+            RegionOrder(
+                EncodeOrder(request.model, loras, region.prompt, request.clip_skip),
+                region.box,
+                _given(region.mask, is_mask=True),
+                region.strength,
+            )
+            for region in request.regions
+            if region.strength != 0
+        ),
+        controls=tuple(_control(control) for control in request.controls if control.strength != 0),
     )
-    return DecodeOrder(sample, request.model)
+    return DecodeOrder(sample if request.hires is None else _second_pass(sample, request.hires), request.model)
+
+
+def _second_pass(sample: SampleOrder, hires: Hires) -> SampleOrder:
+    """What `sample` makes, scaled up and made again in part."""
+    steps, model = hires.steps or sample.steps, sample.model
+    start: EncodePictureOrder | SampleOrder = sample
+    if hires.via == "picture":
+        start = EncodePictureOrder(DecodeOrder(sample, model), model, sample.width, sample.height, scale=hires.scale)
+    left_out = steps_left_out("hires.strength", hires.strength, steps)
+    return replace(sample, steps=steps, start=start, first_step=left_out, scale=hires.scale)
+
+
+def given_id(given: GivenPicture, is_mask: bool = False) -> TaskId:
+    """What a picture or a mask of a driver's own is called among results."""
+    return TaskId(f"given-{'mask' if is_mask else 'picture'}-{given.sha256[:20]}")
+
+
+def _control(control: Control) -> ControlOrder:
+    picture = _given(control.image)
+    assert picture is not None, "a ControlNet has a picture"
+    return ControlOrder(control.model, picture, control.strength, control.start, control.end)
+
+
+def _given(source: PictureSource | None, is_mask: bool = False) -> GivenOrder | None:
+    if source is None:
+        return None
+    assert isinstance(source, GivenPicture), f"the client brings pictures to the pool, found {source!r}"
+    return GivenOrder(given_id(source, is_mask))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from actors.recipe import Recipe
 from actors.requests import GenerateRequest
 from pool.spec import JobId, RunErrorKind, Stage, WorkerId
-from pool.work import PixelArray
+from pool.work import FloatArray, PixelArray
 from scheduler.why import Why
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ class TaskSummary:
     batched: int = 1
 
 
-@dataclass(frozen=True, eq=False)
-class ImageResult:
-    """One finished picture.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MadeResult:
+    """What one job made.
 
     index    place in its submission, from 0
     request  as submitted, with the seed that was used
@@ -68,7 +68,6 @@ class ImageResult:
     job_id: JobId
     request: GenerateRequest
     recipe: Recipe
-    pixels: PixelArray
     path: Path | None
     worker: WorkerId
     seconds: float
@@ -79,12 +78,63 @@ class ImageResult:
         """The seed of its noise."""
         return self.recipe.seed
 
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ImageResult(MadeResult):
+    """One finished picture."""
+
+    pixels: PixelArray
+
     @cached_property
     def pil(self) -> Image:
         """The picture for Pillow, made when first asked for."""
         from PIL import Image
 
         return Image.fromarray(self.pixels)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FilmResult(MadeResult):
+    """One finished film: frames [T, H, W, 3], and how many there are to a second."""
+
+    frames: PixelArray
+    frame_rate: float
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to `path`, whose ending (.mp4, .webm, .gif) names the format, with its recipe in it. Returns the
+        path. Raises UnknownName or OutputFailed."""
+        from actors.outputs.film import write_film
+        from actors.outputs.finished import texts_of
+
+        return write_film(path, self.frames, self.frame_rate, **texts_of(self.recipe))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SoundResult(MadeResult):
+    """One finished sound: samples [S, channels], -1 to 1, and how many there are to a second."""
+
+    samples: FloatArray
+    samples_per_second: int
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to `path`, whose ending (.wav, .flac) names the format, with its recipe in it. Returns the path.
+        Raises UnknownName or OutputFailed."""
+        from actors.outputs.finished import texts_of
+        from actors.outputs.sound import as_16_bits, write_sound
+
+        return write_sound(path, as_16_bits(self.samples.T), self.samples_per_second, **texts_of(self.recipe))
+
+
+def array_of_result(result: MadeResult) -> PixelArray | FloatArray:
+    """The numbers that were made: pixels, frames or samples."""
+    match result:
+        case ImageResult():
+            return result.pixels
+        case FilmResult():
+            return result.frames
+        case SoundResult():
+            return result.samples
+    raise AssertionError(f"nothing is known of a {type(result).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`PictureWriter`: writes finished pictures to one folder as they arrive, in a thread of its own."""
+"""`PictureWriter`: writes finished pictures, films and sounds to one folder as they arrive, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from actors.line import Line
 from actors.outcomes import own_seconds, sampled_by
 from actors.wire import JobEnded
-from pool.work import Picture
+from pool.work import Film, Picture, Sound
 
 if TYPE_CHECKING:
     from actors.outputs.folder import OutputFolder
@@ -44,15 +44,15 @@ class PictureWriter:
         self._thread.shutdown(wait=True)
 
     def _write(self, job: JobEnded) -> Path:
-        from actors.outputs.folder import FinishedPicture
+        from actors.outputs.folder import Finished
 
-        picture = self._line.fetch(job.result)
-        assert isinstance(picture, Picture), f"job {job.job_id} was for a picture and made {type(picture).__name__}"
-        assert job.recipe is not None, f"job {job.job_id} is a picture's and has a recipe"
+        made = self._line.fetch(job.result)
+        assert isinstance(made, Picture | Film | Sound), f"job {job.job_id} made {type(made).__name__}"
+        assert job.recipe is not None, f"job {job.job_id} is a request's and has a recipe"
         return self._folder.write(
-            FinishedPicture(
+            Finished(
                 recipe=job.recipe,
-                pixels_HWC=picture.pixels_HWC,
+                made=made,
                 index=job.index,
                 job_id=job.job_id,
                 worker=sampled_by(job.tasks),

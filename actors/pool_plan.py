@@ -73,6 +73,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             device,
             config.models.registry,
             config.models.allow_pickle,
+            config.models.assemblies,
         ),
         scheduler=config.scheduler,
         record=config.output.record,

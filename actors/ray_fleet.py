@@ -19,6 +19,7 @@ from actors.packing import packed, unpacked
 from actors.wire import ResultRef, RunRequest
 from pool.checkpoints.file_parts import FilePart
 from pool.spec import WorkerId, WorkerSpec
+from pool.work import Coming
 
 #: concurrency groups of a worker: one thread runs, others answer and stop, one waits for as long as the worker lives
 COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
@@ -90,6 +91,12 @@ class RayFleet:
         handle = self._handles.get((worker_id, incarnation))
         if handle is not None:
             handle.read_ahead.options(concurrency_group=CONTROL).remote(tuple(parts))
+
+    def upload_ahead(self, worker_id: WorkerId, incarnation: int, run: int, coming: Coming) -> None:
+        """See `Fleet`."""
+        handle = self._handles.get((worker_id, incarnation))
+        if handle is not None:
+            handle.upload_ahead.options(concurrency_group=CONTROL).remote(run, coming)
 
     async def memory_reports(self) -> dict[WorkerId, HostMemory]:
         """See `Fleet`."""

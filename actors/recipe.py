@@ -1,6 +1,6 @@
-"""All that a picture depends on, resolved: the names made hashes, the defaults made numbers.
+"""All that a picture, a film or a sound depends on, resolved: the names made hashes, the defaults made numbers.
 
-Values only. Two pictures with equal recipes have equal pixels.
+Values only. Two pictures with equal recipes have equal pixels; two films have equal frames, two sounds equal samples.
 """
 
 from __future__ import annotations
@@ -8,9 +8,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actors.requests import GenerateRequest
+    from pool.work import ControlRef
+
+
+#: what pictures are written as
+PICTURE_FORMAT = "png"
+#: fields that recipes had not always
+_LATER = ("pictures", "frames", "frame_rate", "seconds", "format", "clip_skip", "embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +33,81 @@ class RecipeLora:
 
 
 @dataclass(frozen=True, slots=True)
+class RecipeControl:
+    """A ControlNet as it was used."""
+
+    name: str
+    sha256: str
+    image_sha256: str
+    image_file: str
+    strength: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeRegion:
+    """A text for a part of the picture: in a box (left, top, width, height in pixels) or a mask."""
+
+    prompt: str
+    strength: float
+    box: tuple[int, int, int, int] | None
+    mask_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecipePictures:
+    """Pictures that a picture was made from, and how; the names are those of a request. Hashes are of the pixels as
+    they were used; names of files are told, and not part of the digest."""
+
+    image_sha256: str = ""
+    image_file: str = ""
+    mask_sha256: str = ""
+    mask_file: str = ""
+    first_step: int = 0
+    paste: bool = False
+    hires: Mapping[str, Any] = field(default_factory=dict)
+    controls: tuple[RecipeControl, ...] = ()
+    regions: tuple[RecipeRegion, ...] = ()
+
+    @classmethod
+    def of(cls, request: GenerateRequest, controls: Sequence[ControlRef] = ()) -> RecipePictures | None:
+        """What `request`, whose pictures are given, says of them; None where it says nothing. `controls` are what its
+        ControlNets are."""
+        regions = tuple(region for region in request.regions if region.strength != 0)
+        if request.image is None and request.hires is None and not controls and not regions:
+            return None
+        named = [control for control in request.controls if control.strength != 0]
+        image, mask = request.image, request.mask
+        return cls(
+            image_sha256="" if image is None else image.sha256,
+            image_file="" if image is None else image.file,
+            mask_sha256="" if mask is None else mask.sha256,
+            mask_file="" if mask is None else mask.file,
+            first_step=request.first_step(),
+            paste=mask is not None and request.paste,
+            hires={} if request.hires is None else request.hires.model_dump(),
+            controls=tuple(
+                RecipeControl(ref.name, ref.sha256, own.image.sha256, own.image.file, ref.strength, ref.start, ref.end)
+                for own, ref in zip(named, controls, strict=True)
+            ),
+            regions=tuple(
+                RecipeRegion(r.prompt, r.strength, r.box, "" if r.mask is None else r.mask.sha256) for r in regions
+            ),
+        )
+
+    def of_the_digest(self) -> dict[str, Any]:
+        """What of it makes the picture. What is not used is left out, so that what is added here later changes no
+        digest that is known."""
+        content = {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_file")}
+        content["controls"] = [{k: v for k, v in c.items() if k != "image_file"} for c in content["controls"]]
+        return {k: v for k, v in content.items() if v or k not in ("controls", "regions")}
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to do again to get the same picture. `versions` and `warnings` are told, and not part of the digest."""
+    """What to do again to get the same picture, film or sound. `versions` and `warnings` are told, and not part of the
+    digest."""
 
     model: str
     model_sha256: str
@@ -40,13 +123,34 @@ class Recipe:
     seed: int
     versions: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    #: None for a picture that is made of texts alone
+    pictures: RecipePictures | None = None
+    #: of a film
+    frames: int = 0
+    frame_rate: float = 0.0
+    #: of a sound, whose width and height are 0
+    seconds: float = 0.0
+    #: what a film or a sound is written as; empty for pictures
+    format: str = ""
+    clip_skip: int = 0
+    #: textual inversions that the texts name, and the SHA-256 of each
+    embeddings: tuple[tuple[str, str], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """A plain dictionary, ready for `json.dumps`."""
-        return dataclasses.asdict(self)
+        """A plain dictionary, ready for `json.dumps`. What is not used of later fields is left out, so that no digest
+        that is known changes."""
+        content = dataclasses.asdict(self)
+        return {name: value for name, value in content.items() if value or name not in _LATER}
+
+    @property
+    def ending(self) -> str:
+        """Of the name of the file that it is written to, without a dot."""
+        return self.format or PICTURE_FORMAT
 
     @property
     def digest(self) -> str:
-        """20 hexadecimal digits that name the picture."""
+        """20 hexadecimal digits that name what is made."""
         content = {k: v for k, v in self.as_json().items() if k not in ("versions", "warnings")}
+        if self.pictures is not None:
+            content["pictures"] = self.pictures.of_the_digest()
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]

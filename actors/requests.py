@@ -10,6 +10,17 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from actors.film_fields import checked_format, checked_frame_rate, checked_frames, checked_seconds
+from actors.picture_fields import (
+    USUAL_MASKED_STRENGTH,
+    USUAL_STRENGTH,
+    Control,
+    Hires,
+    Region,
+    checked_picture,
+    checked_strength,
+    steps_left_out,
+)
 from actors.strict import Strict
 from actors.terms import MOST_PRIORITY, check_user, parse_seconds
 from pool.errors import unknown_name, unusable_field
@@ -18,10 +29,13 @@ from pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG, SCHEDULES, resolve_
 #: sizes are multiples of this: the VAE halves a picture three times
 SIZE_STEP = 8
 MAX_SEED = 2**64 - 1
+#: CLIP-G has 32 layers, and two are read
+MOST_SKIPPED = 30
 _SIZE = f"a multiple of {SIZE_STEP} from {SIZE_STEP} to 16384"
 #: what is expected of each field that is a whole number
 _WHOLE = {
     "steps": f"a whole number from 1 to {MAX_STEPS}",
+    "clip_skip": f"a whole number from 0 to {MOST_SKIPPED}",
     "width": _SIZE,
     "height": _SIZE,
     "seed": "a whole number from 0 to 2**64 - 1",
@@ -47,10 +61,31 @@ class LoraChoice(Strict):
 
 
 class GenerateRequest(Strict):
-    """One picture. `width`, `height` left out are the model's own; `seed` left out is drawn when submitted.
+    """One picture, film or sound, as the model makes them. `width`, `height` left out are the model's own, or those of
+    `image`; `seed` left out is drawn when submitted.
 
-    The last three do not change the picture. Of those that wait, a higher `priority` goes first. `user` is whose share
-    it counts for; left out, it is the driver's. `deadline` is a time from submission, such as 90 (seconds) or "10m".
+    image     a picture to start from: a path, an image of Pillow or an array of numpy. It is scaled to cover the size,
+              proportions kept, and cropped about its centre; its own size counts in steps of 8 pixels
+    strength  how much of it is made anew: so large a part of the steps at the end of the schedule is made. Left out,
+              0.6, or 1 with a mask
+    mask      a picture of the size of `image`: what is white there is made anew, what is black is kept
+    paste     what is black is exactly as in `image` afterwards
+    hires     make the picture small, scale it up, and make a part of it again (`Hires`)
+    controls  ControlNets, each with the picture that it speaks of (`Control`)
+    regions   texts for parts of the picture (`Region`)
+
+    frames      of a film. Left out, as many as its model was made for; models make multiples of a number, and one more
+    frame_rate  frames a second of it; left out, the model's own
+    seconds     of a sound; left out, as many as its model makes
+    clip_skip   of the last layers of CLIP left out beyond those that the model's family leaves out, as diffusers counts
+                them: what A1111 calls "Clip skip", less one
+    format      what it is written as: pictures "png"; films "mp4", "webm" or "gif"; sounds "wav" or "flac". Left out,
+                the first of these. A film of 1 frame is a film
+    A film may begin with `image`, where its model is made for that.
+
+    `priority`, `user` and `deadline` do not change the picture. Of those that wait, a higher `priority` goes first.
+    `user` is whose share it counts for; left out, it is the driver's. `deadline` is a time from submission, such as 90
+    (seconds) or "10m".
     Raises UserError (a ValueError) naming the field, what was found and what was expected.
     """
 
@@ -69,6 +104,19 @@ class GenerateRequest(Strict):
     priority: int = 0
     user: str | None = None
     deadline: float | None = None
+    #: once checked, a `PictureSource` of `actors.picture_fields`
+    image: Any = None
+    mask: Any = None
+    strength: float | None = None
+    paste: bool = True
+    hires: Hires | None = None
+    controls: tuple[Control, ...] = ()
+    regions: tuple[Region, ...] = ()
+    frames: int | None = None
+    frame_rate: float | None = None
+    seconds: float | None = None
+    format: str | None = None
+    clip_skip: int = 0
 
     @field_validator(*_WHOLE, mode="before")
     @classmethod
@@ -85,6 +133,13 @@ class GenerateRequest(Strict):
     def _steps(cls, value: int) -> int:
         if not 1 <= value <= MAX_STEPS:
             raise unusable_field("steps", value, _WHOLE["steps"])
+        return value
+
+    @field_validator("clip_skip")
+    @classmethod
+    def _clip_skip(cls, value: int) -> int:
+        if not 0 <= value <= MOST_SKIPPED:
+            raise unusable_field("clip_skip", value, _WHOLE["clip_skip"])
         return value
 
     @field_validator("cfg")
@@ -124,6 +179,56 @@ class GenerateRequest(Strict):
     @classmethod
     def _deadline(cls, value: Any) -> float | None:
         return None if value is None else parse_seconds(value, what="a time from now,")
+
+    @field_validator("frames", mode="before")
+    @classmethod
+    def _frames(cls, value: Any) -> int | None:
+        return checked_frames(value)
+
+    @field_validator("frame_rate")
+    @classmethod
+    def _frame_rate(cls, value: float | None) -> float | None:
+        return checked_frame_rate(value)
+
+    @field_validator("seconds")
+    @classmethod
+    def _seconds(cls, value: float | None) -> float | None:
+        return checked_seconds(value)
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _format(cls, value: Any) -> str | None:
+        return checked_format(value)
+
+    @field_validator("image", "mask", mode="before")
+    @classmethod
+    def _picture(cls, value: Any, info: Any) -> Any:
+        return checked_picture(info.field_name, value, is_mask=info.field_name == "mask")
+
+    @field_validator("strength")
+    @classmethod
+    def _strength(cls, value: float | None) -> float | None:
+        return None if value is None else checked_strength("strength", value)
+
+    @model_validator(mode="after")
+    def _pictures(self) -> GenerateRequest:
+        for name in ("mask", "strength"):
+            if self.image is None and getattr(self, name) is not None:
+                raise unusable_field("image", "nothing", f"a picture to start from, since {name} is given")
+        if self.mask is not None and self.hires is not None:
+            raise unusable_field("hires", "a second pass", "none with a mask: make the picture first, then fill it")
+        if self.image is not None:
+            self.first_step()
+        if self.hires is not None:
+            steps_left_out("hires.strength", self.hires.strength, self.hires.steps or self.steps)
+        return self
+
+    def first_step(self) -> int:
+        """How many steps at the head of the schedule are left out. Raises UnusableField where that is all of them."""
+        if self.image is None:
+            return 0
+        usual = USUAL_STRENGTH if self.mask is None else USUAL_MASKED_STRENGTH
+        return steps_left_out("strength", self.strength or usual, self.steps)
 
     @model_validator(mode="after")
     def _names(self) -> GenerateRequest:

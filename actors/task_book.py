@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from actors.outcomes import TaskSummary
 from actors.wire import ResultRef, RunRequest
 from pool.checkpoints.file_parts import FilePart
-from pool.spec import ComponentKey, JobId, JobSpec, TaskId, TaskReport, TaskSpec
-from pool.work import DecodeWork, Work, lora_key, roles_of
-from scheduler.messages import RunTask
+from pool.spec import ComponentKey, JobId, JobSpec, Role, TaskId, TaskReport, TaskSpec
+from pool.work import Coming, EncodeWork, SampleWork, Work, control_key, lora_key, roles_of
+from scheduler.messages import RunTask, UploadAhead
 from scheduler.why import Why
 
 
@@ -119,6 +119,11 @@ class TaskBook:
         """The task."""
         return self._entries[task_id].spec
 
+    def coming(self, command: UploadAhead) -> Coming:
+        """What a worker is told that is to bring weights ahead; without tasks that nobody wants any more."""
+        known = [self._entries[task_id] for task_id in command.task_ids if task_id in self._entries]
+        return Coming(tuple((entry.spec, entry.work) for entry in known), command.needed_next, command.kept)
+
     def file_parts(self, components: Iterable[ComponentKey]) -> tuple[FilePart, ...]:
         """Where these components are; those that no task ever named are left out."""
         return tuple(self._files[key] for key in components if key in self._files)
@@ -130,10 +135,13 @@ class TaskBook:
 
     def _note_files(self, task: TaskSpec, work: Work) -> None:
         for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
+            if role is Role.CONTROLNET:
+                self._files[use.component] = FilePart(_control_path(work, use.component))
+                continue
             known = self._files.get(use.component)
             if known is None or known.path != work.model.path:
-                self._files[use.component] = FilePart(work.model.path, role)
-            if use.adapters and not isinstance(work, DecodeWork):
+                self._files[use.component] = FilePart(work.model.path, role, work.model.assembly)
+            if use.adapters and isinstance(work, (EncodeWork, SampleWork)):
                 paths = {lora_key(lora): lora.path for lora in work.loras}
                 for key in use.adapters:
                     self._files[key] = FilePart(paths[key])
@@ -149,6 +157,12 @@ class TaskBook:
         entry = self._entries.get(task_id)
         if entry is not None and not entry.jobs and not entry.running and entry.result is None:
             del self._entries[task_id]
+
+
+def _control_path(work: Work, key: ComponentKey) -> str:
+    """Where the ControlNet of this name is."""
+    assert isinstance(work, SampleWork), f"{key} is used by {work}"
+    return next(control.path for control in work.controls if control_key(control) == key)
 
 
 def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:

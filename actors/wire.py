@@ -7,7 +7,7 @@ worker and from worker to driver, and nothing in between looks into a reference.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
 from actors.orders import Order
@@ -62,6 +62,7 @@ class Submission:
     first_index  place of the first request in the whole submission
     hold         check and keep, but queue nothing before a part of the same submission comes without it
     user         who asks, for requests that do not say
+    given        the pictures that the requests name, by the ids of `actors.orders.given_id`
     """
 
     client_id: ClientId
@@ -70,6 +71,7 @@ class Submission:
     requests: tuple[GenerateRequest, ...]
     hold: bool = False
     user: str = ""
+    given: Mapping[TaskId, ResultRef] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """The systems that `benchmarks.against_ray` compares: each opens a Ray of its own on loopback, answers passes over one
 trace, and closes it. All loads and runs are those of `benchmarks.ray_trace`.
 
-A worker does one thing at a time in all of them; where Serve's replicas may load one model while they run another
-(`beside`), a row says so: they then hold more models than there is room for, since what runs is not kept from leaving.
+A worker does one thing at a time in all of them, but for weights that ours brings beside its runs, as the pool's own
+engine does: while a run goes on, at the link's speed, and within the room that is left. Where Serve's replicas may load
+one model while they run another (`beside`), a row says so: they then hold more models than there is room for, since
+what runs is not kept from leaving.
 Settings that help the others are taken where they are found: a handle of each model is made once, no proxy listens.
 """
 
@@ -35,10 +37,13 @@ from benchmarks.ray_trace import (
     measured,
     run,
 )
+from pool.ahead import Held, plan_ahead
 from pool.outlook import Outlook
 from pool.residency import Residency, plan
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
-from pool.work import Encoded, EncodeWork, LoraRef, ModelRef, Result, RunHooks, Work
+from pool.stopping import ASK_EVERY_SECONDS
+from pool.work import Coming, Encoded, EncodeWork, LoraRef, ModelRef, Result, RunHooks, Work
+from scheduler.simulated.machines import Beside
 from tests.actors.fakes import Facts, FakeCatalog, FakeEngine, fake_plan, sha
 
 MIB = 1 << 20
@@ -109,16 +114,48 @@ class TraceEngine(FakeEngine):
         load_seconds = moves.upload_bytes / LINK_BYTES_PER_SECOND
         run_seconds = float(work.text.split()[1]) + moves.streamed_bytes / LINK_BYTES_PER_SECOND
         time.sleep(load_seconds)
-        run(run_seconds)
-        self._moved_bytes += moves.upload_bytes + moves.streamed_bytes
+        held = Held(frozenset(use.component for use in task.uses), WORKING_BYTES)
+        ahead_bytes = 0 if moves.streamed_bytes else self._run_beside(run_seconds, held, hooks)
+        if moves.streamed_bytes:
+            run(run_seconds)
+        self._moved_bytes += moves.upload_bytes + moves.streamed_bytes + ahead_bytes
         cost = RunCost(
             load_seconds=load_seconds,
             run_seconds=run_seconds,
             uploaded_bytes=moves.upload_bytes,
             streamed_bytes=moves.streamed_bytes,
             resident=moves.all_resident,
+            ahead_bytes=ahead_bytes,
         )
         return Encoded(np.array([[self._moved_bytes / MODEL_BYTES]], np.float32)), cost
+
+    def _run_beside(self, seconds: float, held: Held, hooks: RunHooks) -> int:
+        """A run, beside which the link brings what the worker is told of: from when it is told, one by one, and
+        no longer than the run goes on. Returns the bytes that came."""
+        end, told, beside = time.perf_counter() + seconds, None, list[Beside]()
+        while (now := time.perf_counter()) < end:
+            if hooks.coming() is not told:
+                told = hooks.coming()
+                beside = self._coming(told, held, now)
+            run(min(ASK_EVERY_SECONDS, end - now))
+        came_bytes = 0
+        for one in beside:
+            self._residency = one.plan.after(self._residency, one.uploaded_bytes(end))
+            came_bytes += one.uploaded_bytes(end)
+        return came_bytes
+
+    def _coming(self, told: Coming | None, held: Held, at: float) -> list[Beside]:
+        there, found = self._residency, list[Beside]()
+        if told is None:
+            return found
+        held, outlook = Held(held.components.union(told.kept), held.run_bytes), Outlook(told.needed_next)
+        for task, _ in told.tasks:
+            moves = plan_ahead(there, held, task.uses, self._specs, task.activation_bytes, outlook)
+            if moves.upload_bytes:
+                found.append(Beside(moves, at, 0.0, float(LINK_BYTES_PER_SECOND)))
+                at, there = found[-1].ends_at, moves.after(there)
+                held = Held(held.components.union(use.component for use in task.uses), held.run_bytes)
+        return found
 
 
 @contextlib.contextmanager

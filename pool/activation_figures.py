@@ -5,24 +5,32 @@ Counted by dry runs of the models' own code, remembered, and corrected by what r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+
+from torch import Tensor
 
 from pool.activation import WITHOUT_MARGIN, attention_form, with_margin
 from pool.activation_book import ActivationBook, ActivationError, ActivationKey, measured_activations
 from pool.activation_needs import (
     TILES,
     USUAL_TOKENS,
+    EmptyTold,
     StageModule,
     TextShape,
+    TextStage,
     decode_bytes,
     encode_bytes,
+    encode_picture_bytes,
     sample_bytes,
     stage_call,
     text_shape,
     tile_slowdown,
 )
+from pool.checkpoints.transformers import TEXT_ROLES
+from pool.controlnets.open_controlnet import OpenControlNet
 from pool.division import ways as ways_of
+from pool.latent_pixels import latent_shape
 from pool.module_work import module_work
 from pool.open_model import OpenModel
 from pool.recent import Recent
@@ -30,8 +38,22 @@ from pool.residency import ModuleBytes
 from pool.sizing import module_bytes
 from pool.spec import Division, Role, RunCost, TaskSpec
 from pool.stages import latent_cells
+from pool.text.chunks import spelled_out
 from pool.text.tokenizer import ClipTokenizer
-from pool.work import DecodeWork, EncodeWork, ModelRef, SampleWork, Work, role_of, stage_of
+from pool.text.weights import parse_weights
+from pool.text_encoders.lengths import context_tokens, empty_told, tokens_read
+from pool.text_encoders.readings import readings_of
+from pool.work import (
+    ControlRef,
+    DecodeWork,
+    EncodePictureWork,
+    EncodeWork,
+    ModelRef,
+    SampleWork,
+    Work,
+    role_of,
+    stage_of,
+)
 
 #: texts and sizes of work whose needs are kept
 SIZES_REMEMBERED = 4096
@@ -43,17 +65,23 @@ APART_SLOWDOWN = 1.2
 class ActivationFigures:
     """The figures of all models of a catalog, for devices of one kind."""
 
-    def __init__(self, open_model: Callable[[ModelRef], OpenModel], device_kind: str) -> None:
-        self._open = open_model
+    def __init__(
+        self,
+        open_model: Callable[[ModelRef], OpenModel],
+        device_kind: str,
+        open_control: Callable[[ControlRef], OpenControlNet],
+    ) -> None:
+        self._open, self._open_control = open_model, open_control
         self._device_kind = device_kind
         self._activations: Recent[tuple[object, ...], int] = Recent(SIZES_REMEMBERED)
         self._book = ActivationBook()
-        self._texts: Recent[str, TextShape] = Recent(SIZES_REMEMBERED)
+        self._texts: Recent[tuple[str, str], TextShape] = Recent(SIZES_REMEMBERED)
         self._tokenizer: ClipTokenizer | None = None
 
-    def text_tokens(self, text: str) -> int:
-        """Tokens of `text` as a diffusion model reads it. Raises UnusableField as `parse_weights` does."""
-        return self._text_shape(text).tokens
+    def text_tokens(self, model: ModelRef, text: str) -> int:
+        """Tokens of `text` as the diffusion model of `model` reads it. Raises UnusableField as `parse_weights` does,
+        and TokenizerMissing."""
+        return self._text_shape(model, text).tokens
 
     def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
         """Device memory that `work` needs beside weights and scratch when it is not divided.
@@ -115,9 +143,9 @@ class ActivationFigures:
 
     def _ways(self, model: ModelRef, work: Work) -> Iterator[Division]:
         """Ways that may need less, without the figure."""
-        if isinstance(work, SampleWork) and work.cfg != 1:
+        if isinstance(work, SampleWork) and (work.cfg != 1 or work.regions):
             yield Division(0, batch=1, slowdown=APART_SLOWDOWN)
-        if isinstance(work, DecodeWork):
+        if isinstance(work, (EncodePictureWork, DecodeWork)):
             cells = latent_cells(work.width, work.height, self._open(model).latent)
             yield from (Division(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in TILES if t < max(cells))
 
@@ -134,7 +162,7 @@ class ActivationFigures:
 
     def _counted_as(self, model: ModelRef, work: Work, context_tokens: Sequence[int], way: Division) -> int:
         lengths = tuple(context_tokens) or _usual_tokens(work)
-        shape = self._text_shape(work.text) if isinstance(work, EncodeWork) else lengths
+        shape = self._text_shape(model, _spelled(work)) if isinstance(work, EncodeWork) else lengths
         key = (model.sha256, *_size_of(work), shape, way.batch, way.tile)
 
         def count() -> int:
@@ -156,21 +184,54 @@ class ActivationFigures:
         latent, family = opened.latent, opened.checkpoint.family
         match work:
             case EncodeWork():
-                encoders = [(self._module(opened, role), family.texts[role]) for role in family.text_encoders]
-                return encode_bytes(encoders, self._load_tokenizer(), work.text)
+                return encode_bytes([self._text_stage(opened, role) for role in family.text_encoders], _spelled(work))
             case SampleWork():
                 module = self._module(opened, role_of(work))
-                return sample_bytes(module, work, latent, lengths, way.batch, family.sampling)
-            case DecodeWork():
+                told, controls = empty_told_of(opened), [self._control(control) for control in work.controls]
+                return sample_bytes(module, work, latent, lengths, way.batch, family.sampling, told, controls)
+            case EncodePictureWork():
                 cells = latent_cells(work.width, work.height, latent)
-                return decode_bytes(self._module(opened, role_of(work)), cells, latent.channels, way.tile)
+                return encode_picture_bytes(self._module(opened, role_of(work)), cells, latent, way.tile, work.frames)
+            case DecodeWork():
+                shape = latent_shape(work.width, work.height, work.frames, latent)
+                return decode_bytes(self._module(opened, role_of(work)), shape, latent, way.tile)
 
     def _module(self, opened: OpenModel, role: Role) -> StageModule:
         component = opened.component(role)
         return StageModule(component.built.module, component.form.compute_dtype, attention_form(self._device_kind))
 
-    def _text_shape(self, text: str) -> TextShape:
-        return self._texts.get(text, lambda: text_shape(self._load_tokenizer(), text))
+    def _text_stage(self, opened: OpenModel, role: Role) -> TextStage:
+        family, module = opened.checkpoint.family, self._module(opened, role)
+        if not family.text_set:
+            return TextStage(module, family.texts[role], self._load_tokenizer())
+        text = opened.reading(role)
+        return TextStage(module, text.reading, text.tokenizer or self._load_tokenizer())
+
+    def _control(self, control: ControlRef) -> StageModule:
+        opened = self._open_control(control)
+        return StageModule(opened.module, opened.form.compute_dtype, attention_form(self._device_kind))
+
+    def _text_shape(self, model: ModelRef, text: str) -> TextShape:
+        family = self._open(model).checkpoint.family
+
+        def measure() -> TextShape:
+            if not family.text_set:
+                return text_shape(self._load_tokenizer(), text)
+            return self._read_shape(self._open(model), text)
+
+        # those without a set read the same chunks
+        return self._texts.get((model.sha256 if family.text_set else "", text), measure)
+
+    def _read_shape(self, opened: OpenModel, text: str) -> TextShape:
+        """The shape of a text that several kinds of encoders read."""
+        family, lengths = opened.checkpoint.family, [0] * len(TEXT_ROLES)
+        for role in family.text_encoders:
+            own = opened.reading(role)
+            lengths[own.place] = tokens_read(own.reading, own.tokenizer or self._load_tokenizer(), text)
+        readings = readings_of(family.text_set)
+        assert readings is not None, f"nothing says how the texts of {family.text_set} are read"
+        weighted = any(part.weight != 1.0 for part in parse_weights(text))
+        return TextShape(weighted, context_tokens(family.text_set, lengths[: len(readings)]))
 
     def _load_tokenizer(self) -> ClipTokenizer:
         if self._tokenizer is None:
@@ -184,7 +245,7 @@ class ActivationFigures:
         component = opened.component(role_of(work))
         dtype, module = component.form.compute_dtype, component.built.module
         facts = opened.checkpoint.family.sampling
-        call = stage_call(work, dtype, opened.latent, facts, context_tokens, pictures)
+        call = stage_call(work, dtype, opened.latent, facts, context_tokens, pictures, empty_told_of(opened))
         counted = StageModule(module, dtype, attention_form(self._device_kind)).peak_bytes(call)
         return with_margin(counted, self._device_kind)
 
@@ -193,11 +254,30 @@ class ActivationFigures:
         opened = self._open(model)
         component = opened.component(role_of(work))
         facts = opened.checkpoint.family.sampling
-        call = stage_call(work, component.form.compute_dtype, opened.latent, facts)
+        told = empty_told_of(opened)
+        call = stage_call(work, component.form.compute_dtype, opened.latent, facts, told=told)
         flops = module_work(component.built.module, component.form.compute_dtype, call)
         sizes = {m.name: m for m in module_bytes(component.weights, component.form)}
         order = (*(name for name in flops if name in sizes), *(name for name in sizes if name not in flops))
         return tuple(replace(sizes[name], flops=flops.get(name, 0)) for name in order)
+
+
+def empty_told_of(opened: OpenModel) -> EmptyTold | None:
+    """What the diffusion model of `opened` is told of a text; None where it is told a text and no more."""
+    family = opened.checkpoint.family
+    if not family.text_set:
+        return None
+
+    def told(tokens: int) -> Mapping[str, Tensor]:
+        modules = {opened.place(role): opened.component(role).built.module for role in family.text_encoders}
+        return empty_told(family.text_set, modules, tokens)
+
+    return told
+
+
+def _spelled(work: EncodeWork) -> str:
+    """A text with words for its embeddings, which take as many tokens."""
+    return spelled_out(work.text, {each.name: each.rows for each in work.embeddings})
 
 
 def _size_of(work: Work) -> tuple[object, ...]:
@@ -206,9 +286,13 @@ def _size_of(work: Work) -> tuple[object, ...]:
         case EncodeWork():
             return (stage_of(work),)
         case SampleWork():
-            return (stage_of(work), work.width, work.height, work.cfg == 1, work.sampler)
+            beside = (work.starts, work.masked, work.pictured, len(work.regions))
+            reads = (*beside, *(control.sha256 for control in work.controls))
+            return (stage_of(work), work.width, work.height, work.frames, work.cfg == 1, work.sampler, *reads)
+        case EncodePictureWork():
+            return (stage_of(work), work.width, work.height, work.frames)
         case DecodeWork():
-            return (stage_of(work), work.width, work.height)
+            return (stage_of(work), work.width, work.height, work.frames)
 
 
 def _usual_tokens(work: Work) -> tuple[int, ...]:

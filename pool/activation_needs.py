@@ -9,24 +9,34 @@ Shape legend: B batch, C latent channels, H W height and width of a latent, L to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pool.activation import PeakCounter, peak_bytes
-from pool.checkpoints.families import PLAIN_SAMPLING, LatentFacts, SamplingFacts, TextFacts
+from pool.checkpoints.families import LatentFacts, TextFacts
+from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
+from pool.controlnets.needs import control_bytes
 from pool.dry_run import META, AttentionForm
+from pool.latent_pixels import KL, codec_of, latent_shape
+from pool.sampling.asking import CONTEXT, FRAME_RATE, ask, numbers_told
+from pool.sampling.beginnings import beginning_shape, told_of_beginning
 from pool.sampling.conditions import Condition
-from pool.sampling.extras import call_unet, empty_extras
+from pool.sampling.extras import empty_extras
+from pool.sampling.inpainting import Inpainting
+from pool.sampling.regions import Regions
 from pool.sampling.run import denoise_pictures
-from pool.stages import latent_cells
+from pool.shown_pictures import empty_told
 from pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
-from pool.text.encode import ReadText, matched_length, read_texts
+from pool.text.encode import AnyTokenizer, ReadText, matched_length, read_texts
+from pool.text.reading import Reading
 from pool.text.tokenizer import ClipTokenizer
-from pool.tiling.vae import Tiling, decode_latent
-from pool.work import DecodeWork, EncodeWork, RunHooks, SampleWork, Stopped, Work
+from pool.tiling.vae import Tiling, decode_latent, encode_moments
+from pool.work import DecodeWork, EncodePictureWork, EncodeWork, RunHooks, SampleWork, Stopped, Work
 
 #: edges of tiles that a VAE may be run by, in latent cells, largest first
 TILES = (64, 48, 32, 24, 16, 12, 8)
@@ -34,29 +44,26 @@ TILES = (64, 48, 32, 24, 16, 12, 8)
 _STEPS, _STEPS_LOOKED_AT = 8, 5
 #: tokens of a text that nobody knows
 USUAL_TOKENS = 3 * CHUNK_TOKENS
+#: (tokens) -> what a model is told of a text of so many, by name, without values, with a batch of one
+EmptyTold: TypeAlias = Callable[[int], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class TextShape:
     """What the activations of encoding a text depend on.
 
-    chunks    of 77 tokens each
     weighted  some token weighs other than 1: the empty text is encoded with it
+    tokens    that the diffusion model reads
     """
 
-    chunks: int
-    weighted: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the diffusion model reads."""
-        return self.chunks * CHUNK_TOKENS
+    weighted: bool
+    tokens: int
 
 
 def text_shape(tokenizer: ClipTokenizer, text: str) -> TextShape:
     """The shape of `text`. Raises UnusableField as `parse_weights` does."""
     chunks: tuple[Chunk, ...] = split_prompt(tokenizer, text)
-    return TextShape(len(chunks), any(chunk.is_weighted for chunk in chunks))
+    return TextShape(any(chunk.is_weighted for chunk in chunks), len(chunks) * CHUNK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +79,21 @@ class StageModule:
         return peak_bytes(self.module, self.compute_dtype, call, self.attention)
 
 
-def encode_bytes(text_encoders: Sequence[tuple[StageModule, TextFacts]], tokenizer: ClipTokenizer, text: str) -> int:
+@dataclass(frozen=True, slots=True)
+class TextStage:
+    """A text encoder, and how it is read."""
+
+    module: StageModule
+    facts: TextFacts | Reading
+    tokenizer: AnyTokenizer
+
+
+def encode_bytes(text_encoders: Sequence[TextStage], text: str) -> int:
     """Device memory beside weights for `text`, which the text encoders read one after the other; texts of one
     `TextShape` need the same."""
     read_bytes, most_bytes = 0, 0
-    for encoder, facts in text_encoders:
-        peak_bytes, own_bytes = _read_bytes(encoder, tokenizer, text, facts)
+    for encoder in text_encoders:
+        peak_bytes, own_bytes = _read_bytes(encoder, text)
         most_bytes = max(most_bytes, read_bytes + peak_bytes)
         read_bytes += own_bytes  # what is read stays until all have read
     return most_bytes
@@ -90,47 +106,91 @@ def sample_bytes(
     context_tokens: Sequence[int],
     most_at_once: int = 0,
     facts: SamplingFacts = PLAIN_SAMPLING,
+    told: EmptyTold | None = None,
+    controls: Sequence[StageModule] = (),
 ) -> int:
-    """Device memory beside weights for `work`.
+    """Device memory beside weights for `work`. `controls` are the ControlNets that speak in it.
 
     `context_tokens` are the lengths of the texts that it reads; with `most_at_once` 1 they run apart. Depends on the
-    size, the sampler, the lengths and whether `work.cfg` is 1.
+    size, the sampler, the lengths and whether `work.cfg` is 1. `told` is what a model is told of a text that is more
+    than a text.
     """
-    lengths = list(context_tokens)
-    common = matched_length(*lengths) if len(lengths) == 2 and most_at_once != 1 else None
+    lengths, regional = list(context_tokens), len(work.regions)
+    lengths, of_regions = lengths[: len(lengths) - regional], lengths[len(lengths) - regional :]
+    common = _common_length(lengths, told) if len(lengths) == 2 and most_at_once != 1 else None
     if common is not None:
         lengths = [common] * 2
-    cells = latent_cells(work.width, work.height, latent)
+    shape_CHW = latent_shape(work.width, work.height, work.frames, latent)
+    cells = shape_CHW[-2], shape_CHW[-1]
     model_bytes: dict[tuple[int, int], int] = {}
 
-    def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
+    def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **_: Tensor) -> Tensor:
         held = torch.empty(model_bytes[context_BLD.shape[0], context_BLD.shape[1]], dtype=torch.uint8, device=META)
         del held
         return torch.empty_like(x_BCHW, dtype=diffusion_model.compute_dtype)
 
     run = lengths if work.cfg != 1 else lengths[:1]
-    batch = len(run) if common is not None else 1
-    for length in set(run):
-        model_bytes[batch, length] = _model_call_bytes(diffusion_model, (latent.channels, *cells), batch, length, facts)
-    width = text_width(diffusion_model.module)
+    together = Counter(run if common is not None else set(run))
+    if work.asks_without_picture and most_at_once != 1:
+        together[lengths[1]] += 1
+    together.update(of_regions if most_at_once != 1 else set(of_regions) - together.keys())
+    for length, batch in together.items():
+        inputs = _inputs(diffusion_model.module, work, shape_CHW, batch, length, facts, told)
+        said = control_bytes(controls, diffusion_model.compute_dtype, batch, cells, length)
+        called_bytes = said.held_bytes + _model_call_bytes(diffusion_model, facts, inputs)
+        model_bytes[batch, length] = max(said.peak_bytes, called_bytes)
+    width = text_width(diffusion_model.module) if told is None else told(lengths[0])[CONTEXT].shape[-1]
     contexts = [torch.empty(length, width) for length in lengths]
-    return _loop_bytes(predict_noise, work, (latent.channels, *cells), contexts, most_at_once)
+    regions = [torch.empty(length, width) for length in of_regions]
+    return _loop_bytes(predict_noise, work, shape_CHW, contexts, regions, most_at_once, facts)
 
 
-def decode_bytes(vae: StageModule, cells: tuple[int, int], channels: int, tile: int = 0) -> int:
-    """Device memory beside weights to decode a latent of `cells` (height, width), by tiles of `tile` cells unless 0.
+def _decode(module: nn.Module, latent_BC: Tensor, latent: LatentFacts, dtype: torch.dtype) -> Tensor:
+    if latent.vae == KL:
+        return decode_latent(module, latent_BC.to(dtype))
+    own_BC = latent_BC.unsqueeze(2) if latent.dimensions == 3 and latent_BC.dim() == 4 else latent_BC
+    return codec_of(module, latent).decode(own_BC, dtype=dtype)
+
+
+def _encode(module: nn.Module, pixels_BC: Tensor, latent: LatentFacts) -> Tensor:
+    if latent.vae == KL:
+        return encode_moments(module, pixels_BC)
+    is_flat = latent.dimensions == 3 and pixels_BC.dim() == 4
+    return codec_of(module, latent).encode(pixels_BC.unsqueeze(2) if is_flat else pixels_BC)
+
+
+def decode_bytes(vae: StageModule, shape: tuple[int, ...], latent: LatentFacts, tile: int = 0) -> int:
+    """Device memory beside weights to decode a latent of `shape` (without a batch), by tiles of `tile` cells unless 0.
 
     The result of tiles is put together on the host.
     """
+    cells = shape[-2], shape[-1]
     if tile:
         edges, _ = Tiling(tile).edges(cells)
         cells = (min(edges[0], cells[0]), min(edges[1], cells[1]))
 
     def decode(module: nn.Module) -> object:
-        latent_BCHW = torch.empty((1, channels, *cells), dtype=torch.float32, device=META)
-        return decode_latent(module, latent_BCHW.to(vae.compute_dtype))
+        latent_BC = torch.empty((1, *shape[:-2], *cells), dtype=torch.float32, device=META)
+        return _decode(module, latent_BC, latent, vae.compute_dtype)
 
     return vae.peak_bytes(decode)
+
+
+def encode_picture_bytes(
+    vae: StageModule, cells: tuple[int, int], latent: LatentFacts, tile: int = 0, frames: int = 0
+) -> int:
+    """Device memory beside weights to encode a picture whose latent has `cells` (height, width), by tiles of `tile`
+    cells unless 0; with `frames` a film of so many. The latent is put together on the host."""
+    if tile:
+        edges, _ = Tiling(tile).edges(cells)
+        cells = (min(edges[0], cells[0]), min(edges[1], cells[1]))
+
+    def encode(module: nn.Module) -> object:
+        sides = (cell * latent.downscale for cell in cells)
+        pixels_BC = torch.empty((1, 3, *([frames] if frames else []), *sides), dtype=torch.float32, device=META)
+        return _encode(module, pixels_BC.to(vae.compute_dtype), latent)
+
+    return vae.peak_bytes(encode)
 
 
 def tile_slowdown(cells: tuple[int, int], tile: int) -> float:
@@ -150,6 +210,7 @@ def stage_call(
     facts: SamplingFacts = PLAIN_SAMPLING,
     context_tokens: int = USUAL_TOKENS,
     pictures: int = 1,
+    told: EmptyTold | None = None,
 ) -> Callable[[nn.Module], object]:
     """One call of the module that `work` runs, with inputs on the meta device, for dry runs: for texts of
     `context_tokens` and, in sampling and decoding, so many `pictures` at once."""
@@ -163,43 +224,92 @@ def stage_call(
             return lambda module: module(input_ids=empty(chunks, CHUNK_TOKENS, dtype=torch.long))
         case SampleWork():
             batch = pictures * (1 if work.cfg == 1 else 2)
-            shape_CHW = (latent.channels, *latent_cells(work.width, work.height, latent))
-            return lambda module: call_unet(
-                module,
-                empty(batch, *shape_CHW),
-                empty(batch, dtype=torch.float32),
-                empty(batch, context_tokens, text_width(module)),
-                empty_extras(facts.size_conditions, module, batch, META),
+            shape_CHW = latent_shape(work.width, work.height, work.frames, latent)
+            return lambda module: _inputs(module, work, shape_CHW, batch, context_tokens, facts, told).ask(
+                facts, module, compute_dtype
+            )
+        case EncodePictureWork():
+            return lambda module: _encode(
+                module, empty(pictures, 3, *([work.frames] if work.frames else []), work.height, work.width), latent
             )
         case DecodeWork():
-            cells = latent_cells(work.width, work.height, latent)
-            return lambda module: decode_latent(module, empty(pictures, latent.channels, *cells))
+            shape = latent_shape(work.width, work.height, work.frames, latent)
+            return lambda module: _decode(module, empty(pictures, *shape), latent, compute_dtype)
 
 
-def _read_bytes(encoder: StageModule, tokenizer: ClipTokenizer, text: str, facts: TextFacts) -> tuple[int, int]:
+def _read_bytes(encoder: TextStage, text: str) -> tuple[int, int]:
     """The peak of reading `text`, and what is read."""
     read: list[ReadText] = []
-    peak_bytes = encoder.peak_bytes(lambda m: read.extend(read_texts(m, tokenizer, (text,), META, facts)))
+
+    def call(module: nn.Module) -> None:
+        read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts))
+
+    peak_bytes = encoder.module.peak_bytes(call)
     return peak_bytes, sum(one.context_LD.nbytes for one in read)
 
 
-def _model_call_bytes(
-    model: StageModule, shape_CHW: tuple[int, ...], batch: int, length: int, facts: SamplingFacts
-) -> int:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inputs:
+    """What one call of a diffusion model is given, without values, in float32."""
+
+    x_BC: Tensor
+    level_B: Tensor
+    context_BLD: Tensor
+    extras: Mapping[str, Tensor]
+
+    def ask(self, facts: SamplingFacts, module: nn.Module, dtype: torch.dtype) -> Tensor:
+        """The call."""
+        return ask(facts, module, self.x_BC.to(dtype), self.level_B, self.context_BLD.to(dtype), self.extras)
+
+
+def _inputs(
+    module: nn.Module,
+    work: SampleWork,
+    shape_CHW: tuple[int, ...],
+    batch: int,
+    length: int,
+    facts: SamplingFacts,
+    told: EmptyTold | None,
+) -> _Inputs:
+    x_BC = torch.empty((batch, *shape_CHW), dtype=torch.float32, device=META)
+    level_B = torch.empty((batch,), dtype=torch.float32, device=META)
+    if told is None:
+        context_BLD = torch.empty((batch, length, text_width(module)), dtype=torch.float32, device=META)
+        extras = empty_extras(facts.size_conditions, module, batch, META)
+        return _Inputs(x_BC, level_B, context_BLD, extras | empty_told(facts, work, shape_CHW, batch, META))
+    texts = {name: value.expand(batch, *value.shape[1:]).contiguous() for name, value in told(length).items()}
+    context_BLD = texts.pop(CONTEXT)
+    told_numbers = numbers_told(facts, work, batch)
+    told_numbers |= empty_told(facts, work, shape_CHW, batch, META)
+    if work.pictured and facts.film is not None:
+        first = torch.empty((batch, *beginning_shape(facts.film, shape_CHW)), dtype=torch.float32, device=META)
+        told_numbers |= told_of_beginning(facts.film, first, shape_CHW[1])
+    # models read the frame rate as a number
+    beside = {name: value if name == FRAME_RATE else value.to(META) for name, value in told_numbers.items()}
+    return _Inputs(x_BC, level_B, context_BLD, {**{k: v for k, v in texts.items() if k in facts.reads}, **beside})
+
+
+def _common_length(lengths: Sequence[int], told: EmptyTold | None) -> int | None:
+    """The length at which both texts of a run are in one batch; None where they run apart."""
+    if told is None:
+        return matched_length(*lengths)
+    return lengths[0] if lengths[0] == lengths[1] else None
+
+
+def _model_call_bytes(model: StageModule, facts: SamplingFacts, inputs: _Inputs) -> int:
     """What one call of the diffusion model adds to the inputs that the sampler made for it."""
-    x_BCHW = torch.empty((batch, *shape_CHW), dtype=torch.float32, device=META)
-    timestep_B = torch.empty((batch,), dtype=torch.float32, device=META)
-    context_BLD = torch.empty((batch, length, text_width(model.module)), dtype=torch.float32, device=META)
-    dtype, extras = model.compute_dtype, empty_extras(facts.size_conditions, model.module, batch, META)
-    return model.peak_bytes(lambda m: call_unet(m, x_BCHW.to(dtype), timestep_B, context_BLD.to(dtype), extras))
+    return model.peak_bytes(lambda module: inputs.ask(facts, module, model.compute_dtype))
+
 
 
 def _loop_bytes(
     predict_noise: Callable[[Tensor, Tensor, Tensor], Tensor],
     work: SampleWork,
-    shape_CHW: tuple[int, int, int],
+    shape_CHW: tuple[int, ...],
     contexts: Sequence[Tensor],
+    regions: Sequence[Tensor],
     most_at_once: int,
+    facts: SamplingFacts,
 ) -> int:
     """The peak of the first steps of the sampler's loop around `predict_noise`."""
     done = 0
@@ -209,20 +319,34 @@ def _loop_bytes(
         done = steps_done
 
     hooks = RunHooks(on_step, lambda: done >= _STEPS_LOOKED_AT)
-    cond, uncond = Condition(contexts[0][None]), Condition(contexts[1][None]) if len(contexts) > 1 else None
+    shown = empty_told(facts, work, shape_CHW, 1)
+    cond, uncond, *parts = [
+        *(Condition(text[None], extras=shown) for text in contexts),
+        *[None] * (2 - len(contexts)),
+    ] + [Condition(text[None], extras=shown) for text in regions]
+    assert cond is not None, "sampling reads a prompt"
+    start = torch.empty((1, *shape_CHW)) if work.starts else None
+    kept = None if start is None or not work.masked else Inpainting(start, start[:, :1])
     counter = PeakCounter()
     with torch.no_grad(), counter:
         try:
             denoise_pictures(
                 predict_noise,
-                replace(work, steps=_STEPS),
+                replace(work, steps=_STEPS, first_step=0),
                 (work.seed,),
                 shape_CHW,
                 cond,
                 uncond,
                 META,
                 hooks,
+                inpainting=kept,
                 most_at_once=most_at_once,
+                start_BCHW=start,
+                regions=Regions(
+                    tuple(part for part in parts if part is not None),
+                    tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in parts),
+                ),
+                without_picture=shown if work.asks_without_picture else None,
             )
         except Stopped:
             return counter.peak_bytes

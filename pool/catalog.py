@@ -12,20 +12,39 @@ from dataclasses import replace
 from pathlib import Path
 
 from pool.activation_figures import ActivationFigures
+from pool.checkpoints.content import component_digests
 from pool.checkpoints.describe import native_size
-from pool.checkpoints.files.weights_file import files_of
+from pool.checkpoints.detect import detect
+from pool.checkpoints.files.assembly import Assembly, read_description
+from pool.checkpoints.files.weights_file import files_of, read_weights_header
+from pool.checkpoints.sampling_facts import MadeFor
+from pool.checkpoints.small_tensors import settled
+from pool.controlnets.shelf import ControlShelf
 from pool.devices.capabilities import DeviceCapabilities
-from pool.errors import CorruptFile
+from pool.embedding_shelf import EmbeddingShelf
+from pool.errors import CorruptFile, UserError
+from pool.latent_pixels import latent_shape
 from pool.open_model import OpenModel
+from pool.quantization.layers import layers_in_file
 from pool.recent import Recent
-from pool.registry.folders import WeightsFile
+from pool.registry.assembling import expect_whole
+from pool.registry.folders import Form, WeightsFile
 from pool.registry.kinds import LORAS, MODELS
 from pool.registry.listings import LoraListing, ModelListing, check_runs
 from pool.registry.names import without_ending
 from pool.registry.registry import open_registry
-from pool.spec import ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
-from pool.stages import latent_cells
-from pool.work import EncodeWork, LoraRef, ModelRef, SampleWork, Work, lora_key, role_of
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
+from pool.text.chunks import spelled_out
+from pool.work import (
+    EncodeWork,
+    LoraRef,
+    ModelRef,
+    SampleWork,
+    Work,
+    component_key,
+    lora_key,
+    role_of,
+)
 
 WEIGHTS_SUFFIX = ".safetensors"
 
@@ -48,22 +67,35 @@ class Catalog:
         registry_folder: Path | None = None,
         uses_added: bool = False,
         allow_pickle: bool = False,
+        assemblies: Sequence[Assembly] = (),
     ) -> None:
         """`device` is what the models are to run on, or the name of its kind where no more is known.
 
         registry_folder  where hashes are remembered; the user's own when None
         uses_added       whether the files that people added to the registry there are in the catalog too
         allow_pickle     whether PyTorch's pickles may be read; without it they are listed with that for a problem
+        assemblies       models of separate files that a configuration names
         """
         #: which files there are, by name, with their hashes
-        self.registry = open_registry(model_folders, lora_folders, registry_folder, uses_added, allow_pickle)
+        self.registry = open_registry(
+            model_folders, lora_folders, registry_folder, uses_added, allow_pickle, assemblies
+        )
+        self._allow_pickle = allow_pickle
         self._device = device
         self._opened: dict[str, OpenModel] = {}
         #: what runs hold beside weights
-        self.figures = ActivationFigures(self._open, device if isinstance(device, str) else device.kind.value)
+        kind = device if isinstance(device, str) else device.kind.value
+        #: the ControlNets, which models are used with
+        self.controls = ControlShelf(self.registry, device, self._open)
+        #: the textual inversions, which prompts name
+        self.embeddings = EmbeddingShelf(self.registry, allow_pickle)
+        self.figures = ActivationFigures(self._open, kind, self.controls.opened)
         self._uses: Recent[tuple[object, ...], ComponentUse] = Recent(USES_REMEMBERED)
         self._specs: dict[str, dict[Role, ComponentSpec]] = {}
         self._refs: dict[str, ModelRef] = {}
+        #: what components are called, by the digest of their content: after the model that had them first
+        self._names: dict[str, ComponentKey] = {}
+        self._components: dict[str, tuple[tuple[Role, ComponentKey], ...]] = {}
 
     def models(self) -> tuple[ModelListing, ...]:
         """Every checkpoint, by name."""
@@ -75,16 +107,19 @@ class Catalog:
 
     def find_model(self, name: str) -> ModelRef:
         """The checkpoint called `name`. Hashes the file when it is new. Raises UnknownName, AmbiguousName,
-        CorruptFile, or UnknownArchitecture for a folder of diffusers.
+        CorruptFile, or UnknownArchitecture for a folder of diffusers, or separate files, that do not run.
 
         A copy of a file that was asked for before is that file, under the name that it had first: everything that
         speaks of its components must call them the same.
         """
         file = self.registry.find(name, MODELS, "model")
-        check_runs(file)  # before all of it is read
-        ref = ModelRef(*self._found(file))
+        if file.form is Form.ASSEMBLED:
+            expect_whole(self.registry, file.assembly or read_description(file.path), self._allow_pickle)
+        check_runs(file, self._allow_pickle)  # before all of it is read
+        ref = ModelRef(*self._found(file), assembly=file.assembly)
         name = self._refs.setdefault(ref.sha256, ref).name
-        return replace(ref, name=name)  # where the file is now: it may have been renamed
+        ref = replace(ref, name=name)  # where the file is now: it may have been renamed
+        return replace(ref, components=self._component_keys(ref))
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
         """The LoRA called `name`. Raises UnknownName, AmbiguousName or CorruptFile."""
@@ -97,10 +132,10 @@ class Catalog:
             self._specs[model.sha256] = {role: opened.component(role).spec() for role in opened.checkpoint.roles}
         return self._specs[model.sha256]
 
-    def native_size(self, model: ModelRef) -> tuple[int, int]:
-        """Width and height that the model was trained for."""
+    def made_for(self, model: ModelRef) -> MadeFor:
+        """The size that the model was trained for, and how it is sampled."""
         checkpoint = self._open(model).checkpoint
-        return native_size(checkpoint.family, checkpoint.header)
+        return MadeFor(*native_size(checkpoint.family, checkpoint.header), checkpoint.family.sampling)
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """What a run of one component with `loras` needs. Raises AdapterMismatch for a LoRA of another architecture."""
@@ -128,16 +163,10 @@ class Catalog:
         """What to tell of a LoRA that is used in part only, with counts. Raises AdapterMismatch."""
         return self._open(model).match(lora).warning
 
-    def text_tokens(self, text: str) -> int:
-        """Tokens of `text` as a diffusion model reads it. Raises UnusableField as `parse_weights` does."""
-        return self.figures.text_tokens(text)
-
-    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
-        """Device memory that `work` needs beside weights and scratch when it is not divided.
-
-        `context_tokens` are the lengths of the texts that sampling reads; the usual ones where they are not given.
-        """
-        return self.figures.activation_bytes(model, work, context_tokens)
+    def text_tokens(self, model: ModelRef, text: str) -> int:
+        """Tokens of `text` as the diffusion model of `model` reads it. Raises UnusableField as `parse_weights` does,
+        and TokenizerMissing."""
+        return self.figures.text_tokens(model, spelled_out(text, {e.name: e.rows for e in self.embeddings.of(text)}))
 
     def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
         """`work` undivided, then the ways to do it in parts, the least divided first; each with what was counted for it
@@ -153,9 +182,26 @@ class Catalog:
         spec = self.components(model)[role_of(work)]
         if isinstance(work, EncodeWork):
             return _PRIOR_SECONDS
-        cells = math.prod(latent_cells(work.width, work.height, self._open(model).latent))
-        passes = work.steps * (1 if work.cfg == 1 else 2) if isinstance(work, SampleWork) else 16
+        frames = 0 if isinstance(work, EncodeWork) else work.frames
+        cells = math.prod(latent_shape(work.width, work.height, frames, self._open(model).latent)[1:])
+        passes = work.steps_run * work.texts if isinstance(work, SampleWork) else 16
         return _PRIOR_SECONDS + passes * cells * spec.weight_bytes * _PRIOR_SECONDS_PER_CELL_BYTE
+
+    def _component_keys(self, model: ModelRef) -> tuple[tuple[Role, ComponentKey], ...]:
+        """What the components of `model` are called. Those that equal one of a model that was asked for before are that
+        one, whatever files they are in. None for what does not run, which is told when it is to."""
+        if model.sha256 not in self._components:
+            try:
+                header = read_weights_header(model.source, allow_pickle=self._allow_pickle)
+                family = settled(detect(header), header)
+                digests = component_digests(family, header, layers_in_file(header), self.registry.digests)
+            except UserError:
+                digests = {}
+            self._components[model.sha256] = tuple(
+                (role, self._names.setdefault(digest, component_key(model.name, role, digest)))
+                for role, digest in digests.items()
+            )
+        return self._components[model.sha256]
 
     def _found(self, file: WeightsFile) -> tuple[str, str, str]:
         """Name, path and hash of a file, as references have them."""

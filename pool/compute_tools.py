@@ -5,7 +5,7 @@ Put together by whoever opened the device; the same for all clones. Knows neithe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,6 +49,11 @@ class ComputeTools:
         if self.ledger is not None:
             self.ledger.add_h2d(host.nbytes)
         return host.to(device) if self.road is None else self.road.bring(host)
+
+    def keep(self, arrived: Iterable[Tensor]) -> None:
+        """These are on the device to stay, by way of `bring`; see `UploadRoad.keep`."""
+        if self.road is not None:
+            self.road.keep(arrived)
 
     @contextmanager
     def computing(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -271,10 +272,14 @@ def _untouched(module: nn.Module) -> Iterator[None]:
             for name, (value, copied) in attributes.items():
                 if type(value) is list:
                     value[:] = copied
-                elif type(value) is dict:
+                elif type(value) in _DICTS:
                     value.clear()
                     value.update(copied)
                 owner.__dict__[name] = value
+
+
+#: torch keeps a module's hooks in the second
+_DICTS = (dict, OrderedDict)
 
 
 def _is_plain_object(value: object) -> bool:
@@ -285,7 +290,7 @@ def _is_plain_object(value: object) -> bool:
 def _copied(value: object) -> Any:
     if type(value) is list:
         return list(value)
-    return dict(value) if type(value) is dict else value
+    return dict(value) if isinstance(value, dict) and type(value) in _DICTS else value
 
 
 class _Autocast(torch.autocast):

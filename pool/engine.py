@@ -9,50 +9,52 @@ result. Not thread safe, apart from the hooks of a run.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from pool.activation_book import ActivationError
 from pool.activation_needs import stage_call, text_width
+from pool.checkpoints.assembled import members_of
 from pool.checkpoints.describe import native_size
 from pool.checkpoints.families import LatentFacts
 from pool.compute_tools import ComputeTools
+from pool.controlnets.patchers import ControlPatchers
 from pool.devices.capabilities import DeviceCapabilities, detect_capabilities
-from pool.devices.kinds import OpenDevice, open_device
+from pool.devices.kinds import OpenDevice
+from pool.devices.opening import measure_link, open_with_room, usable_bytes
 from pool.devices.upload_road import UploadRoad
 from pool.devices.uploads import AHEAD_BYTES
 from pool.devices.vram_policy import (
-    LEAST_ROOM_BYTES,
     VramPolicy,
-    capacity_bytes,
     choose_policy,
     reserve_for,
     rules_for,
 )
-from pool.errors import DoesNotFit, format_bytes
 from pool.open_model import OpenModel
 from pool.ops.attention import attention_priority
 from pool.out_of_memory import give_back_unused
 from pool.patcher import ModelPatcher
+from pool.picture_stages import decode_pictures, encode_pictures
+from pool.recent import Recent
 from pool.residency import Residency
 from pool.sampling.extras import pooled_width
 from pool.spec import ComponentKey, Division, Role, RunCost, TaskSpec
-from pool.stages import TextEncoder, decode_together, encode_together, sample_together
+from pool.stages import TextEncoder, encode_together, sample_together
 from pool.stopping import stop_if_asked
 from pool.task_runner import Run, TaskRunner
+from pool.text.embeddings import Embedding, read_embedding
 from pool.text.tokenizer import ClipTokenizer
 from pool.together import joint_hooks, joint_task, run_together
-from pool.vram_manager import Lease, VramManager, with_extras
+from pool.vram_manager import Lease, VramManager, Wanted, with_extras
 from pool.work import (
     DecodeWork,
-    Encoded,
+    EncodePictureWork,
     EncodeWork,
-    Latent,
     LoraRef,
     Member,
     ModelRef,
@@ -63,12 +65,12 @@ from pool.work import (
     Work,
 )
 
+#: embeddings whose vectors are kept; each is some tens of KiB
+EMBEDDINGS_KEPT = 64
 Kind = TypeVar("Kind")
 #: the components that one run uses: the text encoders, or one of the others
 Patchers: TypeAlias = tuple[ModelPatcher, ...]
 
-#: what is copied once at start to learn the speed of the link, at most
-LINK_PROBE_BYTES = 32 << 20
 #: of a small device, no more than this part is for copies that are made ahead
 AHEAD_SHARE = 32
 
@@ -119,12 +121,14 @@ class Engine:
         rules, kept_free_bytes = rules_for(policy), reserve_bytes + road.ahead_bytes
         self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
         self._road = road
-        self._runner = TaskRunner(device, self.vram, road, rules.may_stream)
+        self._runner = TaskRunner(device, self.vram, road, rules.may_stream, self._run_to_come)
         self._tools = ComputeTools(device.memory.ledger, road, attention=attention_priority(capabilities))
         self._capabilities = capabilities
         self._tokenizer = ClipTokenizer.load()
+        self._embeddings: Recent[tuple[str, str], Embedding] = Recent(EMBEDDINGS_KEPT)
         self._models: dict[str, OpenModel] = {}
         self._patchers: dict[ComponentKey, ModelPatcher] = {}
+        self._controls = ControlPatchers(device.torch_device, capabilities, self._tools, self._patchers, self.vram.add)
 
     @classmethod
     def open(cls, settings: EngineSettings) -> Engine:
@@ -133,14 +137,14 @@ class Engine:
         Raises UserError when there is no such device, DoesNotFit when others have filled it.
         """
         torch.set_num_threads(settings.threads)
-        device = _open_device(settings)
+        device = open_with_room(settings.device, settings.index, settings.budget_bytes)
         card = detect_capabilities(device.kind, settings.index)
         on_windows = sys.platform == "win32"
         reserve_bytes = reserve_for(settings.reserve_bytes, device.kind, card.total_bytes, on_windows)
-        room_bytes = _room_bytes(device, settings, reserve_bytes)
+        room_bytes = usable_bytes(device, settings.index, settings.budget_bytes, reserve_bytes)
         road = UploadRoad.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, room_bytes // AHEAD_SHARE))
         try:
-            link = _measure_link(device.torch_device, road, room_bytes)
+            link = measure_link(device.torch_device, road, room_bytes)
         except BaseException:
             road.close()
             raise
@@ -235,6 +239,7 @@ class Engine:
         patches = opened.patch_set(role, loras)
         base = self._patchers.get(component.key)
         if base is None:
+            opened.checkpoint.read_ahead(role)  # a run asks for it
             base = ModelPatcher.of(
                 component.key,
                 role,
@@ -271,13 +276,38 @@ class Engine:
     ) -> Run[tuple[Result, ...]]:
         """Members of one kind as one run."""
         task, hooks = joint_task([member.task for member in members]), joint_hooks(members)
+        uploading = RunHooks(hooks.on_step, lambda: self._stops(hooks), hooks.coming)
 
         def compute(division: Division | None) -> tuple[Result, ...]:
-            return self._compute(members, patchers, hooks, division)
+            return self._compute(members, patchers, uploading, division)
 
-        passes = task.uses[0].passes
-        wanted = tuple(one for patcher in patchers for one in with_extras(patcher, passes))
-        return Run(task, wanted, compute, hooks.should_stop, needed_next, len(members))
+        return Run(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, len(members))
+
+    def _learned(self, works: Sequence[EncodeWork]) -> tuple[Embedding, ...]:
+        """The embeddings that the texts of `works` name."""
+        named = {each.name: each for work in works for each in work.embeddings}
+        # whoever made the references has allowed what they lead to; nothing in a pickle is run
+        return tuple(
+            self._embeddings.get(
+                (each.name, each.sha256), partial(read_embedding, each.path, each.name, allow_pickle=True)
+            )
+            for each in named.values()
+        )
+
+    def _stops(self, hooks: RunHooks) -> bool:
+        """Whether a run is to stop. When it is not, weights of the task that is to come are brought."""
+        if hooks.should_stop():
+            return True
+        self._runner.ahead.advance(hooks.coming())
+        return False
+
+    def _run_to_come(self, task: TaskSpec, work: Work) -> Run[Any] | None:
+        """The run of a task that is to come; None where its model would have to be opened first, or a LoRA."""
+        opened = self._models.get(work.model.sha256)
+        loras = () if isinstance(work, DecodeWork | EncodePictureWork) else work.loras
+        if opened is None or not opened.has_matched(loras) or any(u.component not in self._patchers for u in task.uses):
+            return None
+        return Run(task, _wanted(self._used_by(work), task), lambda division: (), lambda: False)
 
     def _opened(self, model: ModelRef) -> OpenModel:
         if model.sha256 not in self._models:
@@ -290,8 +320,8 @@ class Engine:
                 roles = self._opened(work.model).checkpoint.family.text_encoders
                 return tuple(self.patcher(work.model, role, work.loras) for role in roles)
             case SampleWork():
-                return (self.patcher(work.model, Role.DIFFUSION_MODEL, work.loras),)
-            case DecodeWork():
+                return (self.patcher(work.model, Role.DIFFUSION_MODEL, work.loras), *self._controls.of(work.controls))
+            case EncodePictureWork() | DecodeWork():
                 return (self.patcher(work.model, Role.VAE),)
 
     def _compute(
@@ -302,15 +332,36 @@ class Engine:
         latent, family = opened.latent, opened.checkpoint.family
         match works[0]:
             case EncodeWork():
-                encoders = [TextEncoder(patcher, family.texts[patcher.spec().role]) for patcher in patchers]
-                return encode_together(_all_of(works, EncodeWork), encoders, self._tokenizer, hooks)
+                # by the model's own roles: a patcher may have that of another model with equal weights
+                roles = zip(patchers, family.text_encoders, strict=True)
+                encoders = [_text_encoder(opened, patcher, role) for patcher, role in roles]
+                texts = _all_of(works, EncodeWork)
+                learned = self._learned(texts)
+                return encode_together(texts, encoders, self._tokenizer, hooks, family.text_set, learned)
             case SampleWork():
-                texts = [_all_of(read, Encoded) for read in inputs]
                 sampled = _all_of(works, SampleWork)
-                return sample_together(sampled, texts, patchers[0], latent, hooks, division, family.sampling)
+                facts, controls = family.sampling, patchers[1:]
+                return sample_together(sampled, inputs, patchers[0], latent, hooks, division, facts, controls)
+            case EncodePictureWork():
+                return encode_pictures(_all_of(works, EncodePictureWork), inputs, patchers[0], latent, hooks, division)
             case DecodeWork():
-                latents = [one for read in inputs for one in _all_of(read, Latent)]
-                return decode_together(latents, patchers[0], latent, hooks, division)
+                return decode_pictures(_all_of(works, DecodeWork), inputs, patchers[0], latent, hooks, division)
+
+
+def _wanted(patchers: Patchers, task: TaskSpec) -> tuple[Wanted, ...]:
+    """What a run of `task` leases."""
+    passes = task.uses[0].passes
+    return tuple(one for patcher in dict.fromkeys(patchers) for one in with_extras(patcher, passes))
+
+
+def _text_encoder(opened: OpenModel, patcher: ModelPatcher, role: Role) -> TextEncoder:
+    """One of the model's text encoders, as its family reads it."""
+    family = opened.checkpoint.family
+    if not family.text_set:
+        name = dict(zip(family.text_encoders, members_of(family), strict=False)).get(role, "")
+        return TextEncoder(patcher, family.texts[role], name=name)
+    text = opened.reading(role)
+    return TextEncoder(patcher, text.reading, text.place, text.tokenizer, text.reading.encoder)
 
 
 def _usual_work(opened: OpenModel, role: Role) -> Work:
@@ -318,7 +369,7 @@ def _usual_work(opened: OpenModel, role: Role) -> Work:
     model, checkpoint = opened.ref, opened.checkpoint
     width, height = native_size(checkpoint.family, checkpoint.header)
     match role:
-        case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3:
+        case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3 | Role.TEXT_ENCODER_4:
             return EncodeWork(model, (), "")
         case Role.DIFFUSION_MODEL:
             return SampleWork(model, (), width, height, 1, 5.0, "euler", "normal", 0)
@@ -332,44 +383,3 @@ def _all_of(found: Sequence[object], kind: type[Kind]) -> tuple[Kind, ...]:
     """`found`, all of which are of one kind; anything else is our mistake."""
     assert all(isinstance(one, kind) for one in found), f"expected {kind.__name__} only, found {found}"
     return tuple(one for one in found if isinstance(one, kind))
-
-
-def _open_device(settings: EngineSettings) -> OpenDevice:
-    """Raises DoesNotFit where the device has not even the memory with which a process begins there."""
-    try:
-        return open_device(settings.device, settings.index, settings.budget_bytes)
-    except RuntimeError as error:  # torch's errors of devices are of this kind, as is its running out of memory
-        if "out of memory" not in str(error):
-            raise
-        raise DoesNotFit(
-            f"device {settings.device}:{settings.index}: next to nothing is free, not even what a process needs to "
-            f"begin there ({error}); end what uses the device"
-        ) from error
-
-
-def _room_bytes(device: OpenDevice, settings: EngineSettings, reserve_bytes: int) -> int:
-    """What the engine may use. Raises DoesNotFit when that is next to nothing."""
-    free_bytes = device.memory.free_bytes()
-    room_bytes = capacity_bytes(settings.budget_bytes, free_bytes, reserve_bytes)
-    if room_bytes >= LEAST_ROOM_BYTES:
-        return room_bytes
-    budget = "" if settings.budget_bytes is None else f", {format_bytes(settings.budget_bytes)} were given to it (vram)"
-    raise DoesNotFit(
-        f"device {device.kind.value}:{settings.index}: {format_bytes(free_bytes)} are free, of which "
-        f"{format_bytes(reserve_bytes)} are reserved for other programs (reserve_vram){budget}; a worker needs at "
-        f"least {format_bytes(LEAST_ROOM_BYTES)} of the rest: end what uses the device, or change these settings"
-    )
-
-
-def _measure_link(device: torch.device, road: UploadRoad, room_bytes: int) -> float:
-    """Host to device as weights go, bytes a second: a copy after one like it, which wakes the device and its memory."""
-    probe = torch.zeros(min(LINK_PROBE_BYTES, room_bytes // 4), dtype=torch.uint8)
-
-    def copy() -> None:
-        copied = probe.clone() if device.type == "cpu" else road.bring(probe)
-        copied[-1].item()  # waits for the copy
-
-    copy()
-    started = time.perf_counter()
-    copy()
-    return probe.nbytes / max(time.perf_counter() - started, 1e-9)

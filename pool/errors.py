@@ -42,6 +42,10 @@ class UnknownArchitecture(UserError):
     """A readable file of weights whose keys and shapes match no known family."""
 
 
+class MissingParts(UnknownArchitecture):
+    """Separate files that do not make a model: something is missing, or does not belong to it."""
+
+
 class AdapterMismatch(UserError):
     """A LoRA whose keys do not belong to the model that it was asked for."""
 

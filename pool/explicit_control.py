@@ -26,6 +26,8 @@ import torch
 
 from pool.arguments import given_text, real_number, size_in_bytes, whole_number
 from pool.catalog import WEIGHTS_SUFFIX, Catalog
+from pool.checkpoints.files.assembly import is_description
+from pool.checkpoints.files.model_folder import is_model_folder
 from pool.checkpoints.files.shard_index import is_index
 from pool.devices.vram_policy import VramPolicy
 from pool.engine import Engine, EngineSettings
@@ -132,7 +134,8 @@ class LoadedModel:
     def native_size(self) -> tuple[int, int]:
         """Width and height that the model was trained for, in pixels."""
         self._check_open()
-        return self._catalog.native_size(self._model)
+        own = self._catalog.made_for(self._model)
+        return own.width, own.height
 
     def free_bytes(self) -> int:
         """What could still be put on the device now, of `vram` and of what other programs leave, beside the weights
@@ -280,7 +283,7 @@ class LoadedModel:
             task_id(work, ()),
             stage_of(work),
             tuple(component.patcher.use(passes) for component in components),
-            self._catalog.activation_bytes(self._model, work, lengths),
+            self._catalog.figures.activation_bytes(self._model, work, lengths),
             run_seconds=0.0,
             divisions=self._catalog.figures.divisions(self._model, work, lengths),
         )
@@ -340,11 +343,12 @@ class LoadedModel:
 
 def _weights_file(field: str, path: Any) -> str:
     """`path` as a text; there must be such a file."""
-    expected = f"the path of a {WEIGHTS_SUFFIX} file that is there, or of the index of several"
+    expected = f"the path of a {WEIGHTS_SUFFIX} file that is there, of the index of several, or of a model in parts"
     if not isinstance(path, (str, os.PathLike)):
         raise unusable_field(field, path, expected)
     given = os.fsdecode(path)
-    if (Path(given).suffix != WEIGHTS_SUFFIX and not is_index(given)) or not Path(given).is_file():
+    is_called_so = Path(given).suffix == WEIGHTS_SUFFIX or is_index(given) or is_description(given)
+    if not (is_called_so and Path(given).is_file()) and not is_model_folder(given):
         raise unusable_field(field, given, expected)
     return given
 

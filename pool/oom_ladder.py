@@ -1,9 +1,9 @@
 """What is done next about a run that ran out of device memory, given what was tried. Pure and torch-free.
 
-The worker's part of the ladder: drop caches -> stream more -> divide the run. Each step is taken when the one before
-did not help, from what costs the least time to what costs the most; none changes which picture comes out (a division
-says so itself where it changes last bits). When nothing is left the run is the scheduler's again, which has other
-workers. `pool.engine` does what is decided here.
+The worker's part of the ladder: drop what was brought ahead for another task -> drop caches -> stream more -> divide
+the run. Each step is taken when the one before did not help, from what costs the least time to what costs the most;
+none changes which picture comes out (a division says so itself where it changes last bits). When nothing is left the
+run is the scheduler's again, which has other workers. `pool.engine` does what is decided here.
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ class Try:
     rungs: tuple[Rung, ...] = ()
 
 
-def next_try(tried: Try, weight_bytes: int, ways: Sequence[Division], may_stream: bool = True) -> Try | None:
-    """What to try when `tried` ran out of memory with `weight_bytes` of its components resident, or about to be.
+def next_try(
+    tried: Try, weight_bytes: int, ways: Sequence[Division], may_stream: bool = True, ahead_bytes: int = 0
+) -> Try | None:
+    """What to try when `tried` ran out of memory with `weight_bytes` of its components resident, or about to be, and
+    `ahead_bytes` of another task's brought while it ran.
 
-    `ways` are all divisions, the least divided first. None when nothing is left to try. Bounded: caches are dropped
-    once, weights are halved once and then all streamed, and each division is tried once.
+    `ways` are all divisions, the least divided first. None when nothing is left to try. Bounded: nothing is brought
+    ahead after the first try, caches are dropped once, weights are halved once and then all streamed, and each division
+    is tried once.
     """
+    if ahead_bytes > 0 and not tried.rungs:
+        return Try(tried.division, tried.most_weight_bytes, (Rung.DROP_AHEAD,))
     if Rung.DROP_CACHES not in tried.rungs:
         return Try(tried.division, tried.most_weight_bytes, (*tried.rungs, Rung.DROP_CACHES))
     if may_stream and weight_bytes > 0 and tried.most_weight_bytes != 0:
@@ -48,4 +54,4 @@ def next_try(tried: Try, weight_bytes: int, ways: Sequence[Division], may_stream
 
 def most_tries(ways: Sequence[Division]) -> int:
     """No run is tried more often than this."""
-    return 4 + len(ways) - 1
+    return 5 + len(ways) - 1

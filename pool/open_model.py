@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pool.checkpoints.build import BuiltComponent, Checkpoint, open_checkpoint
 from pool.checkpoints.lora_names import lora_key_map
+from pool.checkpoints.transformers import TEXT_ROLES
 from pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from pool.ops import stored_bytes
 from pool.patches.lora_file import LoraMatch, match_lora, require_match
@@ -22,8 +24,12 @@ from pool.precision import compute_dtype
 from pool.recent import Recent
 from pool.sizing import OwnWeights, component_spec, component_use, own_weights
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from pool.text.reading import Reading
+from pool.text.text_tokenizer import TextTokenizer, tokenizer_kind
+from pool.text.tokenizer_files import TENSORS, find_tokenizer
+from pool.text_encoders.readings import readings_of
 from pool.weight_form import WeightForm, resident_form
-from pool.work import LoraRef, ModelRef
+from pool.work import LoraRef, ModelRef, component_key
 
 #: patch sets of a model that are kept; each is some 20 KiB and made again in about a millisecond
 PATCH_SETS_REMEMBERED = 256
@@ -48,6 +54,19 @@ class Component:
         return component_use(self.key, self.weights, self.form, patches, passes)
 
 
+@dataclass(frozen=True, slots=True)
+class RoleReading:
+    """How one text encoder of a model is read.
+
+    place      among the readings of the model's set of text encoders
+    tokenizer  None where it is CLIP's, which comes with the project
+    """
+
+    reading: Reading
+    place: int
+    tokenizer: TextTokenizer | None
+
+
 class OpenModel:
     """One checkpoint, in a file or in several. Components are built when first asked for and kept."""
 
@@ -58,11 +77,13 @@ class OpenModel:
         """
         self.ref = ref
         # whoever made the reference (`pool.catalog`) has allowed what it leads to; nothing in a pickle is run
-        self.checkpoint: Checkpoint = open_checkpoint(Path(ref.path), allow_pickle=True)
+        self.checkpoint: Checkpoint = open_checkpoint(ref.source, allow_pickle=True)
         #: what its latents mean
         self.latent = self.checkpoint.latent
         self._device = capabilities_of(device)
         self._components: dict[Role, Component] = {}
+        self._keys = dict(ref.components)
+        self._readings: dict[Role, RoleReading] = {}
         self._matches: dict[str, LoraMatch] = {}
         self._patch_sets: Recent[tuple[Role, tuple[LoraRef, ...]], PatchSet] = Recent(PATCH_SETS_REMEMBERED)
 
@@ -72,13 +93,46 @@ class OpenModel:
             built = self.checkpoint.build(role)
             weights = tuple(own_weights(built.module))
             self._components[role] = Component(
-                ComponentKey(f"{self.ref.name}/{role.value}@{self.ref.sha256[:10]}"),
+                self._keys.get(role) or component_key(self.ref.name, role, self.ref.sha256),
                 role,
                 built,
-                _form(role, weights, self._device),
+                form_of(role, weights, self._device, self.checkpoint.family.dtypes),
                 weights,
             )
         return self._components[role]
+
+    def reading(self, role: Role) -> RoleReading:
+        """How the text encoder `role` is read; its tokenizer is looked for when it is first asked for.
+
+        Raises TokenizerMissing, saying which file to put where, when there is none.
+        """
+        if role not in self._readings:
+            family = self.checkpoint.family
+            readings, place = readings_of(family.text_set), self.place(role)
+            assert readings is not None, f"{family.name}: nothing says how its texts are read"
+            reading = readings[place]
+            tokenizer = None if reading.is_clip else self._tokenizer(role, reading)
+            self._readings[role] = RoleReading(reading, place, tokenizer)
+        return self._readings[role]
+
+    def _tokenizer(self, role: Role, reading: Reading) -> TextTokenizer:
+        prefix, mapped = self.checkpoint.family.prefixes[role], self.checkpoint.mapped
+        config: Any = self.component(role).built.module.config  # transformers is not typed
+        vocabulary = int(getattr(config, "text_config", config).vocab_size)
+        stems = (prefix, prefix.removesuffix("transformer."))
+        tensors = {
+            name: mapped.tensors()[stem + name]
+            for name in TENSORS
+            for stem in stems
+            if stem + name in mapped.header.tensors
+        }
+        kind = tokenizer_kind(reading.encoder, vocabulary, config.model_type)
+        inside = next(key for key in mapped.header.tensors if key.startswith(prefix))
+        return find_tokenizer(kind, vocabulary, tensors=tensors, weights=Path(mapped.header.path_of(inside)))
+
+    def place(self, role: Role) -> int:
+        """The place of a text encoder among those that models of its family have."""
+        return TEXT_ROLES.index(role)
 
     def match(self, lora: LoraRef) -> LoraMatch:
         """How a LoRA meets this model. Raises CorruptFile, or AdapterMismatch when it belongs to another."""
@@ -93,6 +147,10 @@ class OpenModel:
             require_match(match, lora.name, self.ref.name, self.checkpoint.family.title)
             self._matches[lora.sha256] = match
         return self._matches[lora.sha256]
+
+    def has_matched(self, loras: Iterable[LoraRef]) -> bool:
+        """The files of these were read before: `patch_set` takes next to no time."""
+        return all(lora.sha256 in self._matches for lora in loras)
 
     def patch_set(self, role: Role, loras: Iterable[LoraRef]) -> PatchSet:
         """The patches of `loras`, in order and at their strengths, for one component."""
@@ -109,10 +167,16 @@ class OpenModel:
         return self._patch_sets.get((role, chosen), find)
 
 
-def _form(role: Role, weights: Sequence[OwnWeights], device: DeviceCapabilities) -> WeightForm:
+def form_of(
+    role: Role,
+    weights: Sequence[OwnWeights],
+    device: DeviceCapabilities,
+    dtypes: Sequence[str] = ("float16", "bfloat16", "float32"),
+) -> WeightForm:
+    """How a component with these weights is kept and computed with on `device`; `dtypes` as `Family` has them."""
     storage = _largest_dtype(weights)
-    computed = compute_dtype(role, storage, device)
     parameters = sum(p.numel() for own in weights for p in own.parameters.values())
+    computed = compute_dtype(role, storage, device, parameters, [getattr(torch, name) for name in dtypes])
     return WeightForm(computed, resident_form(role, storage, computed, parameters, device))
 
 

@@ -7,7 +7,7 @@ docs/patcher.md says what each method of ComfyUI's ModelPatcher is called here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -27,7 +27,7 @@ from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from pool.weight_form import WeightForm
 from pool.weight_hooks.shelf import PatchedShelf
 
-__all__ = ["ModelPatcher", "RealizeReport", "WeightsTarget"]
+__all__ = ["ModelPatcher", "RealizeReport", "WeightsTarget", "realizing"]
 
 
 class ModelPatcher:
@@ -217,3 +217,11 @@ class ModelPatcher:
         elif report.freed_bytes and not self._weights.resident_modules:
             self.extras.callbacks.call(CallbackPoint.ON_DETACH, self, report)
         return report
+
+
+def realizing(patcher: ModelPatcher, target: WeightsTarget) -> Generator[int, None, None]:
+    """`ModelPatcher.realize` in steps, one for each module that arrives; see `SharedWeights.realizing`. Those who want
+    to hear of it do when all have."""
+    report = yield from patcher._weights.realizing(target)
+    patcher.patches = target.patches
+    patcher._told(report)

@@ -17,34 +17,51 @@ from pool.spec import Role
 _HALVES = (torch.float16, torch.bfloat16)
 #: what a diffusion model is computed in, best first, where its own weights prefer nothing
 _USUAL_ORDER = (torch.float16, torch.bfloat16, torch.float32)
+#: parameters from which on a text encoder is computed in half precision: CLIP-G, the largest of the small ones, has 0.7
+#: thousand million, T5-XXL 4.7
+LARGE_TEXT_ENCODER = 1_000_000_000
 #: what a VAE works in, best first: float16 overflows in it. Source: comfyui-behaviour facts, section 7
 VAE_DTYPES = (torch.bfloat16, torch.float32)
 
 
-def component_dtype(role: Role, storage: torch.dtype, device: DeviceCapabilities) -> Choice[torch.dtype]:
-    """The dtype that a component stored mostly in `storage` computes in on `device`, and why."""
+def component_dtype(
+    role: Role,
+    storage: torch.dtype,
+    device: DeviceCapabilities,
+    parameters: int = 0,
+    order: Sequence[torch.dtype] = _USUAL_ORDER,
+) -> Choice[torch.dtype]:
+    """The dtype that a component of so many `parameters`, stored mostly in `storage`, computes in on `device`, and why.
+    `order` is that in which a diffusion model of its family computes well, best first."""
     if device.kind.computes_on_host:
         return Choice(torch.float32, "the CPU computes: half precision is slower there, and float32 is the reference")
     match role:
-        case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3:
-            return Choice(torch.float32, "a text is encoded once a prompt, which costs little and stays exact")
+        case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3 | Role.TEXT_ENCODER_4:
+            return _text_choice(parameters, device)
         case Role.VAE:
             return _vae_choice(device)
         case _:
-            return _diffusion_choice(storage, device)
+            return _diffusion_choice(storage, device, order)
 
 
-def compute_dtype(role: Role, storage: torch.dtype, device: DeviceCapabilities) -> torch.dtype:
+def compute_dtype(
+    role: Role,
+    storage: torch.dtype,
+    device: DeviceCapabilities,
+    parameters: int = 0,
+    order: Sequence[torch.dtype] = _USUAL_ORDER,
+) -> torch.dtype:
     """`component_dtype` without the reason."""
-    return component_dtype(role, storage, device).value
+    return component_dtype(role, storage, device, parameters, order).value
 
 
-def preferred_dtypes(storage: torch.dtype) -> tuple[torch.dtype, ...]:
-    """The dtypes that a diffusion model stored in `storage` computes well in, best first: its own half precision first.
+def preferred_dtypes(storage: torch.dtype, order: Sequence[torch.dtype] = _USUAL_ORDER) -> tuple[torch.dtype, ...]:
+    """The dtypes that a diffusion model stored in `storage` computes well in, best first: its own half precision first,
+    where its family has that in `order`.
 
     What was trained in bfloat16 may overflow in float16, so the file's own goes before the faster.
     """
-    return tuple(dict.fromkeys((storage, *_USUAL_ORDER))) if storage in _HALVES else _USUAL_ORDER
+    return tuple(dict.fromkeys((storage, *order))) if storage in _HALVES and storage in order else tuple(order)
 
 
 def diffusion_storage_dtype(
@@ -99,8 +116,18 @@ def rests_in_half(parameters: int, capabilities: DeviceCapabilities) -> bool:
     return capabilities.half_storage is HalfStorage.ALWAYS
 
 
-def _diffusion_choice(storage: torch.dtype, device: DeviceCapabilities) -> Choice[torch.dtype]:
-    order = preferred_dtypes(storage)
+def _text_choice(parameters: int, device: DeviceCapabilities) -> Choice[torch.dtype]:
+    if parameters <= LARGE_TEXT_ENCODER:
+        return Choice(torch.float32, "a text is encoded once a prompt, which costs little and stays exact")
+    if device.computes(torch.bfloat16):
+        return Choice(torch.bfloat16, "a text encoder of this size was published in it, and takes half the memory")
+    return Choice(torch.float32, f"{device.name} has no bfloat16, and large text encoders overflow in float16")
+
+
+def _diffusion_choice(
+    storage: torch.dtype, device: DeviceCapabilities, order: Sequence[torch.dtype]
+) -> Choice[torch.dtype]:
+    order = preferred_dtypes(storage, order)
     resting = diffusion_storage_dtype(0, order, storage, device)  # how many parameters changes what rests, no more
     chosen = diffusion_cast_dtype(resting, order, device) or resting
     stored = _name(storage)

@@ -8,7 +8,7 @@ nothing to restore. Knows one component on one device; not what should be reside
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -109,6 +109,8 @@ class SharedWeights:
         self._hooked: dict[str, str] = {}
         self._settled = True
         self._merged_bytes = 0
+        #: changes that were begun
+        self._changes = 0
         #: runs that are under way, one inside another
         self._blocks = 0
         #: what is around each change of weights while a run is under way
@@ -200,7 +202,27 @@ class SharedWeights:
             return RealizeReport(0, 0, False)
         self.check(target.patches)
         with self._around(), without_uploader():
-            return self._change(target, shelf)
+            steps = self._change(target, shelf)
+            try:
+                while True:
+                    next(steps)
+            except StopIteration as end:
+                report: RealizeReport = end.value
+                return report
+
+    def realizing(self, target: WeightsTarget) -> Generator[int, None, RealizeReport]:
+        """`realize` in steps: what leaves before the first, then one for each module that arrives, which yields the
+        bytes that it brought over the bus. No run of these weights may be under way.
+
+        Whoever asks for no more leaves every module wholly on the device or wholly off it, and `resident()` tells the
+        truth; `realize` goes on from there. Another change of these weights ends the steps. Raises as `realize` does.
+        """
+        assert not self._blocks, f"{self.key} is changed step by step while a run is under way"
+        is_same = self._realized.digest == target.patches.digest
+        if self._settled and is_same and self._carried.keys() == target.resident:
+            return RealizeReport(0, 0, False)
+        self.check(target.patches)
+        return (yield from self._change(target, None))
 
     def check(self, patches: PatchSet) -> None:
         """Raise PatchFailed when a patch is for no parameter, or does not fit it."""
@@ -211,9 +233,12 @@ class SharedWeights:
             raise PatchFailed(f"{patch.name}: found no such parameter in {self.key}, expected one of its own")
         patches.check({name: tuple(hosts[name].shape) for name in patches.parameters})
 
-    def _change(self, target: WeightsTarget, shelf: PatchedShelf | None) -> RealizeReport:
+    def _change(self, target: WeightsTarget, shelf: PatchedShelf | None) -> Generator[int, None, RealizeReport]:
+        """A step for each module that arrives; bytes on the bus."""
         patches = target.patches
         self._settled = False
+        self._changes += 1
+        this = self._changes
         self._stream_memory = StreamMemory()
         switched = bool(self._carried) and self._realized.digest != patches.digest
         wanted = {n: self._wanted(own, patches, n in target.resident) for n, own in self.owned.items()}
@@ -226,9 +251,15 @@ class SharedWeights:
         uploaded_bytes = 0
         try:
             for name in arriving:
-                uploaded_bytes += self._bring(self.owned[name], patches, wanted[name], shelf)
+                arrived_bytes = self._bring(self.owned[name], patches, wanted[name], shelf)
+                uploaded_bytes += arrived_bytes
+                yield arrived_bytes
+                if self._changes != this:
+                    return RealizeReport(uploaded_bytes, freed_bytes, switched)
             for name, own in self.owned.items():
                 self._hook(own, patches, wanted[name])
+        except GeneratorExit:
+            raise  # nothing is wrong with what has arrived
         except BaseException:
             for name in self._carried.keys() & set(arriving):
                 self._put_back(self.owned[name], None)
@@ -285,6 +316,7 @@ class SharedWeights:
             for name, host in own.parameters.items()
         }
         buffers = {name: self.tools.bring(host, self.device) for name, host in own.buffers.items()}
+        self.tools.keep((*arrived.values(), *buffers.values()))
         self._hook(own, patches, wanted)
         for name, weight in arrived.items():
             own.module._parameters[name] = nn.Parameter(weight, requires_grad=False)

@@ -40,6 +40,7 @@ class Role(Enum):
     TEXT_ENCODER = "text_encoder"
     TEXT_ENCODER_2 = "text_encoder_2"
     TEXT_ENCODER_3 = "text_encoder_3"
+    TEXT_ENCODER_4 = "text_encoder_4"
     DIFFUSION_MODEL = "diffusion_model"
     VAE = "vae"
     CONTROLNET = "controlnet"
@@ -48,7 +49,7 @@ class Role(Enum):
     @property
     def is_text_encoder(self) -> bool:
         """It reads the prompt, alone or beside others."""
-        return self in (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3)
+        return self in (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +208,10 @@ class RunErrorKind(Enum):
 
 
 class Rung(Enum):
-    """What is done about a run that ran out of memory, in this order. The first three are the worker's, the others the
+    """What is done about a run that ran out of memory, in this order. The first four are the worker's, the others the
     scheduler's."""
 
+    DROP_AHEAD = "drop what was brought ahead"
     DROP_CACHES = "drop caches"
     STREAM_MORE = "stream more"
     DIVIDE = "divide the run"
@@ -245,6 +247,7 @@ class RunCost:
     division                    how the run was divided; None when it was not
     rungs                       what was done about running out of memory, in order, before it ended as it did
     storage_bytes               bytes that this process read from disks during the run
+    ahead_bytes                 weights of other tasks moved host to device while it ran
     batched                     tasks that were run together with this one, itself included; all other figures are its
                                 share of theirs
     """
@@ -261,6 +264,7 @@ class RunCost:
     division: Division | None = None
     rungs: tuple[Rung, ...] = ()
     storage_bytes: int = 0
+    ahead_bytes: int = 0
     batched: int = 1
 
 

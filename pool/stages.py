@@ -6,27 +6,52 @@ Shape legend: B batch, L tokens, D text width, V width of a pooled text, C laten
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pool.checkpoints.families import PLAIN_SAMPLING, PLAIN_TEXT, LatentFacts, SamplingFacts, TextFacts
+from pool.checkpoints.families import PLAIN_TEXT, LatentFacts, TextFacts
+from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
+from pool.controlnets.call import controls_of
 from pool.errors import CorruptFile
+from pool.latent_pixels import decoded, encoded, latent_shape
 from pool.patcher import ModelPatcher
+from pool.pictures import HALF
+from pool.sampling.asking import ask, film_cells, tokens_of, told_beside
+from pool.sampling.beginnings import told_of_beginning
 from pool.sampling.conditions import Condition
-from pool.sampling.extras import call_unet, extras_of
+from pool.sampling.extras import extras_of
 from pool.sampling.noise import PictureNoise
+from pool.sampling.regions import NO_REGIONS, Regions, region_weights
 from pool.sampling.run import denoise_pictures
 from pool.sampling.schedules import sigma_table
+from pool.shown_pictures import ToldPictures, told_of_pictures
 from pool.spec import Division
-from pool.stopping import stop_check, stop_if_asked
-from pool.text.encode import ReadText, match_lengths, read_texts
+from pool.starts import start_of
+from pool.stopping import stop_check
+from pool.text.embeddings import Embedding
+from pool.text.encode import AnyTokenizer, ReadText, match_lengths, read_texts
+from pool.text.reading import Reading, with_layers_skipped
 from pool.text.tokenizer import ClipTokenizer
-from pool.tiling.spans import Downscale
-from pool.tiling.vae import Tiling, decode_latent, encode_moments, latent_of, tiled_decode, tiled_encode
-from pool.work import Encoded, EncodeWork, Latent, Picture, RunHooks, SampleWork
+from pool.text_encoders.readings import readings_of
+from pool.text_encoders.told import told_of
+from pool.work import (
+    Encoded,
+    EncodeWork,
+    Film,
+    Latent,
+    Made,
+    Mask,
+    Picture,
+    PixelArray,
+    Result,
+    RunHooks,
+    SampleWork,
+    Sound,
+)
 
 
 def latent_cells(width: int, height: int, latent: LatentFacts) -> tuple[int, int]:
@@ -36,28 +61,63 @@ def latent_cells(width: int, height: int, latent: LatentFacts) -> tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """One of a model's text encoders, and how it is read."""
+    """One of a model's text encoders, and how it is read. `place` is its place among those that models of its family
+    have, `name` what embeddings call it; `tokenizer` is what it reads with where that is not CLIP's."""
 
     patcher: ModelPatcher
-    facts: TextFacts = PLAIN_TEXT
+    facts: TextFacts | Reading = PLAIN_TEXT
+    place: int = 0
+    tokenizer: AnyTokenizer | None = None
+    name: str = "clip_l"
 
 
-def encode(work: EncodeWork, encoders: Sequence[TextEncoder], tokenizer: ClipTokenizer, hooks: RunHooks) -> Encoded:
-    """The text of `work` as the diffusion model reads it: what `encoders` read, side by side. One step. Raises Stopped
-    at a layer."""
-    return encode_together((work,), encoders, tokenizer, hooks)[0]
+def encode(
+    work: EncodeWork, encoders: Sequence[TextEncoder], tokenizer: ClipTokenizer, hooks: RunHooks, text_set: str = ""
+) -> Encoded:
+    """The text of `work` as the diffusion model reads it: what `encoders` read, side by side or, with `text_set`, put
+    together as that family of models has it. One step. Raises Stopped at a layer."""
+    return encode_together((work,), encoders, tokenizer, hooks, text_set)[0]
 
 
 def encode_together(
-    works: Sequence[EncodeWork], encoders: Sequence[TextEncoder], tokenizer: ClipTokenizer, hooks: RunHooks
+    works: Sequence[EncodeWork],
+    encoders: Sequence[TextEncoder],
+    tokenizer: ClipTokenizer,
+    hooks: RunHooks,
+    text_set: str = "",
+    embeddings: Sequence[Embedding] = (),
 ) -> tuple[Encoded, ...]:
-    """`encode` for each of `works`, which differ in their texts, in one run."""
-    texts, read = [work.text for work in works], []
+    """`encode` for each of `works`, which differ in their texts, in one run. `embeddings` are those that the texts
+    name."""
+    texts, negative, read = [work.text for work in works], [work.is_negative for work in works], []
     for encoder in encoders:
+        facts = with_layers_skipped(encoder.facts, works[0].layers_skipped)
         with encoder.patcher.running(stop_check(hooks)) as module:
-            read.append(read_texts(module, tokenizer, texts, encoder.patcher.device, encoder.facts))
+            own, known = encoder.tokenizer or tokenizer, {}
+            if embeddings and isinstance(own, ClipTokenizer):
+                config: Any = module.config  # transformers is not typed
+                known = {each.name: each.for_encoder(encoder.name, config.hidden_size) for each in embeddings}
+            device = encoder.patcher.device
+            read.append(read_texts(module, own, texts, device, facts, embeddings=known, negative=negative))
     hooks.on_step(1, 1)
-    return tuple(_encoded(parts) for parts in zip(*read, strict=True))
+    by_text = list(zip(*read, strict=True))
+    if text_set:
+        places = [encoder.place for encoder in encoders]
+        return tuple(_told(text_set, dict(zip(places, parts, strict=True))) for parts in by_text)
+    return tuple(_encoded(parts) for parts in by_text)
+
+
+def _told(text_set: str, parts: Mapping[int, ReadText]) -> Encoded:
+    """What a family of models is told of one text, read by the encoders that are there."""
+    members = readings_of(text_set)
+    assert members is not None, f"nothing says how the texts of {text_set} are read"
+    told = {
+        name: value[0].to("cpu")
+        for name, value in told_of(text_set, [parts.get(i) for i in range(len(members))]).items()
+    }
+    context, pooled = told.pop("context"), told.pop("pooled", None)
+    others = {name: value.numpy() for name, value in told.items()}
+    return Encoded(context.numpy(), None if pooled is None else pooled.numpy(), others)
 
 
 def _encoded(parts: Sequence[ReadText]) -> Encoded:
@@ -69,14 +129,14 @@ def _encoded(parts: Sequence[ReadText]) -> Encoded:
 
 def sample(
     work: SampleWork,
-    inputs: tuple[Encoded, ...],
+    inputs: tuple[Result, ...],
     diffusion_model: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
     division: Division | None = None,
     facts: SamplingFacts = PLAIN_SAMPLING,
 ) -> Latent:
-    """Denoise the latent of `work` from its seed. Raises Stopped at a step or layer.
+    """Denoise the latent of `work` from its seed, and from what it starts from. Raises Stopped at a step or layer.
 
     With `division.batch` 1 the two texts run apart, each at its own length. `facts` are those of the model.
     """
@@ -85,33 +145,34 @@ def sample(
 
 def sample_together(
     works: Sequence[SampleWork],
-    inputs: Sequence[tuple[Encoded, ...]],
+    inputs: Sequence[Sequence[Result]],
     diffusion_model: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
     division: Division | None = None,
     facts: SamplingFacts = PLAIN_SAMPLING,
+    controls: Sequence[ModelPatcher] = (),
 ) -> tuple[Latent, ...]:
-    """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_pictures`.
+    """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_pictures`. `controls`
+    are the ControlNets that the works name.
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile when one of the latents is not
     finite, whichever that is.
     """
     work = works[0]
     most_at_once = 0 if division is None else division.batch
-    texts = [_texts(each, most_at_once != 1) for each in inputs]
-    cond_BLD, uncond_BLD = _stacked([cond for cond, _ in texts]), _stacked([uncond for _, uncond in texts])
-    assert cond_BLD is not None, "sampling reads a prompt"
-    shape_CHW = (latent.channels, *latent_cells(work.width, work.height, latent))
-    pooled = [_stacked([_pooled(each[place]) for each in inputs]) for place in range(len(inputs[0]))]
-    extras = [extras_of(facts.size_conditions, p, work.width, work.height, n > 0) for n, p in enumerate(pooled)]
-    cond = Condition(cond_BLD, extras=extras[0])
-    uncond = None if uncond_BLD is None else Condition(uncond_BLD, extras=extras[-1])
+    shape_CHW = latent_shape(work.width, work.height, work.frames, latent)
+    cells = latent_cells(work.width, work.height, latent)
+    start, shown = start_of(works, inputs, cells), told_of_pictures(works, inputs, facts, latent, cells)
+    cond, uncond, regions = _conditions(works, inputs, most_at_once != 1, facts, shown, cells)
+    speaking = controls_of(works, inputs, controls, stop_check(hooks))
     dtype = diffusion_model.compute_dtype
     with diffusion_model.running(stop_check(hooks)) as module:
 
         def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **told: Tensor) -> Tensor:
-            return call_unet(module, x_BCHW.to(dtype), timestep_B, context_BLD.to(dtype), told)
+            x_BCHW, context_BLD = x_BCHW.to(dtype), context_BLD.to(dtype)
+            said = speaking.residuals(x_BCHW, timestep_B, context_BLD, told)
+            return ask(facts, module, x_BCHW, timestep_B, context_BLD, told, said)
 
         device = diffusion_model.device
         options = diffusion_model.model_options
@@ -123,16 +184,72 @@ def sample_together(
             cond,
             uncond,
             device,
-            hooks,
-            table=sigma_table(facts.noise),
+            speaking.counting(hooks),
+            table=sigma_table(facts.noise, tokens_of(facts, work), work.steps),
             options=options,
             most_at_once=most_at_once,
+            inpainting=start.inpainting,
             prediction=facts.prediction,
+            kept_length=facts.kept_length,
+            start_BCHW=start.latent_BCHW,
+            regions=regions,
+            without_picture=shown.without,
         )
     if not torch.isfinite(samples_BCHW).all():
         loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
         raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
     return tuple(Latent(samples_CHW.numpy()) for samples_CHW in samples_BCHW.unbind())
+
+
+def _conditions(
+    works: Sequence[SampleWork],
+    inputs: Sequence[Sequence[Result]],
+    matched: bool,
+    facts: SamplingFacts,
+    shown: ToldPictures,
+    cells: tuple[int, int],
+) -> tuple[Condition, Condition | None, Regions]:
+    """What guides the run of these works: the prompts, the negative prompts and the texts of regions, with what the
+    model is told beside."""
+    read = [tuple(one for one in each if isinstance(one, Encoded)) for each in inputs]
+    # repeating a text changes nothing where it is only looked at, as by UNets, and much where it looks back
+    count = len(works[0].regions)
+    own = [each[: len(each) - count] for each in read]
+    texts = [_texts(each, matched and not facts.model) for each in own]
+    cond_BLD, uncond_BLD = _stacked([cond for cond, _ in texts]), _stacked([uncond for _, uncond in texts])
+    assert cond_BLD is not None, "sampling reads a prompt"
+    width, height = works[0].width, works[0].height
+    if facts.model:
+        extras = [told_beside(facts, [each[place] for each in read], works[0]) for place in range(len(read[0]))]
+    else:
+        pooled = [_stacked([_pooled(each[place]) for each in read]) for place in range(len(read[0]))]
+        extras = [extras_of(facts.size_conditions, p, width, height, 0 < n < len(own[0])) for n, p in enumerate(pooled)]
+    extras = [{**told, **shown.told} for told in extras]
+    if works[0].pictured and facts.film is not None:
+        first = torch.stack([torch.from_numpy(_latent_of(each).samples_CHW.copy()) for each in inputs])
+        beginning = told_of_beginning(facts.film, first, film_cells(facts.film, works[0].frames))
+        extras = [{**told, **beginning} for told in extras]
+    cond, places = Condition(cond_BLD, extras=extras[0]), range(len(own[0]), len(read[0]))
+    uncond = None if uncond_BLD is None else Condition(uncond_BLD, extras=extras[len(own[0]) - 1])
+    regional = tuple(
+        Condition(_stacked_texts([each[place] for each in read]), extras=extras[place]) for place in places
+    )
+    if not regional:
+        return cond, uncond, NO_REGIONS
+    holes = int(works[0].has_hole)
+    masks = [[one for one in each if isinstance(one, Mask)][holes:] for each in inputs]
+    return cond, uncond, Regions(regional, region_weights(works[0].regions, masks, cells))
+
+
+def _latent_of(read: Sequence[Result]) -> Latent:
+    """The one latent that a film is begun with; another number of them is our mistake."""
+    (found,) = [one for one in read if isinstance(one, Latent)]
+    return found
+
+
+def _stacked_texts(texts: Sequence[Encoded]) -> Tensor:
+    """Texts of one length, one for each picture, as a batch."""
+    return torch.stack([torch.from_numpy(text.context_LD.copy()) for text in texts])
 
 
 def decode(
@@ -143,7 +260,9 @@ def decode(
     With `division.tile` by tiles of that edge, which share a quarter of it; a tile as large as the latent changes
     nothing.
     """
-    return decode_together((sampled,), vae, latent, hooks, division)[0]
+    picture = decode_together((sampled,), vae, latent, hooks, division)[0]
+    assert isinstance(picture, Picture), "a film's latent is decoded to a film: `decode_together`"
+    return picture
 
 
 def decode_together(
@@ -152,24 +271,19 @@ def decode_together(
     latent: LatentFacts,
     hooks: RunHooks,
     division: Division | None = None,
-) -> tuple[Picture, ...]:
-    """`decode` for each of `sampled`, latents of one size, in one run."""
-    scaled_BCHW = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
-    samples_BCHW = _as_vae_has_it(scaled_BCHW, latent)
-    with vae.running(stop_check(hooks)) as module:
-
-        def decode_call(tile_BCHW: Tensor) -> Tensor:
-            return decode_latent(module, tile_BCHW.to(vae.device).to(vae.compute_dtype))
-
-        image_BCHW = tiled_decode(
-            decode_call,
-            samples_BCHW,
-            _tiling(division),
-            (Downscale(latent.downscale),) * 2,
-            lambda: stop_if_asked(hooks.should_stop),
-            hooks.on_step,
-        )
-    return tuple(_picture(image_CHW) for image_CHW in image_BCHW.unbind())
+    frame_rate: float = 0.0,
+    seconds: float = 0.0,
+) -> tuple[Made, ...]:
+    """`decode` for each of `sampled`, latents of one size, in one run; those of films become films, those of sound
+    sounds of so many `seconds`."""
+    scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
+    pixels_BC = decoded(scaled_BC, vae, latent, hooks, division)
+    if latent.sound is not None:
+        rate = latent.sound.samples_per_second
+        return tuple(_sound(sound_CS, int(seconds * rate), rate) for sound_CS in pixels_BC.unbind())
+    if pixels_BC.dim() == 5:
+        return tuple(Film(_bytes(film_CTHW.permute(1, 2, 3, 0)), frame_rate) for film_CTHW in pixels_BC.unbind())
+    return tuple(Picture(_bytes(image_CHW.permute(1, 2, 0))) for image_CHW in pixels_BC.unbind())
 
 
 def vae_encode(
@@ -179,52 +293,42 @@ def vae_encode(
     hooks: RunHooks,
     seed: int | None = None,
     division: Division | None = None,
+    hidden: Mask | None = None,
 ) -> Latent:
     """Turn pixels into a latent in the diffusion model's own scale: the mean of what the VAE says, or, with `seed`, a
     sample of it by that seed's noise. One step, or one for each tile; `division.tile` is in latent cells here too.
+    Pixels where `hidden` is at least half white are taken for grey.
 
     Raises UnusableField for a size that is no whole number of latent cells, CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
     """
     pixels_BCHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1.0
+    if hidden is not None:
+        pixels_BCHW = pixels_BCHW * torch.from_numpy(hidden.values_HW < HALF)
     noise = None if seed is None else PictureNoise(seed)
-    with vae.running(stop_check(hooks)) as module:
+    return _finite_latent(encoded(pixels_BCHW, vae, latent, hooks, noise, division), vae)
 
-        def encode_call(tile_BCHW: Tensor) -> Tensor:
-            return encode_moments(module, tile_BCHW.to(vae.device).to(vae.compute_dtype))
 
-        moments_BCHW = tiled_encode(
-            encode_call,
-            pixels_BCHW,
-            _tiling(division),
-            (Downscale(latent.downscale),) * 2,
-            lambda: stop_if_asked(hooks.should_stop),
-            hooks.on_step,
-        )
-    samples_BCHW = latent_of(moments_BCHW, None if noise is None else noise.draw)
-    if not torch.isfinite(samples_BCHW).all():
+def vae_encode_beginning(
+    picture: Picture,
+    frames: int,
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: Division | None = None,
+) -> Latent:
+    """The latent of a film of so many frames, of which `picture` is the first and the others are grey. As
+    `vae_encode`."""
+    first_CHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
+    film_BCTHW = torch.zeros((1, first_CHW.shape[0], frames, *first_CHW.shape[1:]))
+    film_BCTHW[0, :, 0] = first_CHW
+    return _finite_latent(encoded(film_BCTHW, vae, latent, hooks, None, division), vae)
+
+
+def _finite_latent(samples_BC: Tensor, vae: ModelPatcher) -> Latent:
+    if not torch.isfinite(samples_BC).all():
         raise CorruptFile(f"VAE {vae.key}: found a latent with NaN or infinity, expected numbers")
-    return Latent(_as_model_has_it(samples_BCHW[0], latent).contiguous().numpy())
-
-
-def _as_vae_has_it(scaled_BCHW: Tensor, latent: LatentFacts) -> Tensor:
-    """Latents in the diffusion model's scale, in the VAE's."""
-    samples_BCHW = scaled_BCHW / latent.scaling_factor
-    if latent.means:
-        samples_BCHW = samples_BCHW * _by_channel(latent.deviations) + _by_channel(latent.means)
-    return samples_BCHW + latent.shift if latent.shift else samples_BCHW
-
-
-def _as_model_has_it(samples_CHW: Tensor, latent: LatentFacts) -> Tensor:
-    """The reverse of `_as_vae_has_it`, for one latent."""
-    samples_CHW = samples_CHW - latent.shift
-    if latent.means:
-        samples_CHW = (samples_CHW - _by_channel(latent.means)) / _by_channel(latent.deviations)
-    return samples_CHW * latent.scaling_factor
-
-
-def _by_channel(values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32)[:, None, None]
+    return Latent(samples_BC[0].contiguous().numpy())
 
 
 def _texts(inputs: tuple[Encoded, ...], matched: bool) -> tuple[Tensor, Tensor | None]:
@@ -247,12 +351,12 @@ def _stacked(texts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack(found) if found else None
 
 
-def _picture(image_CHW: Tensor) -> Picture:
+def _sound(samples_CS: Tensor, count: int, samples_per_second: int) -> Sound:
+    """The first `count` samples of what a VAE made, or all where there are fewer."""
+    return Sound(samples_CS[:, :count].T.float().contiguous().numpy(), samples_per_second)
+
+
+def _bytes(pixels: Tensor) -> PixelArray:
     """Pixels of what a VAE made, which goes from -1 to 1."""
-    scaled_HWC = image_CHW.add(1).mul(127.5).permute(1, 2, 0)
-    return Picture(scaled_HWC.clamp(0, 255).round().to(torch.uint8).contiguous().numpy())
-
-
-def _tiling(division: Division | None) -> Tiling:
-    """The tiles of `division`; without one, one tile for each whole dimension."""
-    return Tiling(0 if division is None else division.tile)
+    found: PixelArray = pixels.add(1).mul(127.5).clamp(0, 255).round().to(torch.uint8).contiguous().numpy()
+    return found

@@ -21,7 +21,9 @@ from pool.oom_ladder import Try, next_try
 from pool.out_of_memory import Exhausted, OutOfHostMemory, RanOutOfMemory, exhausted, give_back_unused, let_go
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, RunCost, Rung, TaskSpec
 from pool.stopping import stop_if_asked
+from pool.uploads_ahead import AheadWants, UploadsAhead
 from pool.vram_manager import VramManager, Wanted
+from pool.work import Work
 
 #: what a run makes
 Made = TypeVar("Made")
@@ -71,13 +73,23 @@ class _Progress:
 class TaskRunner:
     """Runs tasks on one device. Not thread safe."""
 
-    def __init__(self, device: OpenDevice, vram: VramManager, road: UploadRoad, may_stream: bool = True) -> None:
+    def __init__(
+        self,
+        device: OpenDevice,
+        vram: VramManager,
+        road: UploadRoad,
+        may_stream: bool = True,
+        coming: Callable[[TaskSpec, Work], Run[Any] | None] = lambda task, work: None,
+    ) -> None:
+        """`coming` makes a run of a task that is to come; None where that would take long."""
         self._device = device
         self._vram = vram
         self._road = road
         self._may_stream = may_stream
         #: what runs really took, beside what was estimated
         self.book = ActivationBook()
+        #: to be advanced from inside of runs, with what is to come
+        self.ahead = UploadsAhead(vram, road, lambda task, work: self._wants(coming(task, work)))
 
     def run(self, run: Run[Made]) -> tuple[Made, RunCost]:
         """The result, its weights brought in as planned, and what it cost.
@@ -133,6 +145,7 @@ class TaskRunner:
                 run.wanted, self._activation_bytes(run, division), run.needed_next, trying.most_weight_bytes
             ) as lease,
             self._copying_ahead(not trying.rungs),
+            self.ahead.beside(lease.plan.streamed_bytes == 0 and not trying.rungs),
         ):
             progress.is_loaded = True
             loaded = time.perf_counter()
@@ -153,9 +166,13 @@ class TaskRunner:
                 resident=lease.all_resident,
                 patch_switches=lease.patch_switches,
                 planned_bytes=lease.planned_bytes + taken_ahead_bytes,
-                working_bytes=max(0, run_peak_bytes - resident_bytes - taken_ahead_bytes),
+                # nobody knows what of the peak was weights that another task is to need
+                working_bytes=0
+                if self.ahead.uploaded_bytes
+                else max(0, run_peak_bytes - resident_bytes - taken_ahead_bytes),
                 division=_said(division, run.task),
                 rungs=trying.rungs,
+                ahead_bytes=self.ahead.uploaded_bytes,
             )
         self._learn(run, division, cost)
         return result, cost
@@ -165,15 +182,16 @@ class TaskRunner:
     ) -> Try:
         """What to try after `error`; raises what it comes to when nothing is left to try."""
         let_go(error)
+        ahead_bytes = self.ahead.drop()
         give_back_unused(self._device.memory)  # else this process's own garbage is taken for another program's
         if whose is Exhausted.HOST:
             raise OutOfHostMemory(f"{run.task.task_id}: the host has no memory left: {error}", trying.rungs) from error
-        if progress.is_loaded and self._available_bytes() >= progress.counted_on_bytes:
+        if progress.is_loaded and not ahead_bytes and self._available_bytes() >= progress.counted_on_bytes:
             # otherwise another program took what the plan counted on, which says nothing of the run
             self.book.ran_out(self._key(run, trying.division), trying.division.estimated_bytes)
         following = None
-        if run.together == 1:
-            following = next_try(trying, weight_bytes, ways(run.task), self._may_stream)
+        if run.together == 1 or ahead_bytes:
+            following = next_try(trying, weight_bytes, ways(run.task), self._may_stream, ahead_bytes)
         if following is None:
             done = ", and again after: " + ", ".join(rung.value for rung in trying.rungs) if trying.rungs else ""
             message = f"{run.task.task_id} ran out of device memory{done}. {error}"
@@ -210,6 +228,12 @@ class TaskRunner:
         """What weights, activations and scratch may take together now: less than the budget where other programs took
         some of the device."""
         return self._vram.room_bytes + self._vram.residency().used_bytes
+
+    def _wants(self, run: Run[Any] | None) -> AheadWants | None:
+        """What `run` would lease."""
+        if run is None:
+            return None
+        return AheadWants(run.wanted, self._activation_bytes(run, self._first_division(run)))
 
     def _learn(self, run: Run[Any], division: Division, cost: RunCost) -> None:
         measured = measured_activations(cost, max(use.scratch_bytes for use in run.uses))

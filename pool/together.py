@@ -16,7 +16,21 @@ import torch
 from pool.errors import DoesNotFit
 from pool.out_of_memory import exhausted, let_go
 from pool.spec import RunCost, Rung, TaskSpec
-from pool.work import Encoded, Latent, Member, Outcome, Picture, Result, RunHooks, Stopped, together_key
+from pool.work import (
+    Coming,
+    Encoded,
+    Film,
+    Latent,
+    Mask,
+    Member,
+    Outcome,
+    Picture,
+    Result,
+    RunHooks,
+    Sound,
+    Stopped,
+    together_key,
+)
 
 #: runs these members at once: the result of each, in order, and what the run cost. May raise anything
 Attempt: TypeAlias = Callable[[Sequence[Member]], tuple[Sequence[Result], RunCost]]
@@ -62,7 +76,10 @@ def joint_hooks(members: Sequence[Member]) -> RunHooks:
         for member in members:
             member.hooks.on_step(done, steps)
 
-    return RunHooks(on_step, lambda: all(member.hooks.should_stop() for member in members))
+    def coming() -> Coming | None:
+        return next((told for member in members if (told := member.hooks.coming()) is not None), None)
+
+    return RunHooks(on_step, lambda: all(member.hooks.should_stop() for member in members), coming)
 
 
 def shares(cost: RunCost, count: int) -> tuple[RunCost, ...]:
@@ -77,6 +94,7 @@ def shares(cost: RunCost, count: int) -> tuple[RunCost, ...]:
             run_seconds=cost.run_seconds / count,
             uploaded_bytes=_share(cost.uploaded_bytes, place, count),
             streamed_bytes=_share(cost.streamed_bytes, place, count),
+            ahead_bytes=_share(cost.ahead_bytes, place, count),
             storage_bytes=_share(cost.storage_bytes, place, count),
             patch_switches=cost.patch_switches if place == 0 else 0,
             batched=count,
@@ -134,11 +152,17 @@ def _size(result: Result) -> tuple[int, ...]:
     """The shape of a result's array."""
     match result:
         case Encoded():
-            return result.context_LD.shape + (() if result.pooled_V is None else result.pooled_V.shape)
+            return tuple(size for array in result.arrays for size in array.shape)
         case Latent():
             return result.samples_CHW.shape
         case Picture():
             return result.pixels_HWC.shape
+        case Film():
+            return result.frames_THWC.shape
+        case Sound():
+            return result.samples_SC.shape
+        case Mask():
+            return result.values_HW.shape
 
 
 def _share(total: int, place: int, count: int) -> int:

@@ -6,16 +6,17 @@ Knows the components of one GPU, in which order they were last used, and what so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
+from pool.ahead import Held, plan_ahead
 from pool.devices.vram_policy import ResidencyRules
 from pool.errors import DoesNotFit, UserError, format_bytes, unknown_name
 from pool.leases import HeldLeases, Lease, Wanted, one_each, with_extras
 from pool.no_room import no_room_as_is, taken_by_others
 from pool.outlook import Outlook
-from pool.patcher import ModelPatcher, WeightsTarget
+from pool.patcher import ModelPatcher, WeightsTarget, realizing
 from pool.residency import ModuleBytes, Move, Residency, ResidencyPlan, choose_modules, needed_bytes, plan
 from pool.ruled_plan import Ask, fixed_bytes, ruled_plan
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse
@@ -98,6 +99,11 @@ class VramManager:
         return room_bytes - fixed_bytes(now, self._leases.keys, self._floors(), but=keys) - whole_bytes
 
     @property
+    def leased(self) -> frozenset[ComponentKey]:
+        """Components that runs hold now."""
+        return self._leases.keys
+
+    @property
     def room_bytes(self) -> int:
         """What could be put on the device now beside the weights that are there, and what held leases may allocate."""
         now = self._now()
@@ -149,6 +155,41 @@ class VramManager:
         self._take_charge(firsts)
         with self._leasing([use.component for use in uses], run_bytes):
             yield
+
+    def bring_ahead(
+        self,
+        wanted: Sequence[Wanted],
+        activation_bytes: int,
+        needed_next: Sequence[ComponentKey] = (),
+        kept: Iterable[ComponentKey] = (),
+    ) -> Generator[int, None, None]:
+        """Bring in what a task that is to come will lease, beside the runs that hold leases now, step by step: what
+        `pool.ahead` decides at the first. Each step yields the bytes that it brought over the bus. Nothing of `kept`
+        leaves for it.
+
+        What arrived stays, whether all steps are made or not, and is like all that nobody leases. Nothing moves where
+        the policy leaves no weights between runs. When a step fails, what arrived of its component leaves again.
+        Raises torch.OutOfMemoryError when the device says so.
+        """
+        if not self._rules.keeps_idle or self._rules.weights_share < 1:
+            return
+        firsts, now, held = one_each(wanted), self._now(), Held(self._leases.keys.union(kept), self._leases.run_bytes)
+        now = replace(now, capacity_bytes=now.capacity_bytes + held.run_bytes)
+        uses, specs = [use for _, use in firsts], self._specs_with(firsts)
+        outlook = self._outlook(needed_next if self._rules.may_stream else ())
+        decided = plan_ahead(now, held, uses, specs, activation_bytes, outlook)
+        if not decided.arrive:
+            return
+        self._take_charge(firsts)
+        after, patchers = decided.after(now), {patcher.key: patcher for patcher, _ in firsts}
+        for move in decided.evict:
+            self._shrink_to(move, after)
+        for arrival in decided.arrive:
+            key = arrival.use.component
+            patcher = self._holders[key] = patchers[key]
+            self._patchers[key] = self._patchers.pop(key)  # as if it had been used
+            modules = choose_modules(patcher.modules(), arrival.to_bytes, patcher.resident_modules())
+            yield from realizing(patcher, WeightsTarget(modules, patcher.patches))
 
     def load(self, patcher: ModelPatcher, most_bytes: int | None = None) -> int:
         """Bring weights of a component in until `most_bytes` of it are resident, or as many as there is room for; None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pool.devices.capabilities import DeviceCapabilities
 from pool.ops import PackedWeight, stored_bytes
-from pool.precision import rests_in_half
+from pool.precision import LARGE_TEXT_ENCODER, rests_in_half
 from pool.quantization.quantize import can_requantize
 from pool.spec import Role
 
@@ -76,7 +76,10 @@ def resident_form(
     """
     if device.kind.computes_on_host or not storage.is_floating_point:
         return ResidentForm.COMPUTE
-    is_widened = role is Role.DIFFUSION_MODEL and storage.itemsize == 2 and computed is torch.float32
+    is_widened = storage.itemsize == 2 and computed is torch.float32
+    if role.is_text_encoder and is_widened and parameters > LARGE_TEXT_ENCODER:
+        return ResidentForm.STORED
+    is_widened = role is Role.DIFFUSION_MODEL and is_widened
     if storage.itemsize == 1 or (is_widened and rests_in_half(parameters, device)):
         return ResidentForm.STORED
     return ResidentForm.COMPUTE

@@ -3,7 +3,8 @@
 Values only; torch-free (numpy arrays carry results between processes). A `Work` names files and numbers, never tensors,
 so that its digest names its result: equal work is run once.
 
-Shape legend: L tokens, D text width, V width of a pooled text, C latent channels, H W latent or pixel height and width.
+Shape legend: L tokens, D text width, V width of a pooled text, C channels, H W latent or pixel height and width, S
+samples of sound.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from pool.checkpoints.files.assembly import Assembly, Source
 from pool.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -26,11 +28,24 @@ PixelArray: TypeAlias = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """A checkpoint file. `sha256` is of the whole file, in hexadecimal; it, not the path, is the identity."""
+    """A checkpoint. `sha256` is of the whole file, or of all that it is made of, in hexadecimal; it, not the path, is
+    the identity.
+
+    components  what its components are called; models that have equal weights somewhere call them alike. Empty calls
+                them by the model
+    assembly    the files that it is made of, where a configuration says it; None where `path` does
+    """
 
     name: str
     path: str
     sha256: str
+    components: tuple[tuple[Role, ComponentKey], ...] = field(default=(), compare=False)
+    assembly: Assembly | None = None
+
+    @property
+    def source(self) -> Source:
+        """Where its weights are."""
+        return self.assembly or self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +59,76 @@ class LoraRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlRef:
+    """A ControlNet file, and how it is used: how strongly, and from which share of the steps to which."""
+
+    name: str
+    path: str
+    sha256: str
+    strength: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegionWork:
+    """A part of a picture that has a text of its own, and how strongly that counts beside the prompt. `box` is its
+    left, top, width and height in shares of the picture; None where a `Mask` says it."""
+
+    strength: float
+    box: tuple[float, float, float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRef:
+    """A textual inversion that a prompt names, and how many tokens it takes the place of."""
+
+    name: str
+    path: str
+    sha256: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeWork:
-    """Encode one text, prompt weights and all. Result: `Encoded`. Reads nothing."""
+    """Encode one text, prompt weights and all. Result: `Encoded`. Reads nothing.
+
+    layers_skipped  of the last layers of CLIP, beyond those that the model's family leaves out
+    is_negative     what a picture is not to show: some families word that otherwise
+    embeddings      those that the text names
+    """
 
     model: ModelRef
     #: only those LoRAs that touch the text encoder, so that the others share the result
     loras: tuple[LoraRef, ...]
     text: str
+    layers_skipped: int = 0
+    is_negative: bool = False
+    embeddings: tuple[EmbeddingRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SampleWork:
     """Denoise one picture's latent. Result: `Latent`. Reads `Encoded` of the prompt, then of the negative prompt unless
-    `cfg` is 1."""
+    `cfg` is 1, then what its last fields say, in their order.
+
+    frames       of a film; 0 is a picture or a sound, by a model that makes no films
+    frame_rate   frames a second of it
+    seconds      of a sound, whose width and height are 0; 0 is a picture or a film
+    pictured     reads the `Latent` of a picture, which the model is told: the one that a film begins with, or that it
+                 works from; a model that enlarges pictures reads the `Picture`
+    guidance     the number by which a distilled model is told how strongly to follow the text; `cfg` is 1 then
+    first_step   steps at the head of the schedule that are left out: what it starts from is there already
+    starts       reads a `Latent` that noise is added to, of any size; without it the run starts from noise alone
+    masked       reads a `Mask`: outside of it the result is the latent that the run started from
+    told_hidden  reads a `Mask` and the `Latent` of the picture with a hole there, which the model is told
+    reference    reads the `Latent` of a picture of this width and height, to work from
+    picture_cfg  how strongly the picture counts that the model is told, 1 as much as it does by itself; 0 for models
+                 that are not guided so
+    noise_level  of 1000: how much noise is put on the picture that is enlarged
+    regions      reads an `Encoded` for each (after the negative prompt), and a `Mask` for each that has no box
+    controls     reads a `Picture` for each, in any size, that the ControlNet speaks of
+    """
 
     model: ModelRef
     #: only those LoRAs that touch the diffusion model
@@ -68,26 +140,89 @@ class SampleWork:
     sampler: str
     schedule: str
     seed: int
+    frames: int = 0
+    frame_rate: float = 0.0
+    guidance: float = 0.0
+    first_step: int = 0
+    starts: bool = False
+    masked: bool = False
+    told_hidden: bool = False
+    regions: tuple[RegionWork, ...] = ()
+    controls: tuple[ControlRef, ...] = ()
+    seconds: float = 0.0
+    pictured: bool = False
+    reference: tuple[int, int] | None = None
+    picture_cfg: float = 0.0
+    noise_level: int = 0
+
+    @property
+    def has_hole(self) -> bool:
+        """It reads a `Mask` of what is made anew."""
+        return self.masked or self.told_hidden
+
+    @property
+    def texts(self) -> int:
+        """How many texts the model is asked about in each step."""
+        return (1 if self.cfg == 1 else 2) + len(self.regions) + self.asks_without_picture
+
+    @property
+    def asks_without_picture(self) -> bool:
+        """The model is asked about the negative prompt without a picture too, to be guided away from that."""
+        return self.cfg != 1 and self.picture_cfg not in (0, 1)
+
+    @property
+    def steps_run(self) -> int:
+        """Steps that are really made."""
+        return self.steps - self.first_step
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeWork:
-    """Turn a latent into pixels. Result: `Picture`. Reads `Latent`, which has the size of the picture."""
+class EncodePictureWork:
+    """Turn pixels into a latent. Result: `Latent`. Reads `Picture`, which is scaled to this size and cropped where it
+    has another, and with `hides` a `Mask` of what the latent is not to show. With `frames` it is the first of so many,
+    and grey follows."""
 
     model: ModelRef
     width: int
     height: int
+    hides: bool = False
+    frames: int = 0
 
 
-Work: TypeAlias = EncodeWork | SampleWork | DecodeWork
+@dataclass(frozen=True, slots=True)
+class DecodeWork:
+    """Turn a latent into pixels or samples. Result: `Picture`, with `frames` a `Film`, with `seconds` a `Sound` of so
+    many. Reads `Latent`, which has the size of what is made (a sound's may be longer), and with `pastes` the `Picture`
+    and the `Mask` that say what the result shows outside of the mask."""
+
+    model: ModelRef
+    width: int
+    height: int
+    pastes: bool = False
+    frames: int = 0
+    frame_rate: float = 0.0
+    seconds: float = 0.0
+
+
+Work: TypeAlias = EncodeWork | EncodePictureWork | SampleWork | DecodeWork
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text as the diffusion model reads it. `pooled_V` is all of it in one vector, for models that are told that."""
+    """A text as the diffusion model reads it. `pooled_V` is all of it in one vector, for models that are told that.
+
+    others  what a model is told of the text beside these, by the names of `pool.diffusion_models.architecture`
+    """
 
     context_LD: FloatArray
     pooled_V: FloatArray | None = None
+    others: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """All that it consists of."""
+        pooled = () if self.pooled_V is None else (self.pooled_V,)
+        return (self.context_LD, *pooled, *(self.others[name] for name in sorted(self.others)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +239,46 @@ class Picture:
     pixels_HWC: PixelArray
 
 
-Result: TypeAlias = Encoded | Latent | Picture
+@dataclass(frozen=True, slots=True)
+class Film:
+    """Frames of RGB pixels, 0 to 255, and how many there are to a second."""
+
+    frames_THWC: PixelArray
+    frame_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """Samples of each channel, -1 to 1, and how many there are to a second."""
+
+    samples_SC: FloatArray
+    samples_per_second: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Where a picture is made anew: 255 for all of it, 0 where it is kept."""
+
+    values_HW: PixelArray
+
+
+Result: TypeAlias = Encoded | Latent | Picture | Film | Sound | Mask
+#: what people ask for
+Made: TypeAlias = Picture | Film | Sound
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coming:
+    """Tasks that are expected after the run that is under way, and whose weights may be brought beside it, one task's
+    after the other's. Known by identity.
+
+    needed_next  components that are expected to be needed after the run, soonest first
+    kept         those that do not leave for it
+    """
+
+    tasks: tuple[tuple[TaskSpec, Work], ...]
+    needed_next: tuple[ComponentKey, ...] = ()
+    kept: tuple[ComponentKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +288,13 @@ class RunHooks:
     on_step      called after each step with (steps done, steps in all)
     should_stop  asked at each step and tile, and every few milliseconds at layers; True ends the run with `Stopped`.
                  Called in the run's thread, so it must be quick
+    coming       asked as often: whose weights may be brought while this run goes on; the same value as long as nothing
+                 else is
     """
 
     on_step: Callable[[int, int], None]
     should_stop: Callable[[], bool]
+    coming: Callable[[], Coming | None] = lambda: None
 
 
 class Stopped(Exception):
@@ -145,7 +322,7 @@ def role_of(work: Work) -> Role:
             return Role.TEXT_ENCODER
         case SampleWork():
             return Role.DIFFUSION_MODEL
-        case DecodeWork():
+        case EncodePictureWork() | DecodeWork():
             return Role.VAE
 
 
@@ -154,8 +331,20 @@ _TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
 
 def roles_of(work: Work, count: int) -> tuple[Role, ...]:
     """The components that `work` runs, so many of them: text encoders in the order in which their texts follow each
-    other."""
-    return _TEXT_ENCODERS[:count] if isinstance(work, EncodeWork) else (role_of(work),)
+    other, ControlNets after the diffusion model."""
+    if isinstance(work, EncodeWork):
+        return _TEXT_ENCODERS[:count]
+    return (role_of(work), *[Role.CONTROLNET] * (count - 1))
+
+
+def control_key(control: ControlRef) -> ComponentKey:
+    """A ControlNet's name as a component, however it is used."""
+    return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}")
+
+
+def component_key(name: str, role: Role, sha256: str) -> ComponentKey:
+    """What a component with the content `sha256` is called, by the model `name` that had it first."""
+    return ComponentKey(f"{name}/{role.value}@{sha256[:10]}")
 
 
 def lora_key(lora: LoraRef) -> ComponentKey:
@@ -166,7 +355,7 @@ def lora_key(lora: LoraRef) -> ComponentKey:
 def stage_of(work: Work) -> Stage:
     """The stage that `work` belongs to."""
     match work:
-        case EncodeWork():
+        case EncodeWork() | EncodePictureWork():
             return Stage.ENCODE
         case SampleWork():
             return Stage.SAMPLE
@@ -184,10 +373,20 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
             return "encode"
         case SampleWork():
             lengths = ",".join(str(length) for length in context_tokens)
-            size = f"{work.width}x{work.height}"
-            return f"sample {size} {work.steps} {work.cfg!r} {work.sampler} {work.schedule} {lengths}"
+            how = f"{work.steps} {work.cfg!r} {work.guidance!r} {work.sampler} {work.schedule}"
+            reads = f"{work.first_step} {work.starts:d}{work.masked:d}{work.told_hidden:d}{work.pictured:d}"
+            reads += f" {work.reference} {work.picture_cfg!r} {work.noise_level}"
+            reads += "".join(f" {region}" for region in work.regions)
+            reads += "".join(f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r}" for c in work.controls)
+            return f"sample {_size_key(work)} {how} {lengths} {reads}"
+        case EncodePictureWork():
+            return ""  # one picture fills a device
         case DecodeWork():
-            return f"decode {work.width}x{work.height}"
+            return f"decode {_size_key(work)} {work.pastes:d}"
+
+
+def _size_key(work: SampleWork | DecodeWork) -> str:
+    return f"{work.width}x{work.height} {work.frames} {work.frame_rate!r} {work.seconds!r}"
 
 
 def task_id(work: Work, needs: tuple[TaskId, ...]) -> TaskId:
@@ -200,12 +399,18 @@ def task_id(work: Work, needs: tuple[TaskId, ...]) -> TaskId:
 def _without_places(value: Any) -> Any:
     """A field of some work with the paths and names of files left out: a renamed copy of a file is the same file.
 
-    Written out for the two kinds of file: this is done for every task that is asked for, and `dataclasses.asdict` of
+    Written out for the three kinds of file: this is done for every task that is asked for, and `dataclasses.asdict` of
     all of it takes three times as long."""
     if isinstance(value, ModelRef):
         return {"sha256": value.sha256}
     if isinstance(value, LoraRef):
         return {"sha256": value.sha256, "strength": value.strength}
+    if isinstance(value, EmbeddingRef):
+        return {"name": value.name, "sha256": value.sha256}
+    if isinstance(value, ControlRef):
+        return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end}
+    if isinstance(value, RegionWork):
+        return [value.strength, value.box]
     if isinstance(value, tuple):
         return [_without_places(v) for v in value]
     return value

@@ -200,6 +200,23 @@ class Prefetch:
 
 
 @value
+class UploadAhead:
+    """Bring the weights of these tasks, one after the other, to that GPU while the run there goes on, as far as there
+    is room beside it (`pool.ahead`), in place of what was asked for before. It ends with the run. Never waited for; no
+    event answers.
+
+    needed_next  components that are expected to be needed there after the run, soonest first
+    kept         those that do not leave for it: they are needed sooner
+    """
+
+    worker_id: WorkerId
+    incarnation: int
+    task_ids: tuple[TaskId, ...]
+    needed_next: tuple[ComponentKey, ...] = ()
+    kept: tuple[ComponentKey, ...] = ()
+
+
+@value
 class ReleaseResult:
     """Nothing that is known will read this result again."""
 
@@ -224,4 +241,6 @@ class LookAgain:
     after_seconds: float
 
 
-Command: TypeAlias = StartWorker | EndWorker | RunTask | StopTask | Prefetch | ReleaseResult | ResolveJob | LookAgain
+Command: TypeAlias = (
+    StartWorker | EndWorker | RunTask | StopTask | Prefetch | UploadAhead | ReleaseResult | ResolveJob | LookAgain
+)

@@ -81,6 +81,14 @@ class Node:
                 missing += wanted_bytes - held_bytes
         return missing
 
+    def has(self, reads: Reads, at: float) -> bool:
+        """All of `reads` is in memory, and not only on its way there; or comes from disks as fast as over any link."""
+        if self.storage_bytes_per_second == inf:
+            return True
+        if self.missing_bytes(reads):
+            return False
+        return self.idle_from(at) <= at or self.coming.isdisjoint(key for key, _ in reads)
+
     def idle_from(self, at: float) -> float:
         """When the disk should have done with all that it was asked for, at the earliest `at`."""
         return max(at, self.free_at, self._ahead_free_at)

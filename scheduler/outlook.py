@@ -7,10 +7,13 @@ changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 
 from pool.spec import ComponentKey, TaskId
+from scheduler.costs import Costs
+from scheduler.demand import Demand
 from scheduler.jobs import Task
+from scheduler.whereabouts import Whereabouts
 from scheduler.workers import Worker
 
 #: components that are told, at most
@@ -22,6 +25,25 @@ MOST_RUNNING = 32
 MOST_WAITING = 32
 #: tasks that follow from one, at most, that are looked at
 MOST_FOLLOWERS = 16
+
+
+def hint(
+    task: Task, worker: Worker, costs: Costs, demand: Demand, whereabouts: Whereabouts
+) -> tuple[ComponentKey, ...]:
+    """What the worker is to consider when it makes room for `task`; nothing where it need not."""
+    return expected(task, worker, demand, whereabouts) if costs.makes_room(task.signature, worker) else ()
+
+
+def expected(task: Task, worker: Worker, demand: Demand, whereabouts: Whereabouts) -> tuple[ComponentKey, ...]:
+    """What the worker should need after `task`."""
+    return needed_next(
+        task,
+        worker,
+        [line.head for line in islice(demand.backlog.lines(worker.capacity_bytes or 0), MOST_WAITING)],
+        [demand.tasks[w.task_id] for _, _, w in whereabouts.busy[:MOST_RUNNING] if w.task_id is not None],
+        demand.tasks,
+        demand.results.readers,
+    )
 
 
 def needed_next(

@@ -49,6 +49,7 @@ class Choice:
     seconds        until its result should be there
     why            what the choice was made of
     spent_seconds  what it takes of `Question.switch_seconds`
+    beside         a task that would have gone first but for its load: its weights are to be brought beside this run
     """
 
     task: Task
@@ -56,6 +57,7 @@ class Choice:
     seconds: float
     why: Why
     spent_seconds: float = 0.0
+    beside: Task | None = None
 
 
 Placement: TypeAlias = Callable[[Question], Choice | None]
@@ -108,6 +110,7 @@ def choice_of(
         slowdown,
         int(task.passed),
         note,
+        worker.ahead.get(signature, 0),
     )
     return Choice(task, worker, extra_seconds + run_seconds, why, spent_seconds)
 

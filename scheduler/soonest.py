@@ -6,7 +6,8 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
    nobody.
 2. A line whose first task waited long for what its load costs goes next, as far as the account of such loads
    (`scheduler.switching`) allows: loads are paid by time, so who waits longer than 1 / share of a load gets it. Jobs
-   that were asked for together do not hurry each other: all of them are wanted.
+   that were asked for together do not hurry each other: all of them are wanted. Where that worker has something to run
+   that needs no load, this goes first, and the load is done beside it for nothing (`scheduler.upload_ahead`).
 3. Then tasks whose weights are all there: what finishes a job first, then in order. What finishes a job counts as such
    where its weights take little time beside its run: jobs that are begun are done soon, and do not pile up.
 4. Then what costs least (upload, patches, streaming), with what of that is wasted counted twice and what it waited
@@ -27,6 +28,7 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from scheduler.backlog import Line
+from scheduler.beside import comes_beside
 from scheduler.costs import least_extra_seconds
 from scheduler.idle_choice import MOST_IDLE, best_idle, least_evicting, near
 from scheduler.jobs import Order, Task
@@ -189,10 +191,19 @@ def _ripe(question: Question, oldest: Task, cheaper: Choice) -> Choice | None:
         if best is None or best[1] == 0.0 or best[1] * question.patience > task.waited_seconds(question.at):
             continue
         if first_for_idle(look, line, *best) == 0:
+            is_worked_on = best[0] is cheaper.worker and cheaper.why.chosen.extra_seconds == 0.0
+            if is_worked_on and _comes_beside(question, best[0], cheaper.task, task):
+                cheaper.beside = task
+                return cheaper
             note = f"it waited {task.waited_seconds(question.at):.0f} s"
             spent_seconds = max(0.0, best[1] - cheaper.why.chosen.extra_seconds)
             return choice_of(question, task, best[0], Rule.WAITED, note, look.seen, spent_seconds)
     return None
+
+
+def _comes_beside(question: Question, worker: Worker, running: Task, coming: Task) -> bool:
+    costs, backlog, workers = question.costs, question.backlog, question.workers
+    return comes_beside(costs, backlog, workers, worker, running.signature, coming.signature)
 
 
 def _cheapest(look: Look, oldest: Task, latest_tag: float) -> Choice | None:

@@ -13,6 +13,7 @@ What the shell does. Commands are carried out in the order of the list.
                    already: then do nothing
     Prefetch       have the machine of the worker read these components' files ahead; nothing answers, and none of it
                    need be done
+    UploadAhead    have the worker bring the task's weights beside the run that it is at; the same holds for it
     ReleaseResult  forget the result, made or given; ids that the shell does not hold are ignored
     ResolveJob     tell the driver. `result` is handed over now: its ReleaseResult may be the next command
     LookAgain      answer with one Tick after that time
@@ -38,12 +39,11 @@ several jobs are one task and run once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from math import inf
 
 from pool.outlook import NO_OUTLOOK, Outlook
 from pool.residency import Residency
-from pool.spec import ComponentKey, JobId, RunError, RunErrorKind, Rung, TaskId, TaskReport, TaskSpec
+from pool.spec import JobId, RunError, RunErrorKind, Rung, TaskId, TaskReport, TaskSpec
 from scheduler.batching import Batching
 from scheduler.config import SchedulerConfig
 from scheduler.costs import Costs
@@ -68,7 +68,7 @@ from scheduler.messages import (
     WorkersWanted,
     WorkerUp,
 )
-from scheduler.outlook import MOST_RUNNING, MOST_WAITING, needed_next
+from scheduler.outlook import hint
 from scheduler.placement import Choice, Question, choice_of
 from scheduler.placements import PLACEMENTS
 from scheduler.prefetch import ReadingAhead
@@ -79,6 +79,7 @@ from scheduler.switching import SwitchAccount
 from scheduler.ticks import Ticks
 from scheduler.timeouts import Timeouts
 from scheduler.unfit import why_unfit
+from scheduler.upload_ahead import UploadingAhead
 from scheduler.why import Rule, Start
 from scheduler.workers import Fleet, Worker, WorkerStatus
 
@@ -101,6 +102,7 @@ class SchedulerState:
         self.recovery = Recovery(self.config, self.log, self.fleet, self.demand)
         self.timeouts = Timeouts(self.config, self.log, self.fleet, self.demand, self._out)
         self.reading_ahead = ReadingAhead(self.costs, self.demand, self.fleet.whereabouts, self._out)
+        self.uploading_ahead = UploadingAhead(self.config, self.costs, self.demand, self.fleet, self.log, self._out)
         #: most memory of a wanted worker, and its name; None while one of them never was up
         self.largest: tuple[int, str] | None = None
         self.batching = Batching(self.config.batch_limit)
@@ -144,6 +146,7 @@ class SchedulerState:
         self._start_what_can()
         if isinstance(event, Submitted):
             self.reading_ahead.job_came()
+        self.uploading_ahead.look(isinstance(event, Submitted))
         if (next_look := self.demand.turns.next_look) < inf:
             self.ticks.ask_after(next_look - self.at, self.at)
         if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
@@ -238,7 +241,7 @@ class SchedulerState:
         fresh = bool(task.memory_failures)
         if fresh:
             worker.believe(Residency(worker.residency.capacity_bytes))
-        needed = self._needed_next(task, worker)
+        needed = hint(task, worker, self.costs, self.demand, self.fleet.whereabouts)
         self.costs.run_started(task.signature, worker)
         assumed = self.costs.residency_after(task.signature, worker, Outlook(needed) if needed else NO_OUTLOOK)
         expected_end = self.at + choice.seconds if task.signature.kind.ratio is not None else None
@@ -260,6 +263,7 @@ class SchedulerState:
             )
         )
         self.reading_ahead.run_started(worker)
+        self.uploading_ahead.run_started(worker, task.signature, choice)
 
     def _put_on(self, task: Task, choice: Choice) -> None:
         """A task that waits nowhere any more is the worker's."""
@@ -281,20 +285,6 @@ class SchedulerState:
         self.log.note(mate, f"runs with {choice.task.name}")
         self._put_on(mate, choice)
         return True
-
-    def _needed_next(self, task: Task, worker: Worker) -> tuple[ComponentKey, ...]:
-        """What the worker is to consider when it makes room; nothing where it need not."""
-        if not self.costs.makes_room(task.signature, worker):
-            return ()
-        demand, busy = self.demand, self.fleet.whereabouts.busy
-        return needed_next(
-            task,
-            worker,
-            [line.head for line in islice(demand.backlog.lines(worker.capacity_bytes or 0), MOST_WAITING)],
-            [demand.tasks[w.task_id] for _, _, w in busy[:MOST_RUNNING] if w.task_id is not None],
-            demand.tasks,
-            demand.results.readers,
-        )
 
     def _run_ended(self, event: RunEnded) -> None:
         report = event.report

@@ -124,6 +124,8 @@ class Turns:
         is_first = len(task.demand) == 1
         if is_first:
             self._put_on_account(task, job.spec.user)
+            if task.hurried_by < math.inf:
+                self._hurry_by(task, math.inf)  # for one that nobody wanted any more, and that had not stopped yet
         if is_first or (-job.priority, job.tag) < (-task.priority, task.tag):
             self._stand(task, job.priority, job.tag)
         if job.urgent:

@@ -54,6 +54,7 @@ class Why:
     idle, busy  workers that could be chosen, and those that ran something
     passed      times that later tasks had gone first
     note        what else there is to say, as a clause
+    ahead_bytes  what was brought for such a task beside the run before, as far as was expected
     """
 
     rule: Rule
@@ -67,6 +68,7 @@ class Why:
     slowdown: float = 1.0
     passed: int = 0
     note: str = ""
+    ahead_bytes: int = 0
 
     @property
     def words(self) -> str:
@@ -78,11 +80,12 @@ class Why:
         """The sentence without the worker's name."""
         among = f"of {self.idle} idle and {self.busy} busy: " + (f"{self.note}; " if self.note else "")
         run = f"run {self.chosen.run_seconds:.2f} s"
+        ahead = f", {format_bytes(self.ahead_bytes)} brought beside the run before" if self.ahead_bytes else ""
         if self.chosen.extra_seconds == 0.0:
-            return f"{among}all weights are there, {run}"
+            return f"{among}all weights are there{ahead}, {run}"
         parts = f", in parts ({self.slowdown:.2f} times as long)" if self.slowdown != 1.0 else ""
         moved = ", ".join(self._moved()) or "set up"
-        text = f"{among}{moved} in {self.chosen.extra_seconds:.2f} s, {run}{parts}"
+        text = f"{among}{moved} in {self.chosen.extra_seconds:.2f} s{ahead}, {run}{parts}"
         spared = self._spared_wait()
         if spared is None:
             return text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pool.residency import Residency, Resident
 from pool.spec import ComponentKey, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
@@ -15,6 +15,9 @@ from scheduler.config import SchedulerConfig
 from scheduler.messages import Command, EndWorker, StartWorker
 from scheduler.story import Status, Story
 from scheduler.whereabouts import Whereabouts
+
+if TYPE_CHECKING:
+    from scheduler.signatures import Signature
 
 
 class WorkerStatus(Status):
@@ -77,7 +80,7 @@ class WorkerTotals:
         """Count one run."""
         self.runs += 1
         self.runs_resident += cost.resident
-        self.uploaded_bytes += cost.uploaded_bytes
+        self.uploaded_bytes += cost.uploaded_bytes + cost.ahead_bytes
         self.streamed_bytes += cost.streamed_bytes
         self.patch_switches += cost.patch_switches
 
@@ -114,6 +117,10 @@ class Worker:
     members: int = 0
     #: when its run should end; None when nothing is known of such runs yet
     expected_end: float | None = None
+    #: when the weights of its run should be there; None where nothing can be brought beside it
+    loaded_at: float | None = None
+    #: what was brought beside its runs and not used since: for which tasks, how many bytes
+    ahead: dict[Signature, int] = field(default_factory=dict)
     idle_since: float = 0.0
     #: starts that failed and losses since its last completed run
     failures: int = 0
@@ -307,6 +314,11 @@ class Fleet:
         worker.believe(assumed)
         self._note(worker)
 
+    def assume(self, worker: Worker, residency: Residency) -> None:
+        """More than its run brings is assumed to arrive."""
+        worker.believe(residency)
+        self._note(worker)
+
     def run_ended(self, worker: Worker, report: TaskReport, at: float) -> None:
         """A task of the run of `worker` ended. With the last of them the run has, and its report corrects what was
         assumed."""
@@ -369,8 +381,8 @@ class Fleet:
         self._out.append(StartWorker(worker.worker_id, incarnation, delay_seconds))
 
     def _down(self, worker: Worker) -> None:
-        worker.task_id = worker.expected_end = None
-        worker.mates = ()
+        worker.task_id = worker.expected_end = worker.loaded_at = None
+        worker.mates, worker.ahead = (), {}
         worker.believe(None)
         self._note(worker)
 

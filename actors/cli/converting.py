@@ -97,7 +97,7 @@ def save(
         raise UserError("--ema: folders of diffusers have no place for averages of training, expected --to checkpoint")
     console, folders = people_console(), settings_for(where).models
     catalog = Catalog(
-        folders.folders, folders.loras, "cpu", folders.registry, uses_added=True, allow_pickle=folders.allow_pickle
+        folders.folders, folders.loras, "cpu", folders.registry, True, folders.allow_pickle, folders.assemblies
     )
     opened = OpenModel(catalog.find_model(model), "cpu")
     found = tuple(catalog.find_lora(lora.name, lora.strength) for lora in loras)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from actors.cli import options
+from actors.cli import film_options, options, picture_options
 from actors.cli.options import PoolOptions
 from actors.cli.session import session_of
 from pool.errors import unusable_field
@@ -32,6 +32,17 @@ def generate(
     size: options.Size = None,
     seed: options.Seed = None,
     n: options.Number = 1,
+    image: picture_options.Image = None,
+    mask: picture_options.Mask = None,
+    strength: picture_options.Strength = None,
+    no_paste: picture_options.NoPaste = False,
+    hires: picture_options.Hires = None,
+    control: picture_options.Controls = None,
+    region: picture_options.Regions = None,
+    frames: film_options.Frames = None,
+    fps: film_options.Rate = None,
+    seconds: film_options.Seconds = None,
+    format_name: film_options.Format = None,
     priority: options.Priority = None,
     user: options.User = None,
     deadline: options.Deadline = None,
@@ -47,7 +58,7 @@ def generate(
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
-    """Make pictures: -n of each PROMPT, as PNG files that carry their recipe."""
+    """Make pictures, or what the model makes: -n of each PROMPT, as PNG, MP4 or WAV files that carry their recipe."""
     from actors.cli.opening import output_for
     from actors.cli.running import Run, Wanted, make_all, started
     from actors.requests import GenerateRequest
@@ -59,6 +70,8 @@ def generate(
     first_seed = secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
     fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size)
     fields |= options.terms(priority, user, deadline)
+    fields |= picture_options.picture_fields(image, mask, strength, no_paste, hires, control, region)
+    fields |= film_options.film_fields(frames, fps, seconds, format_name)
     GenerateRequest(model=model or "any", prompt="", seed=first_seed, **fields)  # complain before a pool is started
     session = session_of(context)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)

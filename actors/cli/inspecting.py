@@ -12,6 +12,7 @@ import typer
 
 from actors.cli import options
 from actors.cli.options import PoolOptions
+from actors.film_fields import FILM_FORMATS, SOUND_FORMATS
 from pool.errors import CorruptFile, UnknownArchitecture, UserError, format_bytes
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def inspect_file(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="A .safetensors or .png file, a folder of weights, or a .json list of keys and shapes.",
+            help="A .safetensors, .png, .mp4 or .wav file, a folder of weights, or a .json list of keys and shapes.",
             show_default=False,
         ),
     ],
@@ -75,13 +76,15 @@ def inspect_file(
 def look_at(file: Path, options: PoolOptions) -> Findings:
     """What `file` is. Raises UserError when it is nothing of ours."""
     if file.is_dir():
-        return _folder(file)
+        return _folder(file, options)
     if not file.is_file():
         raise UserError(f"{file}: no such file")
     with file.open("rb") as opened:
         start = opened.read(8)
     if start.startswith(b"\x89PNG"):
         return _picture(file)
+    if file.suffix.lower().removeprefix(".") in (*FILM_FORMATS, *SOUND_FORMATS):
+        return _film(file)
     return _key_list(file) if _is_key_list(file) else _weights(file, options)
 
 
@@ -91,7 +94,7 @@ def _checked(file: Path, found: Findings, options: PoolOptions) -> Findings:
     from actors.cli.tables import facts_table
     from pool.checkpoints.mapped_file import MappedFile, check_finite
 
-    if found.plain["kind"] == "picture" or _is_key_list(file):
+    if found.plain["kind"] in ("picture", "film", "sound") or _is_key_list(file):
         raise UserError(f"--check: {file} holds no weights, expected a file or folder of weights")
     for each in files_of_weights(file):
         check_finite(MappedFile.open(each, allow_pickle=_models(options).allow_pickle))
@@ -100,9 +103,10 @@ def _checked(file: Path, found: Findings, options: PoolOptions) -> Findings:
 
 
 def _is_key_list(file: Path) -> bool:
+    from pool.checkpoints.files.assembly import is_description
     from pool.checkpoints.files.shard_index import is_index
 
-    return file.is_file() and file.suffix == ".json" and not is_index(file)
+    return file.is_file() and file.suffix == ".json" and not is_index(file) and not is_description(file)
 
 
 def _models(options: PoolOptions) -> ModelsSection:
@@ -139,11 +143,28 @@ def _key_list(file: Path) -> Findings:
     return Findings(*file_facts(file, recognise_key_list(file)))
 
 
-def _folder(folder: Path) -> Findings:
+def _folder(folder: Path, options: PoolOptions) -> Findings:
     from actors.cli.inspecting_weights import folder_facts
+    from actors.cli.tables import facts_table
     from pool.checkpoints.recognition.reading import recognise_folder
 
-    return Findings(*folder_facts(folder, recognise_folder(folder)))
+    facts = recognise_folder(folder)
+    plain, shown = folder_facts(folder, facts)
+    if not facts.pipeline:
+        return Findings(plain, shown)
+    runs, said = _runs(folder, _models(options).allow_pickle)
+    return Findings({**plain, "runs": runs, "problem": "" if runs else said}, (*shown, facts_table([("runs", said)])))
+
+
+def _runs(folder: Path, allow_pickle: bool) -> tuple[bool, str]:
+    """Whether this version runs the model in a folder of diffusers, and as what or why not."""
+    from pool.checkpoints.describe import describe
+
+    try:
+        info = describe(folder, allow_pickle=allow_pickle)
+    except UserError as problem:
+        return False, str(problem).removeprefix(f"{folder}: ")
+    return True, f"as {info.title}, {info.width}x{info.height} pixels"
 
 
 def _picture(file: Path) -> Findings:
@@ -166,6 +187,24 @@ def _picture(file: Path) -> Findings:
     return Findings(plain, (facts_table([("picture", str(file)), *recipe_facts(recipe)]),))
 
 
+def _film(file: Path) -> Findings:
+    from actors.cli.tables import facts_table
+    from actors.outputs.finished import read_film_recipe
+
+    recipe = read_film_recipe(file)
+    kind = "film" if recipe.frames else "sound"
+    plain = {"kind": kind, "path": str(file), "digest": recipe.digest, "recipe": recipe.as_json()}
+    return Findings(plain, (facts_table([(kind, str(file)), *recipe_facts(recipe)]),))
+
+
+def _extent_facts(recipe: Recipe) -> list[tuple[str, str]]:
+    """How large and how long it is."""
+    if recipe.seconds:
+        return [("length", f"{recipe.seconds:g} seconds")]
+    size = [("size", f"{recipe.width}x{recipe.height}")]
+    return [*size, ("frames", f"{recipe.frames}, {recipe.frame_rate:g} a second")] if recipe.frames else size
+
+
 def recipe_facts(recipe: Recipe) -> list[tuple[str, str]]:
     """A recipe, line by line."""
     loras = [(f"LoRA {lora.name}", f"strength {lora.strength:g}  (sha256 {lora.sha256})") for lora in recipe.loras]
@@ -176,7 +215,7 @@ def recipe_facts(recipe: Recipe) -> list[tuple[str, str]]:
         *loras,
         ("sampler", f"{recipe.sampler}, {recipe.schedule} schedule, {recipe.steps} steps"),
         ("guidance", f"{recipe.cfg:g}"),
-        ("size", f"{recipe.width}x{recipe.height}"),
+        *_extent_facts(recipe),
         ("seed", str(recipe.seed)),
         ("recipe", recipe.digest),
         ("made with", ", ".join(f"{name} {version}" for name, version in sorted(recipe.versions.items()))),
@@ -265,7 +304,9 @@ def lora_matches(info: LoraInfo, sha256: str, options: PoolOptions) -> list[dict
     from pool.work import LoraRef
 
     models = _models(options)
-    catalog = Catalog(models.folders, models.loras, "cpu", models.registry, True, models.allow_pickle)
+    catalog = Catalog(
+        models.folders, models.loras, "cpu", models.registry, True, models.allow_pickle, models.assemblies
+    )
     lora = LoraRef(Path(info.path).stem, info.path, sha256, 1.0)
     found: list[dict[str, Any]] = []
     for listing in catalog.models():

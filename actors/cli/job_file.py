@@ -22,7 +22,22 @@ from actors.requests import GenerateRequest
 from actors.terms import TERMS
 from pool.errors import UserError, unknown_name, unusable_field
 
-#: between the LoRAs of a CSV cell: "light:0.8; outline:1"
+#: fields that requests had not always: where they are not used, seeds are what they were
+LATER_FIELDS = (
+    "image",
+    "mask",
+    "strength",
+    "paste",
+    "hires",
+    "controls",
+    "regions",
+    "frames",
+    "clip_skip",
+    "frame_rate",
+    "seconds",
+    "format",
+)
+#: between the LoRAs, the ControlNets or the regions of a CSV cell: "light:0.8; outline:1"
 LORA_SEPARATOR = ";"
 
 
@@ -161,15 +176,17 @@ def _header(path: Path, cells: list[str]) -> list[str]:
 def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
     """The fields of one row; an empty cell is a field that is not given."""
     fields: dict[str, Any] = {name: cell for name, cell in zip(names, cells, strict=False) if cell.strip()}
-    if "loras" in fields:
-        fields["loras"] = [part.strip() for part in fields["loras"].split(LORA_SEPARATOR) if part.strip()]
+    for several in ("loras", "controls", "regions"):
+        if several in fields:
+            fields[several] = [part.strip() for part in fields[several].split(LORA_SEPARATOR) if part.strip()]
     return fields
 
 
 def _seeded(request: GenerateRequest, seed: int, seen: Counter[str]) -> GenerateRequest:
     if request.seed is not None:
         return request
-    said = json.dumps(request.model_dump(exclude={"seed", *TERMS}))
+    unsaid = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
+    said = json.dumps(request.model_dump(exclude={"seed", *TERMS, *unsaid}))
     digest = hashlib.sha256(f"{seed} {seen[said]} {said}".encode()).digest()
     seen[said] += 1
     return request.model_copy(update={"seed": int.from_bytes(digest[:4])})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,14 +17,32 @@ from actors.cli.session import session_of
 from pool.errors import CorruptFile
 
 if TYPE_CHECKING:
+    from actors.config import ModelsSection
     from pool.registry.registry import Entry, Registry
 
 _ADD = "Add FILES and FOLDERS of weights, as ComfyUI, A1111 and Forge lay them out, and hash what is new in them."
+_ASSEMBLE = (
+    "Make one model, NAME, of separate files: writes NAME.model.json into the folder of models that they lie in."
+)
 _REMOVE = "Forget what was added, or an alias. No file of weights is touched."
 _SCAN = "Hash what has no hash yet, so that all can be named by hash; ends with 1 where a file cannot be used."
 _ALIAS = "Call what TARGET means NAME too: the file at a path or of a name, or the content with a hash."
 
 Hashing = Annotated[bool, typer.Option("--hash/--no-hash", help="Hash new files now (default), or when they are used.")]
+
+
+def _file(flag: str, text: str) -> Any:
+    return typer.Option(flag, help=text, metavar="FILE", show_default=False)
+
+
+DiffusionModel = Annotated[str | None, _file("--diffusion-model", "The diffusion model.")]
+Vae = Annotated[str | None, _file("--vae", "The VAE, or a checkpoint that has it.")]
+TextEncoders = Annotated[list[str] | None, _file("--text-encoder", "May be given again; in any order.")]
+WholeCheckpoint = Annotated[str | None, _file("--checkpoint", "A whole checkpoint, for all that is not given.")]
+_FOLDER = "Where to write it; all files lie there (default: the folder of models around them)."
+Folder = Annotated[Path | None, typer.Option("--folder", help=_FOLDER, metavar="DIR", show_default=False)]
+_FORCE = "Write over a description that is there."
+Force = Annotated[bool, typer.Option("--force", help=_FORCE, metavar=" ", show_default=False)]
 
 
 def models_app() -> typer.Typer:
@@ -39,6 +57,7 @@ def models_app() -> typer.Typer:
     app.command("add", help=_ADD, no_args_is_help=True)(add)
     app.command("scan", help=_SCAN)(scan)
     app.command("alias", help=_ALIAS, no_args_is_help=True)(alias)
+    app.command("assemble", help=_ASSEMBLE, no_args_is_help=True)(assemble)
     app.command("remove", help=_REMOVE, no_args_is_help=True)(remove)
     return app
 
@@ -143,6 +162,36 @@ def alias(
     say(people_console(), f"{made.name} is {made.target}{stood}")
 
 
+def assemble(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the model.", show_default=False)],
+    diffusion_model: DiffusionModel = None,
+    vae: Vae = None,
+    text_encoder: TextEncoders = None,
+    checkpoint: WholeCheckpoint = None,
+    folder: Folder = None,
+    force: Force = False,
+    allow_pickle: options.AllowPickle = False,
+    as_json: options.AsJson = False,
+    config: options.Config = None,
+) -> None:
+    """See _ASSEMBLE."""
+    from actors.cli.plain import plain_value
+    from actors.cli.screen import counted, people_console, print_json, say
+    from pool.registry.assembling import Chosen
+    from pool.registry.assembling import assemble as put_together
+
+    registry, allowed = _registry(config, allow_pickle), _models(config, allow_pickle).allow_pickle
+    chosen = Chosen(checkpoint or "", diffusion_model or "", vae or "", tuple(text_encoder or ()))
+    made = put_together(registry, name, chosen, folder, overwrite=force, allow_pickle=allowed)
+    if as_json:
+        print_json(sys.stdout, {"kind": "model", "name": name, "is_known": made.is_known, **plain_value(made.info)})
+        return
+    files = counted(len(set(filter(None, (checkpoint, diffusion_model, vae, *(text_encoder or ()))))), "file")
+    say(people_console(), f"{name} is {made.info.title}, of {files}: {made.path}")
+    if not made.is_known:
+        say(people_console(), f"no pool looks there yet: modelpool models add {made.path.parent}", "yellow")
+
+
 def remove(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="What was added, or an alias.", show_default=False)],
     as_json: options.AsJson = False,
@@ -165,13 +214,24 @@ def _target(gone: object) -> str:
     return str(gone) if isinstance(gone, Path) else str(getattr(gone, "target", ""))
 
 
+def _models(config: Path | None, allow_pickle: bool = False) -> ModelsSection:
+    from actors.cli.opening import settings_for
+
+    return settings_for(PoolOptions(config=config, allow_pickle=allow_pickle)).models
+
+
 def _registry(config: Path | None, allow_pickle: bool = False) -> Registry:
     """The registry of a pool that would be started here."""
-    from actors.cli.opening import settings_for
     from pool.registry.registry import open_registry
 
-    models = settings_for(PoolOptions(config=config, allow_pickle=allow_pickle)).models
-    return open_registry(models.folders, models.loras, models.registry, allow_pickle=models.allow_pickle)
+    models = _models(config, allow_pickle)
+    return open_registry(
+        models.folders,
+        models.loras,
+        models.registry,
+        allow_pickle=models.allow_pickle,
+        assemblies=models.assemblies,
+    )
 
 
 def _hash(registry: Registry, as_json: bool, roots: tuple[Path, ...] | None) -> int:

@@ -126,7 +126,7 @@ def memory_plan(
     ahead_bytes = ahead_bytes_of(kind, room_bytes)
     capacity_bytes = room_bytes - ahead_bytes
     models = config.models
-    catalog = Catalog(models.folders, models.loras, kind, models.registry, True, models.allow_pickle)
+    catalog = Catalog(models.folders, models.loras, kind, models.registry, True, models.allow_pickle, models.assemblies)
     request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
     recipe, cut = cut_request(request, JobId("planned"), catalog)
     task, least_bytes = needs_most(cut, rules)
@@ -334,7 +334,7 @@ def _modules(catalog: Catalog, cut: CutJob, key: ComponentKey) -> Sequence[Modul
 
 def _batch_bytes(catalog: Catalog, cut: CutJob, request: GenerateRequest, batch: int) -> dict[str, int]:
     """The activations of one run of all pictures, by stage; texts are encoded once in any case."""
-    tokens = catalog.text_tokens(request.prompt)
+    tokens = catalog.text_tokens(catalog.find_model(request.model), request.prompt)
     works = {task.stage: cut.works[task.task_id] for task in cut.job.tasks}
     return {
         stage.value: catalog.figures.batch_bytes(works[stage].model, works[stage], batch, tokens)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from actors.outcomes import ImageResult, JobFailure, Summary
+    from actors.outcomes import JobFailure, MadeResult, Summary
     from actors.progress import Progress
     from actors.recipe import Recipe
     from actors.requests import GenerateRequest
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Jobs(Protocol):
     """What `submit` gave back."""
 
-    def results(self) -> Iterator[ImageResult | JobFailure]: ...
+    def results(self) -> Iterator[MadeResult | JobFailure]: ...
     def progress(self) -> Progress: ...
     def cancel(self) -> None: ...
     def summary(self) -> Summary: ...

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from actors.cli.options import PoolOptions
     from actors.cli.ports import Jobs, Pool
     from actors.cli.session import Session
-    from actors.outcomes import ImageResult, JobFailure, Summary, TaskSummary
+    from actors.outcomes import JobFailure, MadeResult, Summary, TaskSummary
     from actors.outputs.folder import KeptPicture
     from actors.requests import GenerateRequest
 
@@ -138,8 +138,9 @@ def make_all(run: Run, pool: Pool) -> int:
     return EXIT_FAILED if failures or plan.refused or run.refused else 0
 
 
-def picture_json(one: Wanted, image: ImageResult) -> dict[str, Any]:
-    """What a program learns of a finished picture."""
+def picture_json(one: Wanted, image: MadeResult) -> dict[str, Any]:
+    """What a program learns of a finished picture, film or sound."""
+    from actors.outcomes import array_of_result
     from actors.outputs.folder import pixels_sha256, plain
 
     return {
@@ -148,7 +149,7 @@ def picture_json(one: Wanted, image: ImageResult) -> dict[str, Any]:
         "prompt": image.recipe.prompt,
         "seed": image.seed,
         "path": str(image.path) if image.path else None,
-        "sha256": pixels_sha256(image.pixels),
+        "sha256": pixels_sha256(array_of_result(image)),
         "worker": image.worker,
         "seconds": round(image.seconds, 4),
         "skipped": False,
@@ -193,14 +194,14 @@ def _follow(
 ) -> tuple[list[JobFailure], dict[int, str]]:
     """Show and print what ends until all has ended. The failures, those that were asked to stop left out, and where
     each of the others ran, by place."""
-    from actors.outcomes import ImageResult, where_and_why
+    from actors.outcomes import MadeResult, where_and_why
 
     failures: list[JobFailure] = []
     whys: dict[int, str] = {}
     with view, _watched(jobs, view, stop):
         for result in jobs.results():
             one = wanted[result.index]
-            if isinstance(result, ImageResult):
+            if isinstance(result, MadeResult):
                 view.picture(_picture_line(result))
                 if len(whys) < MOST_WHYS:
                     whys[one.place] = where_and_why(result.tasks)
@@ -301,7 +302,7 @@ def _tell_internal_error(console: Console, failures: Sequence[JobFailure]) -> No
         say(console, f"The first internal error in full (please report it):\n{ours[0].traceback_text}", "dim")
 
 
-def _picture_line(image: ImageResult) -> str:
+def _picture_line(image: MadeResult) -> str:
     name = image.path.name if image.path else image.recipe.prompt
     return f"{name}  {image.worker}  {duration(image.seconds)}"
 

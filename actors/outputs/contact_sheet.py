@@ -1,4 +1,5 @@
-"""Many pictures on one sheet, each with its prompt, seed and LoRAs under it.
+"""Many pictures on one sheet, each with its prompt, seed and LoRAs under it: of films the first frame, of sounds the
+wave.
 
 Knows drawing; not where pictures come from or where the sheet goes.
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from actors.outputs.first_picture import first_picture
 from actors.recipe import Recipe
 
 #: more than this many would make a sheet that nobody can open; the sheet says how many it leaves out
@@ -34,7 +36,7 @@ _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 @dataclass(frozen=True, slots=True)
 class LabelledPicture:
-    """A picture file and the recipe that its label tells."""
+    """The file of a picture, film or sound, and the recipe that its label tells."""
 
     path: Path
     recipe: Recipe
@@ -101,8 +103,7 @@ def _shortened(line: str, width_pixels: int, font: _Font) -> str:
 
 
 def _draw_picture(sheet: Image.Image, pen: ImageDraw.ImageDraw, path: Path, x: int, y: int) -> None:
-    with Image.open(path) as opened:
-        picture = opened.convert("RGB")
+    picture = first_picture(path)
     size = fitted_size(*picture.size, _CELL_PIXELS)
     # Lanczos keeps drawn edges smooth; very small pictures would only blur, so their pixels are shown as they are
     tiny = max(picture.size) * 6 <= _CELL_PIXELS
@@ -117,9 +118,16 @@ def _draw_label(pen: ImageDraw.ImageDraw, recipe: Recipe, x: int, y: int) -> Non
     for line in wrapped(recipe.prompt or "(empty prompt)", _CELL_PIXELS, _PROMPT_LINES, font):
         pen.text((x, y), line, _INK, font)
         y += _LINE_PIXELS
-    how = [f"seed {recipe.seed}", *(f"{lora.name} {lora.strength:g}" for lora in recipe.loras)]
+    how = [*_length(recipe), f"seed {recipe.seed}", *(f"{lora.name} {lora.strength:g}" for lora in recipe.loras)]
     line = wrapped(", ".join(how), _CELL_PIXELS, 1, font)[0]
     pen.text((x, y), line, _FAINT_INK, font)
+
+
+def _length(recipe: Recipe) -> list[str]:
+    """How long a film or a sound is."""
+    if recipe.frames:
+        return [f"{recipe.frames / recipe.frame_rate:.1f} s film"]
+    return [f"{recipe.seconds:g} s sound"] if recipe.seconds else []
 
 
 def _font() -> _Font:

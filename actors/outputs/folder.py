@@ -1,8 +1,8 @@
-"""A folder of finished pictures: one PNG a recipe, the manifest, the contact sheet.
+"""A folder of finished pictures, films and sounds: one file a recipe, the manifest, the contact sheet.
 
 Knows files and names; not jobs, workers or Ray. Rules
-1. A PNG under its own name is whole: it is written under a temporary name, synced and renamed.
-2. A picture counts as finished when its manifest line is there, and the line is written after the picture.
+1. A file under its own name is whole: it is written under a temporary name, synced and renamed.
+2. What was made counts as finished when its manifest line is there, and the line is written after the file.
 3. Same recipe, same file name; it is neither written nor listed twice.
 4. Every change happens under one lock (`LOCK_NAME`), so several runs may share the folder, and whoever holds the lock
    knows that any temporary file is left over from a run that was killed.
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,11 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from actors.outputs.contact_sheet import LabelledPicture, make_contact_sheet
+from actors.outputs.finished import Finished as Finished
+from actors.outputs.finished import array_of, encoded
 from actors.outputs.manifest import Manifest
-from actors.outputs.png_text import encode_png, recipe_from_json
+from actors.outputs.png_text import recipe_from_json
+from actors.outputs.whole_file import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
+from actors.outputs.whole_file import write_whole as write_whole
 from actors.recipe import Recipe
 from pool.errors import OutputFailed
-from pool.work import PixelArray
+from pool.work import FloatArray, PixelArray
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 MANIFEST_NAME = "manifest.jsonl"
 CONTACT_SHEET_NAME = "contact_sheet.png"
 LOCK_NAME = ".lock"
-TEMPORARY_SUFFIX = ".partial"
 _SLUG_CHARACTERS = 60
 
 
@@ -49,27 +50,8 @@ class _Worded(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedPicture:
-    """A picture as it came from the pool, with what is worth telling about its making.
-
-    index    place in its submission
-    worker   who sampled it
-    seconds  of its own tasks together
-    tasks    any dataclass a task; written to the manifest as they are, what has `words` in words
-    """
-
-    recipe: Recipe
-    pixels_HWC: PixelArray
-    index: int
-    job_id: str
-    worker: str
-    seconds: float
-    tasks: tuple[DataclassInstance, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class KeptPicture:
-    """A picture that the manifest lists and that is there."""
+    """A picture, film or sound that the manifest lists and that is there."""
 
     path: Path
     recipe: Recipe
@@ -98,12 +80,13 @@ class OutputFolder:
                 self._prove_writable()
                 self._read_new_entries()
 
-    def write(self, picture: FinishedPicture) -> Path:
-        """Keep `picture` and list it. Returns its path, also when this recipe was kept before."""
+    def write(self, picture: Finished) -> Path:
+        """Keep `picture`, which may be a film or a sound, and list it. Returns its path, also when this recipe was kept
+        before."""
         digest = picture.recipe.digest
         path = self.path / file_name(picture.recipe)
         with self._failures_named(path):
-            content = encode_png(picture.pixels_HWC, picture.recipe)
+            content = encoded(picture.made, picture.recipe)
             with self._locked():
                 self._read_new_entries()
                 listed = digest in self._entries
@@ -139,7 +122,7 @@ class OutputFolder:
                 write_whole(path, content)
         return path
 
-    def _append(self, digest: str, path: Path, picture: FinishedPicture) -> None:
+    def _append(self, digest: str, path: Path, picture: Finished) -> None:
         if self._run == 0:
             self._run = 1 + max((int(entry["run"]) for entry in self._entries.values()), default=0)
         self._manifest.repair()
@@ -152,7 +135,7 @@ class OutputFolder:
                 "job_id": picture.job_id,
                 "worker": picture.worker,
                 "seconds": round(picture.seconds, 4),
-                "pixels_sha256": pixels_sha256(picture.pixels_HWC),
+                "pixels_sha256": pixels_sha256(array_of(picture.made)),
                 "recipe": picture.recipe.as_json(),
                 "tasks": [plain(task) for task in picture.tasks],
             }
@@ -195,30 +178,18 @@ class OutputFolder:
 def file_name(recipe: Recipe) -> str:
     """'a-red-circle-7-1f2e3d4c.png': readable, and different for different recipes."""
     slug = re.sub(r"[^a-z0-9]+", "-", recipe.prompt.lower()).strip("-")[:_SLUG_CHARACTERS].strip("-")
-    return f"{slug or 'picture'}-{recipe.seed}-{recipe.digest[:8]}.png"
+    return f"{slug or kind_of_recipe(recipe)}-{recipe.seed}-{recipe.digest[:8]}.{recipe.ending}"
 
 
-def pixels_sha256(pixels_HWC: PixelArray) -> str:
-    """What names these pixels, whatever file they are in: SHA-256 of the bytes, row by row, red green blue."""
-    return hashlib.sha256(pixels_HWC.tobytes()).hexdigest()
+def kind_of_recipe(recipe: Recipe) -> str:
+    """What a recipe makes."""
+    return "film" if recipe.frames else "sound" if recipe.seconds else "picture"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Put `content` at `path` so that the name never stands for a part of it, and wait until it is on disk.
-
-    A failure leaves what was there before. Raises OSError.
-    """
-    temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+def pixels_sha256(pixels: PixelArray | FloatArray) -> str:
+    """What names these pixels, whatever file they are in: SHA-256 of the bytes, row by row, red green blue; of a film's
+    frames one after the other, of a sound's samples channel by channel."""
+    return hashlib.sha256(pixels.tobytes()).hexdigest()
 
 
 def plain(value: DataclassInstance) -> dict[str, Any]:
@@ -232,18 +203,6 @@ def _plain_item(item: Any) -> Any:
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         return item.words if isinstance(item, _Worded) else dataclasses.asdict(item)
     return item
-
-
-def _sync_folder(path: Path) -> None:
-    """Make a rename durable. File systems that cannot sync a folder do not need it."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(folder)
 
 
 def _reason(error: OSError) -> str:

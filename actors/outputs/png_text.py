@@ -20,7 +20,7 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from actors.recipe import Recipe, RecipeLora
+from actors.recipe import Recipe, RecipeControl, RecipeLora, RecipePictures, RecipeRegion
 from pool.errors import UserError, unknown_name
 from pool.sampling.names import display_name
 from pool.work import PixelArray
@@ -99,7 +99,24 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
     if unknown:
         raise unknown_name("field of a recipe", unknown[0], Recipe.__dataclass_fields__)
     loras = tuple(RecipeLora(**lora) for lora in fields["loras"])
-    return Recipe(**{**fields, "loras": loras, "warnings": tuple(fields.get("warnings", ()))})
+    pictures = fields.get("pictures")
+    return Recipe(
+        **{
+            **fields,
+            "loras": loras,
+            "warnings": tuple(fields.get("warnings", ())),
+            "pictures": None if pictures is None else _pictures_from_json(pictures),
+        }
+    )
+
+
+def _pictures_from_json(fields: Mapping[str, Any]) -> RecipePictures:
+    controls = tuple(RecipeControl(**control) for control in fields.get("controls", ()))
+    regions = tuple(
+        RecipeRegion(**{**region, "box": None if region["box"] is None else tuple(region["box"])})
+        for region in fields.get("regions", ())
+    )
+    return RecipePictures(**{**fields, "controls": controls, "regions": regions})
 
 
 def _pairs(recipe: Recipe) -> dict[str, str]:
@@ -114,10 +131,27 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
         "Model hash": recipe.model_sha256[:10],
         "Model": recipe.model,
     }
+    pairs |= _picture_pairs(recipe)
     if recipe.loras:
         pairs["Lora hashes"] = ", ".join(f"{lora.name}: {lora.sha256[:12]}" for lora in recipe.loras)
     if "modelpool" in recipe.versions:
         pairs["Version"] = f"modelpool {recipe.versions['modelpool']}"
+    return pairs
+
+
+def _picture_pairs(recipe: Recipe) -> dict[str, str]:
+    """What a picture was made from, under the names of the A1111 web UI. Its strength is the part of the steps that was
+    made."""
+    pairs: dict[str, str] = {}
+    made = recipe.pictures
+    if made is None:
+        return pairs
+    if made.image_sha256:
+        pairs["Denoising strength"] = f"{1 - made.first_step / recipe.steps:.4g}"
+    if made.hires:
+        pairs.setdefault("Denoising strength", f"{made.hires['strength']:g}")
+        pairs |= {"Hires upscale": f"{made.hires['scale']:g}", "Hires steps": str(made.hires["steps"] or recipe.steps)}
+        pairs["Hires upscaler"] = "Latent" if made.hires["via"] == "latent" else "Lanczos"
     return pairs
 
 

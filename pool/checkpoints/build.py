@@ -8,20 +8,20 @@ Does not move or cast weights (`pool.ops`), nor patch them (`pool.patches`).
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from pool.checkpoints.component_plans import ComponentPlan, plan_component, vae_plan
 from pool.checkpoints.detect import detect
 from pool.checkpoints.families import Family, LatentFacts
-from pool.checkpoints.infer import latent_facts
-from pool.checkpoints.key_map import KeyMap, discover
+from pool.checkpoints.files.assembly import Source
+from pool.checkpoints.infer import Config, latent_facts
+from pool.checkpoints.key_map import KeyMap
 from pool.checkpoints.mapped_file import MappedFile
-from pool.checkpoints.modules import config_of, empty_module, fill_tables
-from pool.checkpoints.private_names import converter, differing_keys
+from pool.checkpoints.modules import config_of
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.small_tensors import settled
 from pool.errors import UnknownArchitecture
@@ -30,6 +30,7 @@ from pool.quantization.formats import round_up
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.quantization.published import pack
 from pool.spec import Role
+from pool.vaes.build import VaePlan
 
 _LOG = logging.getLogger(__name__)
 
@@ -86,12 +87,20 @@ class Checkpoint:
         """What its latents mean."""
         return latent_facts(self.family, self.shapes)
 
+    def config(self, role: Role) -> Config:
+        """The arguments of the class of the component `role`, but for VAEs: as its shapes tell, or a folder's
+        configuration. Raises UnknownArchitecture when the shapes are not those of such a component."""
+        said = self.family.configs.get(role)
+        if said:
+            return dict(said)
+        return config_of(self.family.architectures[role], self.family.bare_shapes_of(role, self.shapes))
+
     def key_map(self, role: Role) -> KeyMap:
         """The key map of the component `role`.
 
         Raises UnknownArchitecture naming the file when its tensors are not those of the component's module.
         """
-        return self._plan(role)[1]
+        return self._plan(role).key_map
 
     def build(self, role: Role) -> BuiltComponent:
         """The component `role` as a module over the mapped file.
@@ -100,13 +109,22 @@ class Checkpoint:
         for; how many those are is logged. Raises UnknownArchitecture naming the file when its tensors are not those of
         the component's module.
         """
-        module, key_map = self._plan(role)
+        plan = self._plan(role)
+        module, key_map = plan.module, plan.key_map
         parameters = key_map.load(_Weights(self.mapped, self.layers, key_map.sources))
         self._tell_of_unpacked(key_map, parameters)
-        module.load_state_dict(parameters, assign=True)
+        _, unexpected = module.load_state_dict(parameters, assign=True, strict=False)
         module.requires_grad_(False)
-        fill_tables(module)
+        plan.fill(module)
+        left = [name for name, value in (*module.named_parameters(), *module.named_buffers()) if value.is_meta]
+        assert not left, f"{type(module).__name__} has values that nothing fills: {left}"
+        assert not unexpected, f"{type(module).__name__} has no place for {unexpected}"
         return BuiltComponent(role, self.family, module, key_map, self.latent)
+
+    def read_ahead(self, role: Role) -> None:
+        """Have the system bring the component `role` into the machine's memory in the background, for a run that will
+        use all of it soon. Advisory; returns at once."""
+        self.mapped.read_ahead(self.family.shapes_of(role, self.header.shapes))
 
     def _tell_of_unpacked(self, key_map: KeyMap, parameters: Mapping[str, Tensor]) -> None:
         unpacked = [
@@ -123,33 +141,30 @@ class Checkpoint:
                 self.header.path, count, parameters[key].dtype, source, key, tuple(parameters[key].shape),
             )  # fmt: skip
 
-    def _plan(self, role: Role) -> tuple[nn.Module, KeyMap]:
-        """The module without weights, and the key map that fits it."""
+    def vae_plan(self) -> VaePlan:
+        """How its VAE is built. Raises UnknownArchitecture when its tensors are none of a VAE."""
+        return vae_plan(self.family, self.family.shapes_of(Role.VAE, self.shapes), self.family.prefixes[Role.VAE])
+
+    def _plan(self, role: Role) -> ComponentPlan:
+        """The component without weights, and the key map that fits it."""
         shapes = self.family.shapes_of(role, self.shapes)
-        architecture = self.family.architectures[role]
-        config = config_of(architecture, self.family.bare_shapes_of(role, self.shapes))
-        module = empty_module(architecture, config)
-        convert = converter(architecture, config, self.family.prefixes[role])
-        key_map = discover(shapes, convert)
-        unpadded = _without_padding(self.layers, key_map, module)
-        if unpadded:
-            key_map = discover({**shapes, **unpadded}, convert)
-        difference = differing_keys(key_map, module)
-        if difference:
-            raise UnknownArchitecture(
-                f"{self.header.path}: its {role.value} is not that of {self.family.title}: {difference}"
-            )
-        return module, key_map
+        config = self.family.configs.get(role)
+        try:
+            plan = plan_component(self.family, role, shapes, config)
+            unpadded = _without_padding(self.layers, plan.key_map, plan.module)
+            return plan_component(self.family, role, {**shapes, **unpadded}, config) if unpadded else plan
+        except UnknownArchitecture as error:
+            raise UnknownArchitecture(f"{self.header.path}: its {role.value}: {error}") from error
 
 
-def open_checkpoint(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
-    """Open and recognise the checkpoint at `path`, a file or the index of several; reads headers and the
-    smallest tensors only.
+def open_checkpoint(source: Source, *, allow_pickle: bool = False) -> Checkpoint:
+    """Open and recognise the checkpoint at `source`: a file, the index of several, files that make a model together, or
+    a folder of diffusers; reads headers and the smallest tensors only.
 
     Raises CorruptFile and UnsafeFile as `MappedFile.open` does, UnknownArchitecture when it is no checkpoint that this
     version runs, BadQuantization when quantized layers are not stored as they say.
     """
-    mapped = MappedFile.open(path, allow_pickle=allow_pickle)
+    mapped = MappedFile.open(source, allow_pickle=allow_pickle)
     return Checkpoint(settled(detect(mapped.header), mapped.header), mapped, layers_in_file(mapped.header))
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pool.checkpoints.adapter_keys import looks_like_lora, split_key
 from pool.checkpoints.detect import detect
 from pool.checkpoints.families import Family, LatentFacts
+from pool.checkpoints.files.assembly import Source
 from pool.checkpoints.files.weights_file import read_weights_header
 from pool.checkpoints.infer import latent_facts
 from pool.checkpoints.lora_names import style_of
@@ -95,13 +96,14 @@ class LoraInfo:
     metadata: Mapping[str, str]
 
 
-def describe(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> CheckpointInfo:
-    """What the checkpoint at `path`, a file or the index of several, is.
+def describe(source: Source, *, allow_pickle: bool = False) -> CheckpointInfo:
+    """What the checkpoint at `source` is: a file, the index of several, files that make a model together, or a folder
+    of diffusers.
 
     Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture when it is no checkpoint that
     this version runs, BadQuantization when quantized layers are not stored as they say.
     """
-    header = read_weights_header(path, allow_pickle=allow_pickle)
+    header = read_weights_header(source, allow_pickle=allow_pickle)
     family = settled(detect(header), header)
     layers = layers_in_file(header)
     components = tuple(_component(family, role, header, layers) for role in family.prefixes)
@@ -127,7 +129,7 @@ def native_size(family: Family, header: Header) -> tuple[int, int]:
     downscale = latent_facts(family, header.shapes).downscale
     # metadata are written by hand at times: a size that no latent has is no size
     if not width or not height or width % downscale or height % downscale:
-        return family.native_pixels, family.native_pixels
+        return family.native_sides or (family.native_pixels, family.native_pixels)
     return width, height
 
 

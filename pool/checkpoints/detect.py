@@ -21,16 +21,17 @@ from pool.checkpoints.families import (
     VELOCITY_EDM_NOISE,
     Architecture,
     Family,
-    NoiseFacts,
-    NoiseKind,
-    Prediction,
 )
-from pool.checkpoints.recognition.diffusion import recognise_diffusion
+from pool.checkpoints.folder_family import folder_family
+from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.recognition.other_files import folder_part, other_file
 from pool.checkpoints.recognition.prediction import NOISE_WORD, VELOCITY_WORD, said_prediction
 from pool.checkpoints.recognition.signature import Naming
 from pool.checkpoints.safetensors_file import Header, Shape
+from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from pool.checkpoints.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
+from pool.checkpoints.spellings import as_spelled
+from pool.checkpoints.transformers import TRANSFORMERS, located
 from pool.errors import UnknownArchitecture
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.spec import Role
@@ -39,12 +40,16 @@ from pool.spec import Role
 WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
 #: an empty tensor that says: the last level of noise is noise alone
 _ZERO_TERMINAL = "ztsnr"
+#: how often a norm saw a batch in training, and numbers of channels
+_COUNTERS = (".num_batches_tracked", ".per_channel_statistics.channel")
 #: ends of keys of factors beside weights. Where no marker tells how to use them, a plain cast would get it wrong
 _SCALED_ENDS = (".scale_weight", ".weight_scale", ".comfy_quant", "scaled_fp8")
 
 _ROLE_TITLES: Mapping[Role, str] = {
     Role.TEXT_ENCODER: "text encoder",
     Role.TEXT_ENCODER_2: "second text encoder",
+    Role.TEXT_ENCODER_3: "third text encoder",
+    Role.TEXT_ENCODER_4: "fourth text encoder",
     Role.DIFFUSION_MODEL: "diffusion model",
     Role.VAE: "VAE",
 }
@@ -52,8 +57,8 @@ _ROLE_TITLES: Mapping[Role, str] = {
 _SURE_KEYS: Mapping[Architecture, str] = {
     Architecture.CLIP_TEXT: "final_layer_norm.weight",
     Architecture.OPEN_CLIP_TEXT: "ln_final.weight",
+    Architecture.CLIP_TEXT_PROJECTED: "final_layer_norm.weight",
     Architecture.LDM_UNET: "input_blocks.0.0.weight",
-    Architecture.LDM_VAE: "decoder.conv_in.weight",
 }
 
 
@@ -65,31 +70,51 @@ def detect(header: Header) -> Family:
     """
     layers = layers_in_file(header)
     shapes = logical_shapes(header.shapes, layers)
+    if header.configs:
+        return _of_folder(header, shapes, layers)
     try:
-        title = None if looks_like_lora(shapes) else recognise(shapes)
+        found = None if looks_like_lora(shapes) else recognise_diffusion(shapes)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: {error}; {_expected()}") from error
-    if title is None:
+    if found is None:
         raise UnknownArchitecture(f"{header.path}: {_describe_unknown(shapes)}; {_expected()}")
-    family = _family_of(title, shapes)
-    variant = "" if family is None else _variant(family, header, shapes)
+    title = _title(found)
+    is_transformer = found.name in TRANSFORMERS
+    family = located(TRANSFORMERS[found.name], found, shapes) if is_transformer else _family_of(title, shapes)
+    variant = "" if family is None or is_transformer else _variant(family, header, shapes)
     title = (title if family is None else family.title) + variant
     if family is None or variant:
         raise UnknownArchitecture(
             f"{header.path}: recognised as {title}, which this version cannot run yet; {_expected()}"
         )
     missing = [role for role in family.prefixes if not _has_component(family, shapes, role)]
+    if len(missing) > 1 and Role.DIFFUSION_MODEL in missing:  # it was found, under another prefix or none
+        missing.remove(Role.DIFFUSION_MODEL)
     if missing:
         raise UnknownArchitecture(
             f"{header.path}: recognised as {title}, but without its {' and '.join(_ROLE_TITLES[r] for r in missing)} "
-            f"(no tensors {', '.join(family.prefixes[r] + '*' for r in missing)}); {_expected()}"
+            f"(no tensors {', '.join(family.prefixes[r] + '*' for r in missing)}); {_expected()}; separate files are "
+            f"put together by `modelpool models assemble`"
         )
     _check_dtypes(family, header, shapes, layers)
     try:
-        infer.check(family, shapes)
+        check = infer.check_latents if is_transformer else infer.check
+        check(family, shapes)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: recognised as {title}, but {error}; {_expected()}") from error
-    return _as_the_file_says(family, header)
+    return family if is_transformer else _as_the_file_says(family, header)
+
+
+def _of_folder(header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer]) -> Family:
+    """The family of a folder of diffusers, whose configurations say what no tensor tells."""
+    family = folder_family(header, shapes)
+    _check_dtypes(family, header, shapes, layers)
+    try:
+        check = infer.check_latents if family.text_set else infer.check
+        check(family, shapes)
+    except UnknownArchitecture as error:
+        raise UnknownArchitecture(f"{header.path}: recognised as {family.title}, but {error}") from error
+    return family
 
 
 def recognise(shapes: Mapping[str, Shape]) -> str | None:
@@ -98,8 +123,10 @@ def recognise(shapes: Mapping[str, Shape]) -> str | None:
     Raises UnknownArchitecture for a known model's keys with shapes that it cannot have.
     """
     found = recognise_diffusion(shapes)
-    if found is None:
-        return None
+    return None if found is None else _title(found)
+
+
+def _title(found: DiffusionFacts) -> str:
     return found.title if found.naming is Naming.PUBLISHED else f"{found.title} in the naming of diffusers"
 
 
@@ -109,6 +136,7 @@ def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
     found = [family for family in FAMILIES if family.title == title]
     if title in (SDXL.title, SDXL_REFINER.title):
         found += [SDXL, SDXL_REFINER]
+    found = [as_spelled(family, shapes) for family in found]
     whole = (f for f in found if all(_has_component(f, shapes, role) for role in f.prefixes))
     return next(whole, found[0] if found else None)
 
@@ -116,7 +144,7 @@ def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
 def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str:
     """What sets a file apart from those that this version runs, where its shapes do not; empty for nothing."""
     is_edm = EDM_MEAN in header.tensors or EDM_DEVIATION in header.tensors
-    if (is_edm and family is not PLAYGROUND_25) or (EDM_SIGMA_MAX in header.tensors and family is not SDXL):
+    if (is_edm and family.name != PLAYGROUND_25.name) or (EDM_SIGMA_MAX in header.tensors and family.name != SDXL.name):
         return " with another noise schedule (EDM)"
     if _ZERO_TERMINAL in header.tensors and (is_edm or not _predicts_velocity(header)):
         # what is noise alone says nothing of the noise that a model is to find in it
@@ -136,7 +164,7 @@ def _as_the_file_says(family: Family, header: Header) -> Family:
         return family
     if _ZERO_TERMINAL in header.tensors:
         sampling = replace(sampling, noise=NoiseFacts(NoiseKind.ZERO_TERMINAL))
-    pixels = SD2_VELOCITY_PIXELS if family is SD2 else family.native_pixels
+    pixels = SD2_VELOCITY_PIXELS if family.name == SD2.name else family.native_pixels
     return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY), native_pixels=pixels)
 
 
@@ -150,6 +178,8 @@ def _check_dtypes(
 ) -> None:
     for role in family.prefixes:
         for key in family.shapes_of(role, shapes):
+            if key.endswith(_COUNTERS):
+                continue
             if key not in layers and header.tensors[key].dtype not in WEIGHT_DTYPES:
                 raise UnknownArchitecture(
                     f"{header.path}: tensor {key!r}: found type {header.tensors[key].dtype}, "
@@ -158,7 +188,9 @@ def _check_dtypes(
 
 
 def _has_component(family: Family, shapes: Mapping[str, Shape], role: Role) -> bool:
-    return _SURE_KEYS[family.architectures[role]] in family.bare_shapes_of(role, shapes)
+    bare = family.bare_shapes_of(role, shapes)
+    architecture = family.architectures[role]
+    return _SURE_KEYS[architecture] in bare if architecture in _SURE_KEYS else bool(bare)
 
 
 def _describe_unknown(shapes: Mapping[str, Shape]) -> str:

@@ -7,10 +7,23 @@ A family says where its components are in a file, which architecture each of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from pool.checkpoints.safetensors_file import Shape
+from pool.checkpoints.sampling_facts import (
+    PLAIN_SAMPLING,
+    Guidance,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    SamplingFacts,
+    Shown,
+    SizeConditions,
+    SoundFacts,
+    UsualRun,
+)
 from pool.spec import Role
 
 #: what CLIP fills a text up with: the end token as OpenAI trained it, 0 as open_clip does
@@ -23,37 +36,12 @@ class Architecture(Enum):
     CLIP_TEXT = "CLIP text model, spelled as transformers does"
     OPEN_CLIP_TEXT = "CLIP text model with a projection, spelled as open_clip does"
     LDM_UNET = "UNet of the latent diffusion kind"
-    LDM_VAE = "autoencoder of the latent diffusion kind"
-
-
-class Prediction(Enum):
-    """What a diffusion model says of a noisy latent (`pool.sampling.predictions`)."""
-
-    NOISE = "noise"
-    VELOCITY = "velocity"
-    #: the clean latent, less what the noisy one tells of it: velocity with the other sign
-    EDM = "EDM"
-
-
-class NoiseKind(Enum):
-    """Which levels of noise a diffusion model was trained with (`pool.sampling.schedules`)."""
-
-    #: the thousand of Stable Diffusion 1, 2 and XL
-    SCALED_LINEAR = "scaled linear"
-    #: those, stretched so that the last one is noise alone: zero terminal signal to noise
-    ZERO_TERMINAL = "zero terminal SNR"
-    #: all between two ends; the model is told their logarithm
-    EDM = "EDM"
-
-
-class SizeConditions(Enum):
-    """What a diffusion model is told beside the text: a pooled text and numbers about the picture."""
-
-    NONE = "none"
-    #: height and width before cropping, where the crop begins, height and width wanted
-    SIZES = "sizes"
-    #: height and width, where the crop begins, and how pleasing the picture should be
-    AESTHETICS = "aesthetics"
+    CLIP_TEXT_PROJECTED = "CLIP text model with a projection, spelled as transformers does"
+    DIFFUSERS_UNET = "UNet of the latent diffusion kind, spelled as diffusers does"
+    VAE = "autoencoder of a kind that pool.vaes builds"
+    DIFFUSION_TRANSFORMER = "diffusion model of a kind that pool.diffusion_models builds"
+    SOUND_TRANSFORMER = "the same, with a small model beside it that embeds seconds"
+    TEXT_MODEL = "text model of a kind that pool.text_encoders builds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +54,11 @@ class LatentFacts:
     shift           what is taken off the VAE's latents before they are scaled
     means, deviations  of each channel of the VAE's latents, which the diffusion model has at 0 and 1 before they are
                     scaled; empty where it has them as they are
+    vae             the kind of VAE, a name of `pool.checkpoints.recognition.vaes`; kinds whose own tensors say what
+                    their latents mean do so in `pool.vaes.codec`
+    dimensions      of a latent beside channels: 2 for pictures, 3 for film, 1 for sound
+    sound           how long latents of sound are, and what they become; None for others
+    frames_per_cell frames that one cell stands for; the first cell of a film is one frame
     """
 
     channels: int
@@ -74,6 +67,10 @@ class LatentFacts:
     shift: float = 0.0
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
+    vae: str = "kl"
+    dimensions: int = 2
+    frames_per_cell: int = 1
+    sound: SoundFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,43 +81,19 @@ class TextFacts:
     final_norm       what is read goes through the final norm
     pad_id           the token that a text is filled up with
     gives_pooled     the diffusion model is told its pooled text too
+    encoder          its name (`pool.checkpoints.recognition.text_encoders`) where its family's `text_set` says how it
+                     is read; the other fields are not looked at then
     """
 
     layers_left_out: int = 0
     final_norm: bool = True
     pad_id: int = CLIP_END_ID
     gives_pooled: bool = False
+    encoder: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseFacts:
-    """The noise that a diffusion model was trained with.
-
-    sigma_min, sigma_max  ends of its levels, where they are not a table's
-    sigma_data            deviation of clean latents, as the model's input and answer are scaled for
-    """
-
-    kind: NoiseKind = NoiseKind.SCALED_LINEAR
-    sigma_min: float = 0.0
-    sigma_max: float = 0.0
-    sigma_data: float = 1.0
-
-
-#: Stable Diffusion's
-PLAIN_NOISE = NoiseFacts()
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingFacts:
-    """What a diffusion model predicts, what it is told beside a text, and which noise it knows."""
-
-    prediction: Prediction = Prediction.NOISE
-    size_conditions: SizeConditions = SizeConditions.NONE
-    noise: NoiseFacts = PLAIN_NOISE
-
-
-#: a text encoder and a diffusion model without anything out of the way: SD1's
-PLAIN_TEXT, PLAIN_SAMPLING = TextFacts(), SamplingFacts()
+#: a text encoder without anything out of the way: SD1's
+PLAIN_TEXT = TextFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +107,15 @@ class Family:
     architectures  what each component is
     texts          how each text encoder is read
     native_pixels  width and height that the model was trained for, where the file does not say
-    latent_means, latent_deviations  as `LatentFacts` has them
+    native_sides   width and height, where they differ
+    latent_shift, latent_means, latent_deviations  as `LatentFacts` has them
+    latent_format  name of its latents (`pool.checkpoints.recognition.latent_formats`), where their VAE is to be checked
+    text_set       how prompts are put to the text encoders, a key of `MEMBERS` of
+                   `pool.checkpoints.recognition.text_encoders`; empty where `texts` say it
+    dtypes         names of those that its diffusion model computes well in, best first
     relative       name of the family that it was cut or trained out of; LoRAs name its weights alike. Empty for none
+    configs        of a folder of diffusers: the arguments that it gives to the classes of its components
+    besides        what the keys of tensors begin with that belong to a component too, but do not have its prefix
     """
 
     name: str
@@ -146,9 +126,16 @@ class Family:
     native_pixels: int
     scaling_factor: float
     sampling: SamplingFacts = PLAIN_SAMPLING
+    latent_shift: float = 0.0
     latent_means: tuple[float, ...] = ()
     latent_deviations: tuple[float, ...] = ()
+    text_set: str = ""
+    latent_format: str = ""
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
     relative: str = ""
+    native_sides: tuple[int, int] | None = None
+    configs: Mapping[Role, Mapping[str, Any]] = field(default_factory=dict)
+    besides: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def text_encoders(self) -> tuple[Role, ...]:
@@ -157,8 +144,19 @@ class Family:
 
     def shapes_of(self, role: Role, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
         """The component's part of `shapes`, keys as they are in the file."""
-        prefix = self.prefixes[role]
-        return {key: shape for key, shape in shapes.items() if key.startswith(prefix) and is_weight(role, key, prefix)}
+        prefix, beside = self.prefixes[role], self.besides.get(role, ())
+        kept = prefix + _PROJECTION if self.architectures[role] is Architecture.CLIP_TEXT_PROJECTED else None
+        return {
+            key: shape
+            for key, shape in shapes.items()
+            if (key.startswith(prefix) and (key == kept or self._is_weight(role, key, prefix)))
+            or (beside and key.startswith(beside))
+        }
+
+    def _is_weight(self, role: Role, key: str, prefix: str) -> bool:
+        if self.architectures[role] is Architecture.TEXT_MODEL:
+            return not key.endswith(_TEXT_MODEL_LEFTOVERS)
+        return is_weight(role, key, prefix)
 
     def bare_shapes_of(self, role: Role, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
         """As `shapes_of`, keys without the component's prefix."""
@@ -168,24 +166,29 @@ class Family:
         """A component's `key` without its prefix."""
         bare = key.removeprefix(self.prefixes[role])
         # some files carry CLIP with this level, some without
-        return bare.removeprefix("text_model.") if self.architectures[role] is Architecture.CLIP_TEXT else bare
+        return bare.removeprefix("text_model.") if self.architectures[role] in _TRANSFORMERS_TEXTS else bare
 
 
-#: the parts of an autoencoder's files that are not its training loss
-_VAE_PARTS = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
+#: the parts of an autoencoder's files that only its training needs
+_VAE_LEFTOVERS = ("loss.", "model_ema.")
 #: tables of positions, a mask and a temperature of training: no weights
-_TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "text_projection.weight")
+_PROJECTION = "text_projection.weight"
+_TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", _PROJECTION)
+#: the same, and tokenizers as bytes
+_TEXT_MODEL_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "spiece_model", "tekken_model", "tokenizer_json")
+#: text models in the spelling of transformers, with a level of names or without
+_TRANSFORMERS_TEXTS = (Architecture.CLIP_TEXT, Architecture.CLIP_TEXT_PROJECTED)
 
 
 def is_weight(role: Role, key: str, prefix: str) -> bool:
     """Whether `key` of a component is a weight of it, and not a table or a leftover of its training."""
     if role is Role.VAE:
-        return key.removeprefix(prefix).startswith(_VAE_PARTS)
+        return not key.removeprefix(prefix).startswith(_VAE_LEFTOVERS)
     return not key.endswith(_TEXT_LEFTOVERS if role.is_text_encoder else ".position_ids")
 
 
 _UNET_PREFIX, _VAE_PREFIX = "model.diffusion_model.", "first_stage_model."
-_UNET_AND_VAE = {Role.DIFFUSION_MODEL: Architecture.LDM_UNET, Role.VAE: Architecture.LDM_VAE}
+_UNET_AND_VAE = {Role.DIFFUSION_MODEL: Architecture.LDM_UNET, Role.VAE: Architecture.VAE}
 
 SD1 = Family(
     name="sd1",
@@ -284,5 +287,60 @@ PLAYGROUND_25 = replace(
 #: Source: scheduler of stabilityai/cosxl
 VELOCITY_EDM_NOISE = NoiseFacts(NoiseKind.EDM, 0.002, 120.0)
 
+# Models that were trained further to fill holes. Source: runwayml/stable-diffusion-inpainting,
+# stabilityai/stable-diffusion-2-inpainting, diffusers/stable-diffusion-xl-1.0-inpainting-0.1
+_FILLS = {name: replace(family.sampling, shown=Shown.HOLE) for name, family in (("sd1", SD1), ("sdxl", SDXL))}
+SD1_INPAINT = replace(
+    SD1, name="sd1_inpaint", title="Stable Diffusion 1 inpainting", relative="sd1", sampling=_FILLS["sd1"]
+)
+SD2_INPAINT = replace(
+    SD2, name="sd2_inpaint", title="Stable Diffusion 2 inpainting", relative="sd2", sampling=_FILLS["sd1"]
+)
+SDXL_INPAINT = replace(
+    SDXL, name="sdxl_inpaint", title="Stable Diffusion XL inpainting", relative="sdxl", sampling=_FILLS["sdxl"]
+)
+
+# Models that were trained further to do to a picture what a text says. Source: timbrooks/instruct-pix2pix,
+# diffusers/sdxl-instructpix2pix-768, and the pipelines of diffusers
+_INSTRUCTED = UsualRun(100, 7.5, "euler", "normal", Guidance.TEXT_AND_PICTURE, picture_cfg=1.5)
+SD1_INSTRUCT = replace(
+    SD1,
+    name="sd1_ip2p",
+    title="Stable Diffusion 1 InstructPix2Pix",
+    relative="sd1",
+    sampling=replace(SD1.sampling, shown=Shown.UNSCALED, usual=_INSTRUCTED),
+)
+SDXL_INSTRUCT = replace(
+    SDXL,
+    name="sdxl_ip2p",
+    title="Stable Diffusion XL InstructPix2Pix",
+    relative="sdxl",
+    native_pixels=768,
+    sampling=replace(SDXL.sampling, shown=Shown.UNSCALED, usual=replace(_INSTRUCTED, cfg=5.0)),
+)
+#: reads a picture, and makes it four times as large. Source: stabilityai/stable-diffusion-x4-upscaler and
+#: x4-upscaling.yaml of Stability-AI/stablediffusion; steps, strength and level are those of diffusers' pipeline
+SD_X4 = replace(
+    SD2,
+    name="sd_x4",
+    title="the Stable Diffusion x4 upscaler",
+    relative="sd2",
+    native_pixels=2048,
+    scaling_factor=0.08333,
+    architectures={**SD2.architectures, Role.DIFFUSION_MODEL: Architecture.DIFFUSION_TRANSFORMER},
+    sampling=SamplingFacts(
+        Prediction.VELOCITY,
+        noise=NoiseFacts(beta_start=0.0001, beta_end=0.02),
+        model="sd_x4",
+        reads=frozenset({"context", "image", "noise_level"}),
+        usual=UsualRun(75, 9.0, "euler", "normal", Guidance.CLASSIFIER_FREE, noise_level=20),
+        shown=Shown.PIXELS,
+        enlarges=4,
+    ),
+)
+
 #: every family that this version runs
-FAMILIES = (SD1, SD2, SDXL, SDXL_REFINER, SSD_1B, VEGA, KOALA_700M, KOALA_1B, PLAYGROUND_25)
+FAMILIES = (
+    SD1, SD2, SDXL, SDXL_REFINER, SSD_1B, VEGA, KOALA_700M, KOALA_1B, PLAYGROUND_25, SD1_INPAINT, SD2_INPAINT,
+    SDXL_INPAINT, SD1_INSTRUCT, SDXL_INSTRUCT, SD_X4,
+)  # fmt: skip

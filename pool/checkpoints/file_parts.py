@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pool.checkpoints.detect import detect
+from pool.checkpoints.files.assembly import Assembly
 from pool.checkpoints.files.ranges import ByteRange, joined
 from pool.checkpoints.files.shard_index import is_index
 from pool.checkpoints.files.weights_file import read_weights_header
@@ -18,11 +19,12 @@ from pool.spec import Role
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """The file that a component is in, or the index of the files that it is in. `role` is None where the component is
-    all of it, as a LoRA is."""
+    """The file that a component is in, or whatever names the files that it is in. `role` is None where the component is
+    all of it, as a LoRA is; `assembly` are the files of its model, where a configuration says them."""
 
     path: str
     role: Role | None = None
+    assembly: Assembly | None = None
 
 
 def byte_ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
@@ -33,7 +35,7 @@ def byte_ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
     if part.role is None and not is_index(part.path):
         return {part.path: ((0, os.stat(part.path).st_size),)}
     # whoever uses the component has allowed what it is in; headers of pickles run nothing
-    header = read_weights_header(part.path, allow_pickle=True)
+    header = read_weights_header(part.assembly or part.path, allow_pickle=True)
     names = header.tensors if part.role is None else detect(header).shapes_of(part.role, header.shapes)
     by_path: dict[str, list[ByteRange]] = {}
     for name in names:

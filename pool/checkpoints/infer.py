@@ -18,10 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pool.checkpoints.families import Architecture, Family, LatentFacts, SizeConditions
+from pool.checkpoints.families import Architecture, Family, LatentFacts
+from pool.checkpoints.recognition.vae_facts import VaeFacts
 from pool.checkpoints.safetensors_file import Shape
+from pool.checkpoints.sampling_facts import Shown, SizeConditions
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
+from pool.vaes.measures import measured_folder_vae, measured_vae
 
 Config: TypeAlias = dict[str, Any]
 
@@ -36,6 +39,8 @@ CLIP_HEAD_WIDTH = 64
 CLIP_END_TOKEN = 49407
 CLIP_TOKENS = 49408
 CLIP_POSITIONS = 77
+#: red, green and blue
+PICTURE_CHANNELS = 3
 
 
 def unet_config(shapes: Mapping[str, Shape]) -> Config:
@@ -88,36 +93,6 @@ def unet_config(shapes: Mapping[str, Shape]) -> Config:
     return config
 
 
-def vae_config(shapes: Mapping[str, Shape]) -> Config:
-    """The arguments of `diffusers.AutoencoderKL` for a latent diffusion autoencoder with tensors of `shapes`.
-
-    Raises UnknownArchitecture naming what such an autoencoder would have and this one has not.
-    """
-    levels = vae_levels(shapes)
-    channels = tuple(_shape(shapes, f"encoder.down.{i}.block.0.conv2.weight", 4)[0] for i in range(levels))
-    return {
-        "block_out_channels": channels,
-        "layers_per_block": _count(shapes, r"encoder\.down\.0\.block\.(\d+)\."),
-        "latent_channels": _shape(shapes, "decoder.conv_in.weight", 4)[1],
-        "down_block_types": ("DownEncoderBlock2D",) * levels,
-        "up_block_types": ("UpDecoderBlock2D",) * levels,
-        "use_quant_conv": "quant_conv.weight" in shapes,
-        "use_post_quant_conv": "post_quant_conv.weight" in shapes,
-        "norm_num_groups": _norm_groups("VAE", channels),
-    }
-
-
-def vae_levels(shapes: Mapping[str, Shape]) -> int:
-    """The resolutions that the autoencoder works at: each but the last halves the picture's sides.
-
-    Raises UnknownArchitecture when it has none.
-    """
-    levels = _count(shapes, r"decoder\.up\.(\d+)\.")
-    if not levels:
-        raise UnknownArchitecture("VAE: found no decoder.up blocks, expected at least one")
-    return levels
-
-
 def clip_text_config(shapes: Mapping[str, Shape]) -> Config:
     """The arguments of `transformers.CLIPTextConfig` for a CLIP-L text model with tensors of `shapes`, of any size.
 
@@ -151,6 +126,13 @@ def open_clip_text_config(shapes: Mapping[str, Shape]) -> Config:
     }
 
 
+def projected_clip_text_config(shapes: Mapping[str, Shape]) -> Config:
+    """The arguments of `transformers.CLIPTextConfig` for a CLIP text model with a projection (G or H), spelled as
+    transformers does, with tensors of `shapes`, of any size. Raises UnknownArchitecture as `clip_text_config` does."""
+    projection = _shape(shapes, "text_projection.weight", 2)
+    return {**clip_text_config(shapes), "hidden_act": "gelu", "projection_dim": projection[0]}
+
+
 def _clip_config(tokens: Shape, places: Shape) -> Config:
     """What both spellings have in common, from the shapes of the two tables of embeddings."""
     (vocabulary, hidden), positions = tokens, places[0]
@@ -176,8 +158,11 @@ def check(family: Family, shapes: Mapping[str, Shape]) -> None:
     Raises UnknownArchitecture saying what is missing or does not fit.
     """
     texts = {role: text_config(family, role, shapes) for role in family.text_encoders}
-    unet = unet_config(family.bare_shapes_of(Role.DIFFUSION_MODEL, shapes))
-    vae = vae_config(family.bare_shapes_of(Role.VAE, shapes))
+    said = family.configs.get(Role.DIFFUSION_MODEL)
+    unet = dict(said) if said else unet_config(family.bare_shapes_of(Role.DIFFUSION_MODEL, shapes))
+    vae = vae_facts(family, shapes)
+    if not vae.has_decoder:
+        raise UnknownArchitecture(f"its VAE is one of {vae.title} without a decoder, expected one")
     widths = [config["hidden_size"] for config in texts.values()]
     if sum(widths) != unet["cross_attention_dim"]:
         found = f"text encoder is {widths[0]}" if len(widths) == 1 else f"text encoders are {widths}"
@@ -191,31 +176,81 @@ def check(family: Family, shapes: Mapping[str, Shape]) -> None:
                 f"the UNet is told {label_width} numbers beside the text, expected {pooled} of the pooled text and "
                 f"{numbers} times {NUMBER_WIDTH}"
             )
-    if not vae["latent_channels"] == unet["in_channels"] == unet["out_channels"]:
+    channels, shown = vae.latent_channels, family.sampling.shown
+    beside = 0 if shown is None else shown_channels(shown, channels, int(vae.decode_ratio))
+    if not channels == unet["in_channels"] - beside == unet["out_channels"]:
+        more = f", and beside them the {beside} of what it is shown of a picture" if beside else ""
         raise UnknownArchitecture(
             f"the UNet reads {unet['in_channels']} and writes {unet['out_channels']} channels, "
-            f"expected the {vae['latent_channels']} of the VAE"
+            f"expected the {channels} of the VAE{more}"
+        )
+
+
+def shown_channels(shown: Shown, channels: int, downscale: int) -> int:
+    """Channels of what a model with latents of so many `channels`, whose cells are `downscale` pixels wide, is shown
+    of a picture."""
+    match shown:
+        case Shown.HOLE:
+            return 1 + channels
+        case Shown.HOLE_BY_PIXEL:
+            return channels + downscale**2
+        case Shown.LATENT | Shown.UNSCALED:
+            return channels
+        case Shown.PIXELS:
+            return PICTURE_CHANNELS
+
+
+def check_latents(family: Family, shapes: Mapping[str, Shape]) -> None:
+    """Check that the VAE of a checkpoint of `family` is one for the latents of its diffusion model, which recognition
+    has read the sizes of.
+
+    Raises UnknownArchitecture saying what does not fit.
+    """
+    vae, latent = vae_facts(family, shapes), family.latent_format
+    if not vae.has_decoder:
+        raise UnknownArchitecture(f"its VAE is one of {vae.title} without a decoder, expected one")
+    if vae.latent_formats and latent not in vae.latent_formats:
+        raise UnknownArchitecture(
+            f"its VAE is that of {vae.title}, with latents of {' or '.join(vae.latent_formats)}; expected one for "
+            f"latents of {latent}"
         )
 
 
 def text_config(family: Family, role: Role, shapes: Mapping[str, Shape]) -> Config:
     """The configuration of a text encoder of a checkpoint of `family` with tensors of `shapes` (keys with prefixes)."""
+    if role in family.configs:
+        return dict(family.configs[role])
     bare = family.bare_shapes_of(role, shapes)
-    is_open_clip = family.architectures[role] is Architecture.OPEN_CLIP_TEXT
-    return open_clip_text_config(bare) if is_open_clip else clip_text_config(bare)
+    match family.architectures[role]:
+        case Architecture.OPEN_CLIP_TEXT:
+            return open_clip_text_config(bare)
+        case Architecture.CLIP_TEXT_PROJECTED:
+            return projected_clip_text_config(bare)
+        case _:
+            return clip_text_config(bare)
 
 
 def latent_facts(family: Family, shapes: Mapping[str, Shape]) -> LatentFacts:
     """What the latents of a checkpoint of `family` with tensors of `shapes` (keys with prefixes) mean."""
-    vae = family.bare_shapes_of(Role.VAE, shapes)
-    channels = _shape(vae, "decoder.conv_in.weight", 4)[1]
+    vae = vae_facts(family, shapes)
     return LatentFacts(
-        channels,
-        2 ** (vae_levels(vae) - 1),
+        vae.latent_channels,
+        int(vae.decode_ratio),
         family.scaling_factor,
+        shift=family.latent_shift,
         means=family.latent_means,
         deviations=family.latent_deviations,
+        vae=vae.name,
+        dimensions=vae.dimensions,
+        frames_per_cell=vae.temporal_ratio,
+        sound=family.sampling.sound,
     )
+
+
+def vae_facts(family: Family, shapes: Mapping[str, Shape]) -> VaeFacts:
+    """What the VAE of a checkpoint of `family` is. Raises UnknownArchitecture when it is none that is built."""
+    bare, said = family.bare_shapes_of(Role.VAE, shapes), family.configs.get(Role.VAE)
+    return measured_vae(bare) if said is None else measured_folder_vae(said, bare)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ A checkpoint of several files is several mappings behind the same names.
 from __future__ import annotations
 
 import mmap
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,10 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pool.checkpoints.files.ranges import joined
+from pool.checkpoints.files.assembly import Source
+from pool.checkpoints.files.ranges import ByteRange, joined
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.strict_json import brief
 from pool.checkpoints.files.weights_file import read_weights_header
+from pool.checkpoints.reading_ahead import begin_reading
 from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.errors import CorruptFile
 
@@ -49,10 +50,6 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 #: bytes looked at in one go by `find_non_finite`; bounds its memory to a few times as many
 CHECK_BLOCK_BYTES = 4 << 20
 
-#: Asked for at once. Of a longer range Linux reads the beginning only, as much as one request to the disk can have
-#: (mm/readahead.c, force_page_cache_ra); 128 KiB is the least that this is by default.
-_ADVICE_BYTES = 128 << 10
-
 #: of Linux on x86-64 and ARM64; Python's mmap has no name for it before 3.12. Source: asm-generic/mman.h
 _MAP_NORESERVE = 0x4000
 
@@ -67,12 +64,12 @@ class MappedFile:
     _storages: Mapping[str, torch.UntypedStorage]
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> MappedFile:
-        """Map the file at `path`, or all files of the index at `path`; reads only headers.
+    def open(cls, source: Source, *, allow_pickle: bool = False) -> MappedFile:
+        """Map the files that the weights at `source` are in; reads only headers.
 
         Raises CorruptFile and UnsafeFile as `read_weights_header` does, of which `allow_pickle` is.
         """
-        return cls.of(read_weights_header(path, allow_pickle=allow_pickle))
+        return cls.of(read_weights_header(source, allow_pickle=allow_pickle))
 
     @classmethod
     def of(cls, header: Header) -> MappedFile:
@@ -119,23 +116,15 @@ class MappedFile:
         return self._bytes(self.header.tensors[name])
 
     def read_ahead(self, names: Iterable[str] | None = None) -> None:
-        """Ask the system to read the tensors `names` (all when None) from the disk in the background, in the order of
-        the files: whoever uses them in the order of the module may make the disk jump. Advisory.
-
-        Returns when all is asked for, which takes a second or so for gigabytes. Raises CorruptFile when a file is gone.
-        """
-        advise = getattr(os, "posix_fadvise", None)
-        if advise is None:  # macOS and Windows have none
-            return
+        """Have the system read the tensors `names` (all when None) from the disk in the background, in the order of
+        the files: whoever uses them in the order of the module makes the disk jump. Advisory; returns at once, and does
+        nothing for what seems to be in memory."""
         wanted = self.header.tensors if names is None else names
-        by_path: dict[str, list[TensorEntry]] = {}
+        by_path: dict[str, list[ByteRange]] = {}
         for name in wanted:
-            by_path.setdefault(self.header.path_of(name), []).append(self.header.tensors[name])
-        for path, entries in by_path.items():
-            with open_regular(path) as (file, _):
-                for begin, end in joined((e.begin, e.end) for e in entries):
-                    for at in range(begin, end, _ADVICE_BYTES):
-                        advise(file.fileno(), at, min(_ADVICE_BYTES, end - at), os.POSIX_FADV_WILLNEED)
+            entry = self.header.tensors[name]
+            by_path.setdefault(self.header.path_of(name), []).append((entry.begin, entry.end))
+        begin_reading({path: joined(ranges) for path, ranges in by_path.items()})
 
     def _dtype(self, entry: TensorEntry) -> torch.dtype:
         dtype = TORCH_DTYPES.get(entry.dtype)

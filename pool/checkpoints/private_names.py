@@ -14,16 +14,18 @@ import torch
 from diffusers.loaders.single_file_utils import (
     convert_auraflow_transformer_checkpoint_to_diffusers,
     convert_chroma_transformer_checkpoint_to_diffusers,
+    convert_controlnet_checkpoint,
     convert_cosmos_transformer_checkpoint_to_diffusers,
     convert_flux2_transformer_checkpoint_to_diffusers,
     convert_flux_transformer_checkpoint_to_diffusers,
     convert_hidream_transformer_to_diffusers,
     convert_hunyuan_video_transformer_to_diffusers,
+    convert_krea2_transformer_checkpoint_to_diffusers,
     convert_ldm_unet_checkpoint,
-    convert_ldm_vae_checkpoint,
     convert_ltx_transformer_checkpoint_to_diffusers,
     convert_lumina2_to_diffusers,
     convert_mochi_transformer_checkpoint_to_diffusers,
+    convert_qwen_image21_transformer_checkpoint_to_diffusers,
     convert_sd3_transformer_checkpoint_to_diffusers,
     convert_wan_transformer_to_diffusers,
     convert_z_image_transformer_checkpoint_to_diffusers,
@@ -50,15 +52,17 @@ _TRANSFORMERS: Mapping[str, tuple[Callable[[dict[str, Tensor]], Mapping[str, Ten
     "flux2": (convert_flux2_transformer_checkpoint_to_diffusers, ""),
     "hidream": (convert_hidream_transformer_to_diffusers, ""),
     "hunyuan_video": (convert_hunyuan_video_transformer_to_diffusers, ""),
+    "krea2": (convert_krea2_transformer_checkpoint_to_diffusers, ""),
     "ltxv": (convert_ltx_transformer_checkpoint_to_diffusers, ""),
     "lumina2": (convert_lumina2_to_diffusers, ""),
     "mochi": (convert_mochi_transformer_checkpoint_to_diffusers, ""),
+    "qwen_image_21": (convert_qwen_image21_transformer_checkpoint_to_diffusers, ""),
     "sd3": (convert_sd3_transformer_checkpoint_to_diffusers, ""),
     "wan": (convert_wan_transformer_to_diffusers, ""),
     "z_image": (convert_z_image_transformer_checkpoint_to_diffusers, ""),
 }
 _UNETS = frozenset({"sd1", "sd2", "sdxl", "sdxl_refiner"})
-_UNET_PREFIX, _VAE_PREFIX = "model.diffusion_model.", "first_stage_model."
+_UNET_PREFIX = "model.diffusion_model."
 
 
 class ConverterChangedError(RuntimeError):
@@ -73,15 +77,17 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
             return lambda tensors: _dropping_none(
                 convert_ldm_unet_checkpoint(_moved(tensors, prefix, _UNET_PREFIX), config)
             )
-        case Architecture.LDM_VAE:
-            return lambda tensors: _dropping_none(
-                convert_ldm_vae_checkpoint(_moved(tensors, prefix, _VAE_PREFIX), config)
-            )
         case Architecture.CLIP_TEXT:
             # transformers has no text_model level any more; its positions are a table that the module makes itself
             return lambda tensors: {k.removeprefix("text_model."): v for k, v in _moved(tensors, prefix, "").items()}
+        case Architecture.CLIP_TEXT_PROJECTED:
+            return lambda tensors: {_with_text_level(k): v for k, v in _moved(tensors, prefix, "").items()}
+        case Architecture.DIFFUSERS_UNET:
+            return lambda tensors: _moved(tensors, prefix, "")
         case Architecture.OPEN_CLIP_TEXT:
             return lambda tensors: open_clip_text(_moved(tensors, prefix, ""))
+        case Architecture.VAE | Architecture.DIFFUSION_TRANSFORMER | Architecture.TEXT_MODEL:
+            raise AssertionError(f"{architecture.name} is planned by its own package")
 
 
 def diffusion_converter(family: str, bare_shapes: Mapping[str, Shape]) -> Converter | None:
@@ -96,6 +102,20 @@ def diffusion_converter(family: str, bare_shapes: Mapping[str, Shape]) -> Conver
         return None
     convert, prefix = _TRANSFORMERS[family]
     return lambda tensors: _dropping_none(convert(_prefixed(tensors, prefix)))
+
+
+def controlnet_converter(bare_shapes: Mapping[str, Shape]) -> Converter:
+    """diffusers' converter for a ControlNet with tensors of `bare_shapes` (keys without prefix), in either layout. What
+    SDXL's are told of the picture's size it leaves out."""
+    config = _unet_conversion_config(bare_shapes)
+    told = {key: key.replace("label_emb.0.0.", "add_embedding.linear_1.") for key in bare_shapes if "label_emb." in key}
+    told = {key: name.replace("label_emb.0.2.", "add_embedding.linear_2.") for key, name in told.items()}
+
+    def convert(tensors: dict[str, Tensor]) -> Tensors:
+        converted = _dropping_none(convert_controlnet_checkpoint(dict(tensors), config))
+        return {**converted, **{name: tensors[key] for key, name in told.items()}}
+
+    return convert
 
 
 class _Kept(dict[str, Tensor]):
@@ -120,17 +140,25 @@ def _moved(tensors: Mapping[str, Tensor], prefix: str, to: str) -> dict[str, Ten
     return {to + key.removeprefix(prefix): value for key, value in tensors.items()}
 
 
+def _with_text_level(key: str) -> str:
+    """The name that transformers has for a tensor of a text model with a projection; some files have no level."""
+    return key if key.startswith(("text_model.", "text_projection.")) else f"text_model.{key}"
+
+
 def _prefixed(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {prefix + key: value for key, value in tensors.items()}
 
 
 def self_test(family: Family, shapes: Mapping[str, Shape]) -> None:
-    """Check that the converters still give what the modules have, for a checkpoint of `family` with `shapes`.
+    """Check that the converters still give what the modules have, for a checkpoint of `family` with `shapes`; VAEs have
+    a test of their own (`pool.vaes.classes`).
 
     Raises ConverterChangedError saying which keys or shapes differ.
     """
     for role in family.prefixes:
         architecture = family.architectures[role]
+        if architecture is Architecture.VAE:
+            continue
         config = config_of(architecture, family.bare_shapes_of(role, shapes))
         convert = converter(architecture, config, family.prefixes[role])
         key_map = discover(family.shapes_of(role, shapes), convert)

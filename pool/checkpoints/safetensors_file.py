@@ -117,6 +117,7 @@ class Header:
     tensors     by name, in the order of their bytes in the file
     metadata    free text pairs, written by whoever made the file
     shards      bytes of each file by its path, in order, where there are several; else empty
+    configs     of a folder of diffusers: what it says of each component, by the component's name; else empty
     """
 
     path: str
@@ -124,6 +125,7 @@ class Header:
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
     shards: Mapping[str, int] = field(default_factory=dict)
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def files(self) -> Mapping[str, int]:

@@ -15,9 +15,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pool.checkpoints.families import PLAYGROUND_25, SD2, SD2_VELOCITY_PIXELS, Family, NoiseKind, Prediction
+from pool.checkpoints.families import PLAYGROUND_25, SD2, SD2_VELOCITY_PIXELS, Family
 from pool.checkpoints.recognition.prediction import NOISE_WORD, said_prediction
 from pool.checkpoints.safetensors_file import Header, stored_bytes
+from pool.checkpoints.sampling_facts import NoiseKind, Prediction
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
 
@@ -40,6 +41,8 @@ def settled(family: Family, header: Header) -> Family:
     Raises UnknownArchitecture naming the tensor for one that cannot be what it is called, CorruptFile when the file
     cannot be read any more.
     """
+    if header.configs:  # a folder of diffusers says all of it in words
+        return family
     family = _with_ends_of_noise(family, header)
     if family.name == PLAYGROUND_25.name:
         return _with_latent_measures(family, header)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 #: how many streams copy by turns. Source: comfyui-behaviour facts, section 3, "offload streams"
 COPY_STREAMS = 2
@@ -32,6 +33,10 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Return when it has happened."""
+        ...
+
+    def query(self) -> bool:
+        """Whether it has happened."""
         ...
 
 
@@ -53,12 +58,15 @@ class StreamMaker:
 
     current  the stream that computes
     on       a block whose operations go to a stream
+    lend     memory of the stream that it was allocated on is read by another one too: not to be written again before
+             that one is past all that it was given until the memory was freed
     """
 
     new_stream: Callable[[], Stream]
     new_event: Callable[[], Event]
     current: Callable[[], Stream]
     on: Callable[[Stream], AbstractContextManager[object]]
+    lend: Callable[[Tensor, Stream], None]
 
 
 class CopyStreams:
@@ -86,4 +94,12 @@ def cuda_streams(device: torch.device) -> StreamMaker:
         new_event=lambda: cuda.Event(),
         current=lambda: cuda.current_stream(device),
         on=lambda stream: cuda.stream(stream),
+        lend=_lend,
     )
+
+
+def _lend(tensor: Tensor, stream: Any) -> None:
+    """torch's allocator counts by what of `tensor` is memory: its parts, where it is a wrapper."""
+    parts = getattr(tensor, "parts", None)
+    for part in (tensor,) if parts is None else parts.values():
+        part.record_stream(stream)

@@ -37,6 +37,8 @@ class Loader:
         self._staging = staging
         self._pages = pages
         self._threads: Executor | None = None
+        #: False: small tensors too are on their way only when `bring` returns
+        self.waits = True
 
     def bring(self, host: Tensor) -> Tensor:
         """A copy of `host` on the device in its own dtype, which the caller's stream may read; `host` itself when the
@@ -45,7 +47,7 @@ class Loader:
         Its memory is the caller's stream's, so that it is reused like any other memory of that stream once it is freed.
         """
         if self._streams is None or not self._staging or host.nbytes < LEAST_STAGED_BYTES or not host.is_contiguous():
-            return host.to(self._device)
+            return host.to(self._device, non_blocking=not self.waits)
         copy = torch.empty(host.shape, dtype=host.dtype, device=self._device)
         maker = self._streams.maker
         stream = self._streams.take()  # waits for the memory of `copy` to be free

@@ -169,6 +169,10 @@ class Waitable(Protocol):
         """Return when it has happened."""
         ...
 
+    def query(self) -> bool:
+        """Whether it has happened."""
+        ...
+
 
 @dataclass(slots=True)
 class Slot:
@@ -230,6 +234,12 @@ class StagingRing:
     def slot_bytes(self) -> int:
         """Bytes of one buffer; 0 when there is none."""
         return self._slots[0].buffer.numel() if self._slots else 0
+
+    @property
+    def would_wait(self) -> bool:
+        """The next buffer is still being copied from."""
+        busy = self._slots[self._next].busy if self._slots else None
+        return busy is not None and not busy.query()
 
     def stage(self, host_bytes: Tensor, fill: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> tuple[Tensor, Slot]:
         """Copy `host_bytes` (uint8, at most `slot_bytes`) into the next buffer, when that is free, by `fill`.

@@ -6,12 +6,14 @@ every other device a run copies directly.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
-from pool.devices.copy_streams import COPY_STREAMS, CopyStreams, cuda_streams
+from pool.devices.copy_streams import COPY_STREAMS, CopyStreams, Stream, cuda_streams
 from pool.devices.loader import Loader
 from pool.devices.memory_limits import HostMemory, host_memory
 from pool.devices.pinned_memory import CudaHostRegister, PinnedLedger, PinnedPages, StagingRing, pinned_budget_bytes
@@ -34,6 +36,11 @@ class UploadRoad:
         self._staging = staging
         self._pages = pages
         self._loader = Loader(device, streams, staging, pages)
+        #: takes what goes on beside runs; made when first used
+        self._side: Stream | None = None
+        #: the stream that computes, while copies go on beside it
+        self._computing: Stream | None = None
+        self._is_behind = False
         self.ahead_bytes = ahead_bytes if streams is not None else 0
 
     @classmethod
@@ -79,6 +86,43 @@ class UploadRoad:
     def bring(self, host: Tensor) -> Tensor:
         """A copy of `host` on the device that may be kept, as `Loader.bring`."""
         return self._loader.bring(host)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What the block brings, and what is computed with it there, goes on beside what the device computes: that does
+        not wait for it before `catch_up`. Where there are no streams it is done at once, as outside of the block.
+
+        Memory that the block allocates is a stream's of its own. What stays of it has to be told to `keep`.
+        """
+        if self._streams is None or self._computing is not None:
+            yield
+            return
+        maker = self._streams.maker
+        self._side = self._side or maker.new_stream()
+        self._computing, self._is_behind, self._loader.waits = maker.current(), True, False
+        try:
+            with maker.on(self._side):
+                yield
+        finally:
+            self._computing, self._loader.waits = None, True
+
+    def keep(self, arrived: Iterable[Tensor]) -> None:
+        """These tensors stay, and runs will read them: inside `beside` their memory is lent to the stream that
+        computes, so that once it is freed it is not written again before that stream has read it. Nothing elsewhere."""
+        if self._computing is not None and self._streams is not None:
+            for tensor in arrived:
+                self._streams.maker.lend(tensor, self._computing)
+
+    def catch_up(self) -> None:
+        """Let what is computed from now on wait for all that went on beside."""
+        if self._is_behind and self._streams is not None and self._side is not None:
+            self._streams.maker.current().wait_stream(self._side)
+            self._is_behind = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whoever brings more now waits for copies that are under way."""
+        return self._staging is not None and self._staging.would_wait
 
     def uploader(self, order: StreamOrder | None = None) -> Uploader:
         """For one run. `order` is that of an earlier run of the same component, where it is known."""

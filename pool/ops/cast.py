@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pool.ops.context import current
+from pool.ops.eight_bit_floats import converted
 from pool.ops.packed import PackedWeight
 
 #: brings a tensor to a device; the result is the caller's alone, unless it was there already
@@ -33,7 +34,7 @@ def cast(weight: Tensor, device: torch.device, dtype: torch.dtype, functions: Se
     if weight.device != device:
         weight = _moved(weight, device)
     if weight.dtype != dtype and weight.is_floating_point():
-        weight = weight.to(dtype)
+        weight = converted(weight, dtype)
     return weight
 
 
@@ -60,10 +61,10 @@ def apply_weight_functions(
         if is_copy:
             working = move(working, device)
     if not functions:
-        return working.to(dtype) if working.is_floating_point() else working
+        return converted(working, dtype) if working.is_floating_point() else working
     is_copy = is_copy or working.dtype is not working_dtype
     working = (
-        working.to(working_dtype).contiguous() if is_copy else working.clone(memory_format=torch.contiguous_format)
+        converted(working, working_dtype).contiguous() if is_copy else working.clone(memory_format=torch.contiguous_format)
     )
     for function in functions:
         working = function(working)

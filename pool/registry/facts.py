@@ -5,7 +5,7 @@ Knows whether a file can be read and what it is for. What running it needs is `p
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.strict_json import BadJson, read_object
 from pool.checkpoints.files.weights_file import SAFETENSORS_SUFFIXES, read_weights_header
 from pool.checkpoints.safetensors_file import Header
-from pool.errors import MIB, CorruptFile, UnsafeFile, UserError
+from pool.errors import MIB, CorruptFile, UnknownArchitecture, UnsafeFile, UserError
 from pool.registry.folders import PIPELINE_FILE, Form, WeightsFile
 from pool.registry.kinds import Kind, kind_of_keys
 
 #: published ones have 1 KiB; a file of another sort under such a name is not read into memory
 MOST_PIPELINE_BYTES = 1 * MIB
+
+#: how a model lies on the disk that is in several files, for people
+_IN_WORDS: Mapping[Form, str] = {Form.SHARDED: "in {} parts", Form.ASSEMBLED: "of {} files"}
 
 #: what training tools write about the model that a LoRA was made for
 _BASE_MODEL_KEYS = ("ss_base_model_version", "modelspec.architecture")
@@ -54,7 +57,9 @@ def read_facts(file: WeightsFile, *, allow_pickle: bool = False) -> FileFacts:
     try:
         if file.form is Form.FOLDER:
             return _of_folder(file)
-        return _from_keys(file, read_weights_header(file.path, allow_pickle=allow_pickle))
+        return _from_keys(file, read_weights_header(file.source, allow_pickle=allow_pickle))
+    except UnknownArchitecture:  # separate files that are no model: told when somebody wants to run it
+        return FileFacts(Kind.CHECKPOINT, f"of {len(file.members)} files")
     except CorruptFile as problem:
         is_unsafe = isinstance(problem, UnsafeFile)
         return FileFacts(None, problem=str(problem).removeprefix(f"{file.path}: "), is_unsafe=is_unsafe)
@@ -71,7 +76,7 @@ def _from_keys(file: WeightsFile, header: Header) -> FileFacts:
     kind = kind_of_keys(shapes, title is not None)
     if kind is Kind.LORA:
         title = next((metadata[key] for key in _BASE_MODEL_KEYS if metadata.get(key)), None)
-    words = (title, f"in {len(header.files)} parts" if file.form is Form.SHARDED else "")
+    words = (title, _IN_WORDS.get(file.form, "").format(len(header.files)))
     return FileFacts(kind, ", ".join(filter(None, words)), len(shapes))
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+from pool.checkpoints.files.assembly import Assembly, Source, is_description
 from pool.checkpoints.files.containment import leads_out
 from pool.checkpoints.files.shard_index import is_index
 from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES, files_of, read_weights_header
@@ -51,6 +52,7 @@ class Form(Enum):
     FILE = "file"
     SHARDED = "sharded file"
     FOLDER = "diffusers folder"
+    ASSEMBLED = "separate files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class WeightsFile:
     path       as it was found, absolute
     real_path  with every link resolved; of an index, with those of its folder, since its parts are beside its name
     members    the files that it is made of, as far as they are there; itself, of a single file
+    assembly   of separate files that a configuration names: what each is for. `path` is then no file
     """
 
     path: Path
@@ -91,6 +94,12 @@ class WeightsFile:
     folder_kind: Kind | None
     fingerprint: Fingerprint
     members: tuple[Path, ...]
+    assembly: Assembly | None = None
+
+    @property
+    def source(self) -> Source:
+        """Where its weights are."""
+        return self.assembly or self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +141,21 @@ def weights_file(path: Path, kind: Kind | None = None) -> WeightsFile:
     if real_path.is_dir():
         members = tuple(_folder_members(real_path))
         return WeightsFile(path, real_path, Form.FOLDER, kind, _fingerprint(members), members)
-    if is_index(path):
+    if is_index(path) or is_description(path):
+        form = Form.SHARDED if is_index(path) else Form.ASSEMBLED
         real_path = Path(os.path.realpath(path.parent), path.name)
         members = tuple(part for part in _parts_of(path) if part.exists())
-        return WeightsFile(path, real_path, Form.SHARDED, kind, _fingerprint(members), members)
+        return WeightsFile(path, real_path, form, kind, _fingerprint(members), members)
     return WeightsFile(path, real_path, Form.FILE, kind, _fingerprint([real_path]), (real_path,))
+
+
+def _configured_model(assembly: Assembly) -> WeightsFile:
+    """A model of separate files that a configuration names. Raises OSError when one is not there."""
+    path, members = Path(assembly.path), tuple(map(Path, assembly.files))
+    states = [weights_file(member) for member in members]
+    return WeightsFile(
+        path, path, Form.ASSEMBLED, Kind.CHECKPOINT, _together([s.fingerprint for s in states]), members, assembly
+    )
 
 
 @dataclass(slots=True)
@@ -234,7 +253,7 @@ class _Search:
                 self.unfinished.add(path)
         elif path.name + _ARIA2 in names:
             self.unfinished.add(path)
-        elif low.endswith(SAFETENSORS_SUFFIXES) or (is_index(path) and SAFETENSORS_SUFFIXES[0] in low):
+        elif low.endswith(SAFETENSORS_SUFFIXES) or _names_safetensors(path):
             self._file(path, place)
         elif low.endswith(GGUF_ENDING):
             self._refuse(path, "a GGUF file, which this version does not run")
@@ -243,7 +262,7 @@ class _Search:
             self._file(path, place)
 
     def _file(self, path: Path, place: Place) -> None:
-        if not is_index(path) and not os.path.islink(path):
+        if not is_index(path) and not is_description(path) and not os.path.islink(path):
             self._plain(path, place)
         elif path == place.path or not os.path.islink(path) or self._allows(path):
             self._take(path, place)  # a place itself was named by a person, wherever it leads
@@ -304,6 +323,23 @@ class _Search:
         return self.folder_kinds[key]
 
 
+def with_configured(found: Found, assemblies: Sequence[Assembly]) -> Found:
+    """`found` and the models that a configuration names."""
+    files, refused = list(found.files), list(found.refused)
+    for assembly in assemblies:
+        try:
+            files.append(_configured_model(assembly))
+        except OSError as error:
+            problem = f"{error.filename}: cannot be read: {error.strerror or error}"
+            refused.append(Refused(Path(assembly.path), problem))
+    return replace(found, files=tuple(files), refused=tuple(refused))
+
+
+def _names_safetensors(path: Path) -> bool:
+    """Whether the file is called as one that names files of safetensors: a description, or an index."""
+    return is_description(path) or (is_index(path) and SAFETENSORS_SUFFIXES[0] in path.name.lower())
+
+
 def _whole_of(name: str) -> str | None:
     """What the model is called that the file `name` is a part of, as its name says; None for another name."""
     if not name.lower().endswith((*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES)):
@@ -333,8 +369,12 @@ def _folder_members(folder: Path) -> Iterator[Path]:
 def _fingerprint(members: Sequence[Path]) -> Fingerprint:
     """Of several files: their size together, and the latest of their times."""
     states = [os.stat(path) for path in members]
+    return _together([Fingerprint(state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in states])
+
+
+def _together(states: Sequence[Fingerprint]) -> Fingerprint:
     return Fingerprint(
-        sum(state.st_size for state in states),
-        max((state.st_mtime_ns for state in states), default=0),
-        max((state.st_ctime_ns for state in states), default=0),
+        sum(state.size_bytes for state in states),
+        max((state.modified_ns for state in states), default=0),
+        max((state.changed_ns for state in states), default=0),
     )

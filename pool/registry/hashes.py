@@ -13,10 +13,12 @@ import hashlib
 import os
 import string
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BufferedReader
 from typing import TypeAlias
 
+from pool.checkpoints.content import RangeDigests
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.safetensors_file import MAX_HEADER_BYTES, SIZE_BYTES
 from pool.errors import MIB
@@ -76,17 +78,26 @@ def as_digits(name: str) -> str | None:
     return digits if is_length and set(digits) <= set(string.hexdigits) else None
 
 
-def hash_file(path: str | os.PathLike[str], with_data: bool, on_bytes: OnBytes = lambda count: None) -> FileHashes:
+def hash_file(
+    path: str | os.PathLike[str],
+    with_data: bool,
+    on_bytes: OnBytes = lambda count: None,
+    tensors: RangeDigests | None = None,
+) -> FileHashes:
     """Read the file at `path` once, from its beginning to its end, and hash it.
 
     `with_data` asks for the hash of the data too, which takes as long again where the processor and not the disk is
-    what limits. Raises CorruptFile when the file cannot be read.
+    what limits; `tensors` is shown all bytes, on a second processor where there is one. Raises CorruptFile when the
+    file cannot be read.
     """
     with open_regular(path, "a file to hash") as (file, _):
         if hasattr(os, "posix_fadvise"):  # whole and in order: the kernel reads further ahead
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         data_begin = _data_begin(file) if with_data else None
-        return _hash(file, data_begin, on_bytes)
+        if tensors is None:
+            return _hash(file, data_begin, on_bytes)
+        with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
+            return _hash(file, data_begin, on_bytes, lambda *chunk: beside.submit(tensors.update, *chunk))
 
 
 def _data_begin(file: BufferedReader) -> int | None:
@@ -96,12 +107,18 @@ def _data_begin(file: BufferedReader) -> int | None:
     return SIZE_BYTES + header_bytes if header_bytes <= MAX_HEADER_BYTES else None
 
 
-def _hash(file: BufferedReader, data_begin: int | None, on_bytes: OnBytes) -> FileHashes:
+def _hash(
+    file: BufferedReader,
+    data_begin: int | None,
+    on_bytes: OnBytes,
+    show: Callable[[memoryview, int], Future[None]] | None = None,
+) -> FileHashes:
     whole, data, autov1 = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK_BYTES))
     place = autov1_bytes = 0
     while count := file.readinto(buffer):
         chunk = buffer[:count]
+        shown = None if show is None else show(chunk, place)
         whole.update(chunk)
         if data_begin is not None:
             data.update(chunk[max(0, data_begin - place) :])
@@ -109,6 +126,8 @@ def _hash(file: BufferedReader, data_begin: int | None, on_bytes: OnBytes) -> Fi
         autov1.update(window)
         autov1_bytes += len(window)
         place += count
+        if shown is not None:
+            shown.result()  # before the buffer is filled anew
         on_bytes(count)
     return FileHashes(
         sha256=whole.hexdigest(),

@@ -30,6 +30,8 @@ class Kind(Enum):
 #: what pictures can be made with: whole checkpoints, and diffusion models in a file of their own
 MODELS = frozenset({Kind.CHECKPOINT, Kind.DIFFUSION_MODEL})
 LORAS = frozenset({Kind.LORA})
+#: what models are made of: equal parts of these are found by their content
+WITH_COMPONENTS = frozenset({*MODELS, Kind.VAE, Kind.TEXT_ENCODER})
 
 #: usual names of folders, in lower case with "_" for "-" and " "
 FOLDER_KINDS: Mapping[str, Kind] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pool.checkpoints.describe import describe, describe_lora
-from pool.errors import UnknownArchitecture, UserError
+from pool.errors import UserError
 from pool.registry.folders import Form, WeightsFile
 
 
@@ -39,20 +39,17 @@ def list_model(name: str, file: WeightsFile, allow_pickle: bool) -> ModelListing
     """What the checkpoint in `file` is; never raises for what is wrong with it."""
     path, size_bytes = str(file.path), file.fingerprint.size_bytes
     try:
-        check_runs(file)
-        info = describe(file.path, allow_pickle=allow_pickle)
+        info = describe(file.source, allow_pickle=allow_pickle)
     except UserError as problem:
         return ModelListing(name, path, "", size_bytes, problem=str(problem))
     return ModelListing(name, path, info.title, size_bytes, info.width, info.height)
 
 
-def check_runs(file: WeightsFile) -> None:
-    """Raise UnknownArchitecture for a model in a form that this version does not run."""
-    if file.form is Form.FOLDER:
-        raise UnknownArchitecture(
-            f"{file.path}: a folder of diffusers, which this version does not run yet; expected a checkpoint in one "
-            f"file, or in several with an index"
-        )
+def check_runs(file: WeightsFile, allow_pickle: bool) -> None:
+    """Raise the UserError that says why not, for a model in several files that this version does not run: it takes long
+    to read all of them."""
+    if file.form in (Form.FOLDER, Form.ASSEMBLED):
+        describe(file.source, allow_pickle=allow_pickle)
 
 
 def list_lora(name: str, file: WeightsFile, allow_pickle: bool) -> LoraListing:

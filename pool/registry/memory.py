@@ -8,15 +8,23 @@ from __future__ import annotations
 import dataclasses
 import os
 import sqlite3
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pool.checkpoints.content import DIGEST_BYTES
+from pool.checkpoints.files.ranges import ByteRange
 from pool.registry.database import Database, Schema
 from pool.registry.folders import Fingerprint
 from pool.registry.hashes import FileHashes
 from pool.registry.names import folded
 
 DATABASE_FILE = "models.sqlite3"
+#: beside it: what the tensors of files come to, which only computing fills again
+CONTENTS_FILE = "contents.sqlite3"
+#: files whose tensors are remembered: a checkpoint takes some 80 KiB
+MOST_CONTENTS = 5_000
 #: files that are remembered; those that were learnt of first go first
 MOST_FILES = 50_000
 
@@ -32,6 +40,15 @@ SCHEMA = Schema(
     },
     precious=("places", "aliases"),
 )
+CONTENTS_SCHEMA = Schema(
+    version=1,
+    tables={
+        "contents": "path TEXT PRIMARY KEY NOT NULL, size_bytes INTEGER NOT NULL, modified_ns INTEGER NOT NULL, "
+        "changed_ns INTEGER NOT NULL, digests BLOB NOT NULL",
+    },
+)
+#: one range of a file: where it begins and ends, and its digest
+_RANGE = struct.Struct(f"<QQ{DIGEST_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +74,21 @@ class HashRecord:
     hashes: FileHashes
 
 
+@dataclass(frozen=True, slots=True)
+class ContentRecord:
+    """The digests of the tensors of one state of a file, by their ranges."""
+
+    fingerprint: Fingerprint
+    digests: Mapping[ByteRange, bytes]
+
+
 class Memory:
     """Reads and writes the registry's database, each call in one transaction. Raises OutputFailed where it cannot."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` is made when something is to be remembered."""
         self._database = Database(folder / DATABASE_FILE, SCHEMA)
+        self._contents = Database(folder / CONTENTS_FILE, CONTENTS_SCHEMA)
 
     @property
     def path(self) -> Path:
@@ -144,6 +170,28 @@ class Memory:
             db.execute(f"DELETE FROM hashes WHERE rowid IN ({oldest})", (MOST_FILES,))
 
         self._database.write(change)
+
+    def content_record(self, path: str) -> ContentRecord | None:
+        """What is remembered of the tensors of the file at the real path `path`."""
+        if not self._contents.path.exists():
+            return None
+        select = "SELECT * FROM contents WHERE path = ?"
+        row = self._contents.read(lambda db: db.execute(select, (path,)).fetchone())
+        if row is None or len(row[4]) % _RANGE.size:
+            return None
+        return ContentRecord(Fingerprint(*row[1:4]), {(b, e): digest for b, e, digest in _RANGE.iter_unpack(row[4])})
+
+    def remember_content(self, path: str, record: ContentRecord) -> None:
+        """Write what the tensors of the file at the real path `path` come to."""
+        packed = b"".join(_RANGE.pack(*place, digest) for place, digest in record.digests.items())
+
+        def change(db: sqlite3.Connection) -> None:
+            row = (path, *dataclasses.astuple(record.fingerprint), packed)
+            db.execute(f"INSERT OR REPLACE INTO contents VALUES ({', '.join('?' * 5)})", row)
+            oldest = "SELECT rowid FROM contents ORDER BY rowid DESC LIMIT -1 OFFSET ?"
+            db.execute(f"DELETE FROM contents WHERE rowid IN ({oldest})", (MOST_CONTENTS,))
+
+        self._contents.write(change)
 
 
 def default_folder() -> Path:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 _Parts: TypeAlias = tuple[str, ...]
 
 #: endings that are no part of a name, the longer of two that fit first
-ENDINGS = (".safetensors.index.json", ".safetensors", ".sft", ".gguf", ".ckpt", ".pth", ".pt", ".bin")
+ENDINGS = (".safetensors.index.json", ".model.json", ".safetensors", ".sft", ".gguf", ".ckpt", ".pth", ".pt", ".bin")
 #: of several files that are one model, with the variant before or after "index"
 _INDEX = re.compile(r"\.(safetensors|bin)(?P<before>\.\w+)?\.index(?P<after>\.\w+)?\.json$")
 

@@ -6,19 +6,21 @@ file once, as long as the file does not change. Not thread safe; any number of p
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from pool.checkpoints.file_hash import weights_sha256
+from pool.checkpoints.files.assembly import Assembly, is_description
+from pool.checkpoints.files.ranges import ByteRange
 from pool.checkpoints.files.shard_index import is_index
 from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES
 from pool.errors import AmbiguousName, CorruptFile, OutputFailed, UnknownName, UserError, unknown_name
+from pool.registry.contents import Contents, Reading
 from pool.registry.facts import FileFacts, read_facts
 from pool.registry.folders import (
     PIPELINE_FILE,
@@ -30,11 +32,13 @@ from pool.registry.folders import (
     WeightsFile,
     look_through,
     weights_file,
+    with_configured,
 )
 from pool.registry.hashes import FileHashes, OnBytes, as_digits, hash_file
-from pool.registry.kinds import LORAS, MODELS, Kind
+from pool.registry.kinds import LORAS, MODELS, WITH_COMPONENTS, Kind
 from pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
 from pool.registry.memory import Alias, HashRecord, Memory, default_folder
+from pool.registry.model_hash import assembly_hash, hash_whole
 from pool.registry.names import folded, named, shortest_names
 
 T = TypeVar("T")
@@ -73,11 +77,13 @@ def open_registry(
     folder: Path | None = None,
     uses_added: bool = True,
     allow_pickle: bool = False,
+    assemblies: Sequence[Assembly] = (),
 ) -> Registry:
-    """The registry of these configured folders, whose database is in `folder` (the user's own when None)."""
+    """The registry of these configured folders and models, whose database is in `folder` (the user's own when None)."""
     places = [Place(path, Kind.CHECKPOINT) for path in model_folders]
     places += [Place(path, Kind.LORA) for path in lora_folders]
-    return Registry(Memory(folder or default_folder()), places, uses_added, allow_pickle=allow_pickle)
+    memory = Memory(folder or default_folder())
+    return Registry(memory, places, uses_added, allow_pickle=allow_pickle, assemblies=assemblies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +106,14 @@ class Registry:
         now_ns: Callable[[], int] = time.time_ns,
         *,
         allow_pickle: bool = False,
+        assemblies: Sequence[Assembly] = (),
     ) -> None:
         """`uses_added` says whether places and aliases that people added count; hashes are remembered in any case.
-        `allow_pickle` has PyTorch's pickles read; without it they are known, and refused."""
+        `allow_pickle` has PyTorch's pickles read; without it they are known, and refused. `assemblies` are models of
+        separate files that a configuration names."""
         self.memory = memory
+        self._assemblies = tuple(assemblies)
+        self._contents = Contents(memory, now_ns, SETTLED_NS)
         self._configured = tuple(configured)
         self._uses_added = uses_added
         self._allow_pickle = allow_pickle
@@ -121,8 +131,9 @@ class Registry:
         return (*self._configured, *(Place(path, is_registered=True) for path in added))
 
     def look(self, *first: Place) -> Found:
-        """What lies in `first` and in all places. Reads no file but indexes."""
-        return look_through((*first, *self.places()), allow_pickle=self._allow_pickle)
+        """What lies in `first` and in all places, and the configuration's models. Reads no file but indexes."""
+        found = look_through((*first, *self.places()), allow_pickle=self._allow_pickle)
+        return with_configured(found, self._assemblies) if self._assemblies else found
 
     def aliases(self) -> tuple[Alias, ...]:
         """Every alias, by name."""
@@ -210,8 +221,19 @@ class Registry:
         )
         if known is not None and (known.data_sha256 or not with_data or file.form is not Form.FILE):
             return known
+        if file.form is Form.ASSEMBLED:  # each file by itself: its hash is remembered whatever it is a part of
+            return FileHashes(assembly_hash(file, lambda part: self.hashes(weights_file(Path(part))).sha256))
         began_ns = self._now_ns()
-        found = _hash(file, with_data, on_bytes)
+        readings: list[Reading] = []
+        begin = self._contents.begin if self.kind(file) in WITH_COMPONENTS else lambda path: None
+
+        def hash_member(path: str | os.PathLike[str]) -> FileHashes:
+            reading = begin(path)
+            if reading is not None:
+                readings.append(reading)
+            return hash_file(path, with_data, on_bytes, None if reading is None else reading.digests)
+
+        found = hash_whole(file, hash_member)
         try:
             after = weights_file(file.path).fingerprint
         except OSError:
@@ -219,10 +241,17 @@ class Registry:
         if after != file.fingerprint:
             raise CorruptFile(f"{file.path}: changed while it was read; try again when it is whole")
         self._hashed[(file.real_path, file.fingerprint)] = found
+        for reading in readings:
+            self._remembered(partial(self._contents.end, reading), None)
         if began_ns - file.fingerprint.changed_ns > SETTLED_NS:
             record = HashRecord(file.fingerprint, found)
             self._remembered(lambda: self.memory.remember(str(file.real_path), record), None)
         return found
+
+    def digests(self, path: str) -> Mapping[ByteRange, bytes] | None:
+        """The digests of the tensors of the single file at `path`, by their ranges: read whole unless they are known;
+        None where there are none. Raises CorruptFile when it cannot be read."""
+        return self._remembered(lambda: self._contents.of(path), None)
 
     def _listed(self, file: WeightsFile, look: Callable[[str, WeightsFile, bool], Listed]) -> Listed:
         """What `look` says of `file` in the state that it is in. It says the same of the same state."""
@@ -289,7 +318,24 @@ class Registry:
         return self._remembered(self.memory.hashes, none)
 
     def _known(self, file: WeightsFile, record: HashRecord | None) -> FileHashes | None:
+        if file.form is Form.ASSEMBLED:
+            return self._known_together(file)
         return self._hashed.get((file.real_path, file.fingerprint)) or _valid(file, record)
+
+    def _known_together(self, file: WeightsFile) -> FileHashes | None:
+        """The hash of separate files, where that of each is known."""
+
+        def known(part: str) -> str:
+            own = weights_file(Path(part))
+            hashes = self._known(own, self._remembered(lambda: self.memory.hash_record(str(own.real_path)), None))
+            if hashes is None:
+                raise LookupError(part)
+            return hashes.sha256
+
+        try:
+            return FileHashes(assembly_hash(file, known))
+        except (LookupError, OSError, UserError):
+            return None
 
     def _remembered(self, ask: Callable[[], T], otherwise: T) -> T:
         """What the database answers; `otherwise` where it cannot be used, which is told of once."""
@@ -313,7 +359,7 @@ def _given(name: str) -> WeightsFile | None:
     path = Path(name)
     try:
         is_called_so = name.lower().endswith((*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES)) or is_index(name)
-        if is_called_so and path.is_file():
+        if (is_called_so or is_description(name)) and path.is_file():
             return weights_file(path)
         # a folder's bare name is a name like others
         if path.name != name and (path / PIPELINE_FILE).is_file():
@@ -345,16 +391,3 @@ def _ambiguous(name: str, what: str, files: Sequence[WeightsFile], all_paths: Se
         f"{what} {name!r} can mean {len(files)} files: {listed}{more}. Say one of these names, a path, a hash, or give "
         f"one a name of its own: modelpool models alias NAME {names[files[0].path]}"
     )
-
-
-def _hash(file: WeightsFile, with_data: bool, on_bytes: OnBytes) -> FileHashes:
-    """The hashes of a file, or of all that a model in several files is made of: of a line for each, with its hash."""
-    if file.form is Form.FILE:
-        return hash_file(file.real_path, with_data, on_bytes)
-    if file.form is Form.SHARDED:
-        return FileHashes(weights_sha256(file.real_path, lambda part: hash_file(part, False, on_bytes).sha256))
-    whole = hashlib.sha256()
-    for member in file.members:
-        digest = hash_file(member, False, on_bytes).sha256
-        whole.update(f"{digest}  {os.path.relpath(member, file.real_path)}\n".encode())
-    return FileHashes(whole.hexdigest())

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from pool.checkpoints.families import SizeConditions
 from pool.checkpoints.infer import NUMBER_WIDTH, SIZE_NUMBERS
+from pool.checkpoints.sampling_facts import SizeConditions
 
 #: inputs of a model beside latent, timestep and text, by name; each [B, ...]
 Extras: TypeAlias = Mapping[str, Tensor]
 NO_EXTRAS: Extras = MappingProxyType({})
+#: what is added to each skip connection of a UNet, then to its middle
+Residuals: TypeAlias = Sequence[Tensor]
+
+#: the name under which a model is told latents and masks that go beside the noisy latent
+IMAGE = "image"
 
 #: how pleasing the picture should be, and what it should be unlike; the values that SDXL's refiner is used with.
 #: Source: `aesthetic_score` and `negative_aesthetic_score` of diffusers' StableDiffusionXLImg2ImgPipeline
@@ -58,12 +63,26 @@ def pooled_width(conditions: SizeConditions, model: nn.Module) -> int:
 
 
 def call_unet(
-    module: nn.Module, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, extras: Extras = NO_EXTRAS
+    module: nn.Module,
+    x_BCHW: Tensor,
+    timestep_B: Tensor,
+    context_BLD: Tensor,
+    extras: Extras = NO_EXTRAS,
+    residuals: Residuals | None = None,
 ) -> Tensor:
-    """One call of a UNet of diffusers. Sizes stay float32: in half precision 2049 is no number."""
+    """One call of a UNet of diffusers. Sizes stay float32: in half precision 2049 is no number. What is told under
+    `IMAGE` is joined to the channels of the latent, as it is."""
     dtype = x_BCHW.dtype
     added = {name: value if name == "time_ids" else value.to(dtype) for name, value in extras.items()}
+    if IMAGE in added:
+        x_BCHW = torch.cat([x_BCHW, added.pop(IMAGE)], dim=1)
+    beside: dict[str, Any] = {}
+    if residuals is not None:
+        beside = {
+            "down_block_additional_residuals": tuple(residuals[:-1]),
+            "mid_block_additional_residual": residuals[-1],
+        }
     predicted_BCHW: Tensor = module(
-        x_BCHW, timestep_B, context_BLD, added_cond_kwargs=added or None, return_dict=False
+        x_BCHW, timestep_B, context_BLD, added_cond_kwargs=added or None, return_dict=False, **beside
     )[0]
     return predicted_BCHW

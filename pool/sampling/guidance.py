@@ -8,14 +8,14 @@ Shape legend: B batch, C latent channels, H W latent height and width, L tokens,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from pool.checkpoints.families import Prediction
+from pool.checkpoints.sampling_facts import KeptLength, Prediction
 from pool.errors import unusable_field
 from pool.options.model_options import Args, ModelOptions
 from pool.options.run_context import call_facts
@@ -23,7 +23,9 @@ from pool.options.transformer_options import TransformerOptions
 from pool.options.wrappers import WrapperPoint
 from pool.sampling.conditions import COND, UNCOND, ApplyHooks, Batch, Condition, batches
 from pool.sampling.extras import Extras
+from pool.sampling.kept_length import with_length_of
 from pool.sampling.predictions import clean_latent, input_scale
+from pool.sampling.regions import NO_REGIONS, Regions
 from pool.sampling.samplers import Denoise
 from pool.sampling.schedules import SigmaTable
 
@@ -36,6 +38,15 @@ Conditions: TypeAlias = Sequence[Condition | None]
 _CLEAN_POINTS = (WrapperPoint.CALC_COND_BATCH, WrapperPoint.APPLY_MODEL)
 
 
+@dataclass(frozen=True, slots=True)
+class WithoutPicture:
+    """The negative prompt as a model reads it that sees no picture, and how strongly the picture counts: so many times
+    the way from what is guessed without it. Source: Brooks et al. 2023 (InstructPix2Pix), equation 3."""
+
+    condition: Condition
+    strength: float
+
+
 def guided_denoiser(
     predict_noise: PredictNoise,
     table: SigmaTable,
@@ -46,6 +57,9 @@ def guided_denoiser(
     apply_hooks: ApplyHooks | None = None,
     most_at_once: int = 0,
     prediction: Prediction = Prediction.NOISE,
+    regions: Regions = NO_REGIONS,
+    kept_length: KeptLength = KeptLength.NOTHING,
+    without_picture: WithoutPicture | None = None,
 ) -> Denoise:
     """A `denoise` that predicts noise for both texts and goes `cfg` times the way from `uncond` to `cond`.
 
@@ -54,13 +68,26 @@ def guided_denoiser(
     takes less memory. With `cfg` 1 only `cond` runs, unless the options say otherwise, and `uncond` may be None.
     `apply_hooks` is called before each batch. The sampler functions of `options` are called as in ComfyUI; they see
     predictions as clean latents, which rounds otherwise than the plain run, in the last bits. `prediction` is what the
-    model predicts.
+    model predicts; `regions` are texts beside `cond` that guide a part of the picture each. `without_picture` is asked
+    wherever `uncond` is.
     """
     assert cfg == 1.0 or uncond is not None, f"cfg {cfg} needs the unconditional context"
     options = options or ModelOptions()
     runs_uncond = uncond is not None and (cfg != 1.0 or options.disable_cfg1_optimization)
     conditions = (_condition(cond), _condition(uncond) if runs_uncond else None)
-    guider = _Guider(predict_noise, table, conditions, cfg, options, apply_hooks, most_at_once, prediction)
+    guider = _Guider(
+        predict_noise,
+        table,
+        conditions,
+        cfg,
+        options,
+        apply_hooks,
+        most_at_once,
+        prediction,
+        regions,
+        kept_length,
+        without_picture if runs_uncond else None,
+    )
     sees_clean = options.guides or options.model_function_wrapper is not None
     sees_clean = sees_clean or any(options.wrappers.at(point) for point in _CLEAN_POINTS)
     denoise: Denoise = options.wrappers.around(
@@ -86,28 +113,41 @@ class _Guider:
         apply_hooks: ApplyHooks | None,
         most_at_once: int,
         prediction: Prediction,
+        regions: Regions,
+        kept_length: KeptLength,
+        without_picture: WithoutPicture | None,
     ) -> None:
         self._prediction = prediction
+        self._regions, self._kept_length = regions, kept_length
         self._predict_noise, self._table, self._cfg = predict_noise, table, cfg
-        self._conditions, self._options, self._apply_hooks = conditions, options, apply_hooks
+        self._conditions: tuple[Condition | None, ...] = (*conditions, *regions.conditions)
+        self._picture_strength, self._blank = 1.0, len(self._conditions)
+        if without_picture is not None:
+            self._conditions = (*self._conditions, without_picture.condition)
+            self._picture_strength = without_picture.strength
+        self._options, self._apply_hooks = options, apply_hooks
         self._most_at_once = most_at_once
-        self._batches = batches(conditions, most_at_once)
+        self._batches = batches(self._conditions, most_at_once)
         #: someone may look at the facts of a call
         self._tells = not options.transformer.is_empty or bool(options.wrappers.entries) or apply_hooks is not None
 
     def guess(self, x_BCHW: Tensor, sigma: float) -> Tensor:
         """The guided guess by plain classifier-free guidance, in terms of what the model predicts."""
         # times the inverse: dividing by a number may round differently on another device
-        scaled_BCHW = x_BCHW * input_scale(sigma, self._table.sigma_data)
+        scaled_BCHW = x_BCHW * input_scale(sigma, self._table.sigma_data, self._prediction)
         noises: dict[int, Tensor] = {}
         for batch in self._batches:
             self._prepare(batch, sigma)
             copies = _repeated(scaled_BCHW, len(batch.context_BLD))
             predicted = self._predict(copies, sigma, batch.context_BLD, batch)
             noises |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
+        cond_BCHW = self._regions.joined(noises)
         if UNCOND not in noises:
-            return self._clean(x_BCHW, noises[COND], sigma)
-        guided_BCHW = noises[UNCOND] + (noises[COND] - noises[UNCOND]) * self._cfg
+            return self._clean(x_BCHW, cond_BCHW, sigma)
+        guided_BCHW = noises[UNCOND] + (cond_BCHW - noises[UNCOND]) * self._cfg
+        if self._blank in noises:
+            guided_BCHW = self._towards_picture(guided_BCHW, noises)
+        guided_BCHW = with_length_of(guided_BCHW, cond_BCHW, self._kept_length)
         return self._clean(x_BCHW, guided_BCHW, sigma)
 
     def guess_by_functions(self, x_BCHW: Tensor, sigma: float) -> Tensor:
@@ -127,21 +167,31 @@ class _Guider:
         else:
             calc = options.wrappers.around(WrapperPoint.CALC_COND_BATCH, self._calc_cond_batch)
             guesses = calc(list(self._conditions), x_BCHW, sigma)
+        asked, guesses = guesses, [self._regions.joined(guesses), guesses[UNCOND]]
         for pre_cfg in options.sampler_pre_cfg_function:
             guesses = pre_cfg({**common, "conds": list(self._conditions), "conds_out": guesses})
         cond, uncond = guesses[COND], guesses[UNCOND]
         clean: Args = {**common, "cond_denoised": cond, "uncond_denoised": uncond}
         denoised_BCHW = self._combined(clean)
+        if self._blank < len(self._conditions):
+            denoised_BCHW = self._towards_picture(denoised_BCHW, asked)
         for post_cfg in options.sampler_post_cfg_function:
             args = {"cond": self._conditions[COND], "uncond": self._conditions[UNCOND], "denoised": denoised_BCHW}
             denoised_BCHW = post_cfg({**clean, **args})
         return denoised_BCHW
 
+    def _towards_picture(self, guided_BCHW: Tensor, guesses: Mapping[int, Tensor] | Sequence[Tensor]) -> Tensor:
+        """What is guided by the text, led on by the picture: the text's guidance begins at `UNCOND`, which sees it."""
+        return guided_BCHW + (guesses[UNCOND] - guesses[self._blank]) * (self._picture_strength - 1.0)
+
     def _combined(self, clean: Args) -> Tensor:
         x_BCHW, cond, uncond = clean["input"], clean["cond_denoised"], clean["uncond_denoised"]
         if self._options.sampler_cfg_function is None:
             combined_BCHW: Tensor = uncond + (cond - uncond) * self._cfg
-            return combined_BCHW
+            if self._kept_length is KeptLength.NOTHING:
+                return combined_BCHW
+            kept_BCHW: Tensor = x_BCHW - with_length_of(x_BCHW - combined_BCHW, x_BCHW - cond, self._kept_length)
+            return kept_BCHW
         texts = {"input_cond": self._conditions[COND], "input_uncond": self._conditions[UNCOND]}
         args = {**clean, **texts, "cond": x_BCHW - cond, "uncond": x_BCHW - uncond}
         removed_BCHW: Tensor = self._options.sampler_cfg_function(args)
@@ -173,7 +223,7 @@ class _Guider:
                     f"{len(batch.context_BLD)}, or its own {' and '.join(extras)} of a model function wrapper's c"
                 )
                 raise unusable_field("batch that a wrapper gives to a model told more than a text", len(x), expected)
-            scaled_BCHW = x * input_scale(at, self._table.sigma_data)
+            scaled_BCHW = x * input_scale(at, self._table.sigma_data, self._prediction)
             predicted_BCHW = self._predict(scaled_BCHW, at, context_BLD, replace(batch, extras=extras))
             return self._clean(x, predicted_BCHW, at)
 
@@ -184,12 +234,16 @@ class _Guider:
             return guesses
         options = {"transformer_options": self._options.transformer}
         context = {"c_crossattn": batch.context_BLD, **options, **batch.extras}
-        members = list(batch.members)
-        args = {"input": x_BCHW, "timestep": sigma_B, "c": context, "cond_or_uncond": members}
+        args = {"input": x_BCHW, "timestep": sigma_B, "c": context, "cond_or_uncond": self._sides(batch)}
         return wrapper(_of_keywords(apply, self._options.transformer, batch.extras), args)
 
     def _clean(self, x_BCHW: Tensor, predicted_BCHW: Tensor, sigma: float) -> Tensor:
         return clean_latent(self._prediction, x_BCHW, predicted_BCHW, sigma, self._table.sigma_data)
+
+    def _sides(self, batch: Batch) -> list[int]:
+        """Which of the members of `batch` are for the prompt, regions of it included, and which for the negative one,
+        seeing a picture or none."""
+        return [UNCOND if place in (UNCOND, self._blank) else COND for place in batch.members]
 
     def _prepare(self, batch: Batch, sigma: float) -> None:
         if self._apply_hooks is not None:
@@ -201,7 +255,7 @@ class _Guider:
         if not self._tells:
             return self._predict_noise(scaled_BCHW, timestep_B, context_BLD, **batch.extras).to(scaled_BCHW.dtype)
         sigmas_B = torch.full((count,), sigma, dtype=torch.float32, device=device)
-        with call_facts(sigmas=sigmas_B, cond_or_uncond=list(batch.members)):
+        with call_facts(sigmas=sigmas_B, cond_or_uncond=self._sides(batch)):
             return self._predict_noise(scaled_BCHW, timestep_B, context_BLD, **batch.extras).to(scaled_BCHW.dtype)
 
 
@@ -232,7 +286,7 @@ def _of_keywords(apply: Callable[..., Tensor], installed: TransformerOptions, ex
 
 
 def _repeated(x_BCHW: Tensor, count: int) -> Tensor:
-    return x_BCHW.repeat(count // len(x_BCHW), 1, 1, 1)
+    return x_BCHW.repeat(count // len(x_BCHW), *[1] * (x_BCHW.dim() - 1))
 
 
 def _is(left: object, right: object) -> bool:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pool.checkpoints.sampling_facts import Prediction
 from pool.errors import unusable_field
 from pool.options.model_options import ModelOptions
+from pool.sampling.predictions import noised
 from pool.sampling.samplers import Denoise
 
 
@@ -43,7 +45,12 @@ class Inpainting:
 
 
 def masked_denoiser(
-    denoise: Denoise, kept: Inpainting, noise_BCHW: Tensor, sigmas: Tensor, options: ModelOptions
+    denoise: Denoise,
+    kept: Inpainting,
+    noise_BCHW: Tensor,
+    sigmas: Tensor,
+    options: ModelOptions,
+    prediction: Prediction = Prediction.NOISE,
 ) -> Denoise:
     """`denoise` that makes only what the mask of `kept` lets it make.
 
@@ -64,7 +71,7 @@ def masked_denoiser(
 
     def masked(x_BCHW: Tensor, sigma: float) -> Tensor:
         mask = mask_at(sigma)
-        noisy_BCHW = kept.latent_BCHW + noise_BCHW * sigma
+        noisy_BCHW = noised(prediction, kept.latent_BCHW, noise_BCHW, sigma)
         guess_BCHW = denoise(x_BCHW * mask + noisy_BCHW * (1.0 - mask), sigma)
         return guess_BCHW * mask + kept.latent_BCHW * (1.0 - mask)
 

@@ -41,6 +41,7 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
         "sgm_uniform": "SGM Uniform",
         "simple": "Simple",
         "ddim_uniform": "DDIM",
+        "linear_quadratic": "Linear Quadratic",
     }
 )
 

@@ -1,25 +1,30 @@
 """The latents of one picture, or of several at once, from their seeds to the last step.
 
-Puts the other modules of this folder together; knows no model, no file and no text.
+Puts the other modules of this folder together; knows no model, no file and no text. Each picture's random numbers are
+its own, drawn one picture at a time; nothing else tells one member of a batch from another, so neither the others nor
+the order change a picture but in the last bits, where kernels round otherwise at another batch size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from pool.checkpoints.families import Prediction
+from pool.checkpoints.sampling_facts import KeptLength, Prediction
 from pool.options.model_options import ModelOptions
 from pool.options.run_context import call_facts
 from pool.options.wrappers import WrapperPoint
 from pool.sampling.conditions import ApplyHooks, Condition
-from pool.sampling.guidance import PredictNoise, guided_denoiser
+from pool.sampling.extras import Extras
+from pool.sampling.guidance import PredictNoise, WithoutPicture, guided_denoiser
 from pool.sampling.inpainting import Inpainting, masked_denoiser
 from pool.sampling.noise import PictureNoise
-from pool.sampling.samplers import FUNCTIONS, Denoise, Noise
+from pool.sampling.regions import NO_REGIONS, Regions
+from pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise, Sampler
 from pool.sampling.schedules import SigmaTable, make_sigmas, sd1_sigma_table
 from pool.stopping import stop_if_asked
 from pool.work import RunHooks, SampleWork
@@ -29,7 +34,7 @@ def denoise_pictures(
     predict_noise: PredictNoise,
     work: SampleWork,
     seeds: Sequence[int],
-    latent_shape_CHW: tuple[int, int, int],
+    latent_shape_CHW: tuple[int, ...],
     cond: Condition,
     uncond: Condition | None,
     device: torch.device,
@@ -40,52 +45,92 @@ def denoise_pictures(
     apply_hooks: ApplyHooks | None = None,
     most_at_once: int = 0,
     prediction: Prediction = Prediction.NOISE,
+    kept_length: KeptLength = KeptLength.NOTHING,
+    start_BCHW: Tensor | None = None,
+    regions: Regions = NO_REGIONS,
+    without_picture: Extras | None = None,
 ) -> Tensor:
     """The denoised latents of as many pictures as there are `seeds`, in one run: float32 [B, C, H, W] on the CPU, in
     the model's own scale.
 
     They differ in their seeds and texts and share the rest of `work` (steps, cfg, sampler, schedule), whose own seed is
-    not read. The state is kept in float32 on `device`, where `predict_noise` is called too: with twice B texts (all
-    unconditional ones first), or with B of them when the texts differ in length or in their hooks, or `most_at_once` is
-    1, or cfg is 1 (`uncond` may then be None). `table` is the noise the model was trained with: SD1's when None;
-    `prediction` what it predicts. `options` are those of the run; their transformer options are the caller's to apply
-    to the model. `apply_hooks` is called with the texts' weight hooks before each batch.
-
-    Each picture's random numbers are its own, drawn one picture at a time; nothing else tells one member of the batch
-    from another, so neither the others nor the order change a picture but in the last bits, where kernels round
-    otherwise at another batch size.
+    not read. Noise is added to `start_BCHW`, float32 in the model's own scale; without it to what `inpainting` keeps,
+    or to nothing. The state is kept in float32 on `device`, where `predict_noise` is called too: with twice B texts
+    (all unconditional ones first), or with B of them when the texts differ in length or in their hooks, or
+    `most_at_once` is 1, or cfg is 1 (`uncond` may then be None). `table` is the noise the model was trained with: SD1's
+    when None; `prediction` what it predicts. `options` are those of the run; their transformer options are the caller's
+    to apply to the model. `apply_hooks` is called with the texts' weight hooks before each batch. `regions` are texts
+    that guide a part of the picture each, beside `cond`. `without_picture` is what the model is told where it is asked
+    about `uncond` as if it saw no picture, in place of what is of the same name; `work.picture_cfg` counts then.
     Raises Stopped before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
-    table = table or sd1_sigma_table()
-    options = options or ModelOptions()
+    table, options = table or sd1_sigma_table(), options or ModelOptions()
     wrappers = options.wrappers
     shape_BCHW = (len(seeds), *latent_shape_CHW)
     kept = None if inpainting is None else inpainting.fitting(shape_BCHW).to(device)
+    start = kept.latent_BCHW if start_BCHW is None and kept is not None else start_BCHW
 
     def prepare() -> Denoise:
-        texts = (cond.to(device), None if uncond is None else uncond.to(device))
-        return guided_denoiser(predict_noise, table, *texts, work.cfg, options, apply_hooks, most_at_once, prediction)
+        negative = None if uncond is None else uncond.to(device)
+        return guided_denoiser(
+            predict_noise,
+            table,
+            cond.to(device),
+            negative,
+            work.cfg,
+            options,
+            apply_hooks,
+            most_at_once,
+            prediction,
+            regions.to(device),
+            kept_length,
+            _without(negative, without_picture, work.picture_cfg),
+        )
 
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()
         stop_if_asked(hooks.should_stop)
         first_BCHW = noise()
-        x_BCHW = first_BCHW * _initial_scale(float(sigmas[0]), table)
+        x_BCHW = _first_latent(first_BCHW, start, float(sigmas[0]), table, prediction)
         if kept is not None:
-            x_BCHW = x_BCHW + kept.latent_BCHW
-            denoise = masked_denoiser(denoise, kept, first_BCHW, sigmas, options)
-        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, FUNCTIONS[work.sampler])
+            denoise = masked_denoiser(denoise, kept, first_BCHW, sigmas, options, prediction)
+        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.sampler, prediction))
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks))
         return latent_BCHW
 
-    sigmas = make_sigmas(work.schedule, work.steps, table)
+    sigmas = make_sigmas(work.schedule, work.steps, table)[work.first_step :]
     with torch.no_grad(), call_facts(sample_sigmas=sigmas):
         noise = _noise_of(seeds, latent_shape_CHW, device)
         latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(noise, sigmas)
         return latent_BCHW.to("cpu")
 
 
-def _noise_of(seeds: Sequence[int], shape_CHW: tuple[int, int, int], device: torch.device) -> Noise:
+def _sampler(name: str, prediction: Prediction) -> Sampler:
+    """The function of a sampler, for models that predict so."""
+    functions = {**FUNCTIONS, **FLOW_FUNCTIONS} if prediction is Prediction.FLOW else FUNCTIONS
+    return functions[name]
+
+
+def _without(negative: Condition | None, told: Extras | None, strength: float) -> WithoutPicture | None:
+    """The negative prompt with what a model is `told` that is to see no picture."""
+    if negative is None or told is None:
+        return None
+    extras = {name: value.to(negative.context_BLD.device) for name, value in told.items()}
+    return WithoutPicture(replace(negative, extras={**negative.extras, **extras}), strength)
+
+
+def _first_latent(
+    noise_BCHW: Tensor, start_BCHW: Tensor | None, sigma: float, table: SigmaTable, prediction: Prediction
+) -> Tensor:
+    """What a run begins with: noise at its first level, and what is there beside it."""
+    is_flow = prediction is Prediction.FLOW
+    x_BCHW = noise_BCHW * (sigma if is_flow else _initial_scale(sigma, table))
+    if start_BCHW is None:
+        return x_BCHW
+    return x_BCHW + start_BCHW.to(noise_BCHW.device) * (1.0 - sigma if is_flow else 1.0)
+
+
+def _noise_of(seeds: Sequence[int], shape_CHW: tuple[int, ...], device: torch.device) -> Noise:
     """Draws fresh noise for all pictures, [B, C, H, W], each from its own seed."""
     pictures = [PictureNoise(seed) for seed in seeds]
 

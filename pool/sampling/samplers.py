@@ -58,6 +58,22 @@ def sample_euler_ancestral(denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noi
     return x_BCHW
 
 
+def sample_flow_ancestral(denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep) -> Tensor:
+    """`sample_euler_ancestral` for models that predict the flow, where less noise is more of the picture.
+
+    From below each level the picture is taken back to its share there, and fresh noise makes the squares add up.
+    Draws from `noise` once a step, but not in one that ends at 0. The distance below is that of the plain one.
+    """
+    for done, sigma, sigma_next in _steps(sigmas):
+        below = sigma_next * (sigma_next / sigma)
+        x_BCHW = _advance(x_BCHW, (sigma, denoise(x_BCHW, sigma)), below)
+        if sigma_next > 0.0:
+            back = (1.0 - sigma_next) / (1.0 - below)
+            x_BCHW = x_BCHW * back + noise() * math.sqrt(max(0.0, sigma_next**2 - (below * back) ** 2))
+        on_step(done, len(sigmas) - 1)
+    return x_BCHW
+
+
 def sample_dpmpp_2m(denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep) -> Tensor:
     """DPM-Solver++(2M): second order, from the slope between the last two guesses; first in the first step and to 0.
 
@@ -155,6 +171,9 @@ def _uni_pc_weights(sigma: float, sigma_next: float, nodes: Sequence[float]) -> 
     return weights
 
 
+#: those of `FUNCTIONS` that are otherwise for models that predict the flow. The others follow a path that is the same
+#: for both: where the noisy latent less the clean one shrinks as the noise level does
+FLOW_FUNCTIONS: Mapping[str, Sampler] = MappingProxyType({"euler_ancestral": sample_flow_ancestral})
 #: sampler, a key of `names.SAMPLERS` -> the function
 FUNCTIONS: Mapping[str, Sampler] = MappingProxyType(
     {

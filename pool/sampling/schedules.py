@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from pool.checkpoints.families import PLAIN_NOISE, NoiseFacts, NoiseKind
+from pool.checkpoints.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind
 from pool.errors import unknown_name, unusable_field
 from pool.sampling.names import MAX_STEPS, SCHEDULES
 
@@ -29,11 +29,13 @@ class SigmaTable:
 
     sigma_data      deviation of clean latents, as the model's input and answer are scaled for
     tells_logarithm  the model is told a quarter of log(sigma), and not the timestep
+    tells_angle     the model is told the angle whose tangent is sigma, in right angles
     """
 
     sigmas: tuple[float, ...]
     sigma_data: float = 1.0
     tells_logarithm: bool = False
+    tells_angle: bool = False
 
     @property
     def sigma_min(self) -> float:
@@ -44,26 +46,43 @@ class SigmaTable:
         return self.sigmas[-1]
 
     @property
-    def last_timestep(self) -> int:
-        return len(self.sigmas) - 1
+    def last_timestep(self) -> float:
+        """The timestep of `sigma_max`."""
+        return float(len(self.sigmas) - 1)
+
+    @property
+    def first_timestep(self) -> float:
+        """The timestep of `sigma_min`."""
+        return 0.0
 
     def timestep(self, sigma: float) -> float:
         """The timestep, seldom a whole number, at which the noise level is `sigma`."""
         sigma = min(max(sigma, self.sigma_min), self.sigma_max)
-        below = min(bisect_right(self.sigmas, sigma) - 1, self.last_timestep - 1)
+        below = min(bisect_right(self.sigmas, sigma) - 1, len(self.sigmas) - 2)
         low, high = self.sigmas[below : below + 2]
         return below + math.log(sigma / low) / math.log(high / low)
 
     def sigma(self, timestep: float) -> float:
         """The noise level at `timestep`; exactly the table's entry at a whole one."""
-        timestep = min(max(timestep, 0.0), float(self.last_timestep))
-        below = min(int(timestep), self.last_timestep - 1)
+        timestep = min(max(timestep, 0.0), self.last_timestep)
+        below = min(int(timestep), len(self.sigmas) - 2)
         low, high = self.sigmas[below : below + 2]
         weight = timestep - below
         return high if weight == 1.0 else low * (high / low) ** weight
 
+    def strided(self, step: int, steps: int) -> float:
+        """The level at which the given one of so many equal strides down the table begins: the entry there, or the one
+        above it."""
+        return self.sigmas[-1 - int(step * (len(self.sigmas) / steps))]
+
+    def ended(self, levels: Sequence[float]) -> list[float]:
+        """`levels` of a run as the model wants them to end."""
+        return list(levels)
+
     def told(self, sigma: float) -> float:
         """What the model is told of the noise level `sigma`."""
+        if self.tells_angle:
+            return math.atan(sigma) / (math.pi / 2.0)
         return 0.25 * math.log(sigma) if self.tells_logarithm else self.timestep(sigma)
 
     def sigma_at_percent(self, percent: float) -> float:
@@ -73,12 +92,83 @@ class SigmaTable:
         return 0.0 if percent >= 1.0 else self.sigma((1.0 - percent) * self.last_timestep)
 
 
+@dataclass(frozen=True, slots=True)
+class FlowTable(SigmaTable):
+    """The levels of a flow: sigma is the share of noise, from next to 0 to 1, and the timestep a thousandth of the way
+    before the shift. Between two entries both ways are exact.
+
+    shift       how much more of the way is spent where there is much noise; 1 is even
+    last_share  as `NoiseFacts` has it
+    """
+
+    shift: float = 1.0
+    last_share: float = 0.0
+
+    def ended(self, levels: Sequence[float]) -> list[float]:
+        """`levels`, stretched so that the last one is `last_share`."""
+        if not self.last_share or len(levels) < 2:
+            return list(levels)
+        factor = (1.0 - self.last_share) / (1.0 - levels[-1])
+        return [1.0 - (1.0 - level) * factor for level in levels]
+
+    @property
+    def last_timestep(self) -> float:
+        return self.sigma_max * FLOW_LEVELS
+
+    @property
+    def first_timestep(self) -> float:
+        # where sigma_min would be without a shift. Both ends are meant so by ComfyUI's "normal" and by diffusers'
+        # FlowMatchEulerDiscreteScheduler, which shifts the way between them once more
+        return self.sigma_min * FLOW_LEVELS
+
+    def timestep(self, sigma: float) -> float:
+        """What is shifted to `sigma`, in thousandths."""
+        return FLOW_LEVELS * sigma / (self.shift - (self.shift - 1.0) * sigma)
+
+    def sigma(self, timestep: float) -> float:
+        """The share of noise at `timestep`."""
+        return shifted(timestep / FLOW_LEVELS, self.shift)
+
+    def strided(self, step: int, steps: int) -> float:
+        """The level after so many of `steps` equal parts of the way."""
+        return shifted(1.0 - step / steps, self.shift)
+
+    def told(self, sigma: float) -> float:
+        """The share of noise itself."""
+        return sigma
+
+    def sigma_at_percent(self, percent: float) -> float:
+        """The level where `percent` (0.0 to 1.0) of the way are done."""
+        return shifted(1.0 - min(max(percent, 0.0), 1.0), self.shift)
+
+
+#: entries of the table of a flow
+FLOW_LEVELS = 1000
+
+
+def shifted(share: float, shift: float) -> float:
+    """The share of noise that is used in place of `share`. Source: Esser et al. 2024 (SD3), equation 23."""
+    return shift * share / (1.0 + (shift - 1.0) * share)
+
+
+def flow_table(shift: float, last_share: float = 0.0) -> FlowTable:
+    """The levels of a flow with this shift."""
+    shares = (level / FLOW_LEVELS for level in range(1, FLOW_LEVELS + 1))
+    return FlowTable(tuple(shifted(share, shift) for share in shares), shift=shift, last_share=last_share)
+
+
 def sd1_sigma_table() -> SigmaTable:
     """The table of Stable Diffusion 1, 2 and XL: 1000 betas whose roots rise evenly from sqrt(0.00085) to sqrt(0.012).
 
     Source: `linear_start`, `linear_end` and `timesteps` of v1-inference.yaml, CompVis/stable-diffusion.
     """
-    betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
+    return betas_table(PLAIN_NOISE)
+
+
+def betas_table(noise: NoiseFacts) -> SigmaTable:
+    """The table of 1000 betas that rise evenly, or whose roots do, from `noise.beta_start` to `noise.beta_end`."""
+    power = 1.0 if noise.kind is NoiseKind.LINEAR else 0.5
+    betas = torch.linspace(noise.beta_start**power, noise.beta_end**power, 1000, dtype=torch.float64) ** (1.0 / power)
     signal = torch.cumprod(1.0 - betas, dim=0)
     return SigmaTable(tuple(((1.0 - signal) / signal).sqrt().to(torch.float32).tolist()))
 
@@ -90,15 +180,21 @@ LAST_SIGNAL = 4.8973451890853435e-08
 CONTINUOUS_LEVELS = 1000
 
 
-def sigma_table(noise: NoiseFacts = PLAIN_NOISE) -> SigmaTable:
-    """The noise levels of a model that was trained with `noise`."""
+def sigma_table(noise: NoiseFacts = PLAIN_NOISE, tokens: int = 0, steps: int = 0) -> SigmaTable:
+    """The noise levels of a model that was trained with `noise`, for a latent of so many patches in so many steps."""
     match noise.kind:
-        case NoiseKind.SCALED_LINEAR:
-            return sd1_sigma_table()
+        case NoiseKind.SCALED_LINEAR | NoiseKind.LINEAR:
+            return betas_table(noise)
+        case NoiseKind.FLOW:
+            by_size = noise.shift_by_size
+            return flow_table(noise.shift if by_size is None else by_size.shift(tokens, steps), noise.last_share)
         case NoiseKind.ZERO_TERMINAL:
-            return zero_terminal_table(sd1_sigma_table())
+            return zero_terminal_table(betas_table(replace(noise, kind=NoiseKind.SCALED_LINEAR)))
         case NoiseKind.EDM:
             return edm_sigma_table(noise.sigma_min, noise.sigma_max, noise.sigma_data)
+        case NoiseKind.ANGLE:
+            table = edm_sigma_table(noise.sigma_min, noise.sigma_max, noise.sigma_data)
+            return replace(table, tells_logarithm=False, tells_angle=True)
 
 
 def zero_terminal_table(table: SigmaTable) -> SigmaTable:
@@ -133,7 +229,7 @@ def make_sigmas(name: str, steps: int, table: SigmaTable) -> Tensor:
         raise unknown_name("schedule", name, SCHEDULES)
     if not 1 <= steps <= MAX_STEPS:
         raise unusable_field("steps", steps, f"1 to {MAX_STEPS}")
-    return torch.tensor([*LEVELS[name](steps, table), 0.0], dtype=torch.float32)
+    return torch.tensor([*table.ended(LEVELS[name](steps, table)), 0.0], dtype=torch.float32)
 
 
 def _evenly(start: float, stop: float, count: int) -> list[float]:
@@ -143,18 +239,18 @@ def _evenly(start: float, stop: float, count: int) -> list[float]:
 
 def _normal(steps: int, table: SigmaTable) -> list[float]:
     """Even in the timestep, both ends of the table included."""
-    return [table.sigma(t) for t in _evenly(table.last_timestep, 0.0, steps)]
+    return [table.sigma(t) for t in _evenly(table.last_timestep, table.first_timestep, steps)]
 
 
 def _sgm_uniform(steps: int, table: SigmaTable) -> list[float]:
     """Even in the timestep, and as if one more step went to timestep 0, which the final 0 replaces."""
-    return [table.sigma(t) for t in _evenly(table.last_timestep, 0.0, steps + 1)[:-1]]
+    return [table.sigma(t) for t in _evenly(table.last_timestep, table.first_timestep, steps + 1)[:-1]]
 
 
 def _simple(steps: int, table: SigmaTable) -> list[float]:
-    """Every (table length / steps)-th entry from the top; the stride is not rounded, the index is."""
-    stride = len(table.sigmas) / steps
-    return [table.sigmas[-1 - int(i * stride)] for i in range(steps)]
+    """Every (table length / steps)-th entry from the top; the stride is not rounded, the index is. Of a flow, whose
+    levels lie as close as one likes, even parts of the way."""
+    return [table.strided(step, steps) for step in range(steps)]
 
 
 def _ddim_uniform(steps: int, table: SigmaTable) -> list[float]:
@@ -174,6 +270,22 @@ def _exponential(steps: int, table: SigmaTable) -> list[float]:
     return [math.exp(log_sigma) for log_sigma in _evenly(math.log(table.sigma_max), math.log(table.sigma_min), steps)]
 
 
+def _linear_quadratic(steps: int, table: SigmaTable) -> list[float]:
+    """Half of the steps are even and take a fortieth of the noise away, the others take more and more.
+
+    Source: genmo's Mochi, `linear_quadratic_schedule` with its threshold of 0.025.
+    """
+    taken, linear = 0.025, steps // 2
+    if not linear:
+        return [table.sigma_max]
+    bent = steps - linear
+    missed = linear - taken * steps
+    square, slope = missed / (linear * bent**2), taken / linear - 2 * missed / bent**2
+    even = [step * taken / linear for step in range(linear)]
+    rising = [square * (step**2 + linear**2) + slope * step for step in range(linear, steps)]
+    return [table.sigma_max * (1.0 - share) for share in (*even, *rising)]
+
+
 #: schedule -> the levels of a run, the final 0 left out
 LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyType(
     {
@@ -183,5 +295,6 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "sgm_uniform": _sgm_uniform,
         "simple": _simple,
         "ddim_uniform": _ddim_uniform,
+        "linear_quadratic": _linear_quadratic,
     }
 )

@@ -95,6 +95,11 @@ def save_checkpoint(
         raise unusable_field("path", str(path), f"a name that ends in {SUFFIX}")
     expect_free(path, overwrite)
     found = patched_model(model, loras, patches)
+    if found.checkpoint.header.configs:
+        raise UnusableField(
+            f"model: found {found.checkpoint.header.path}, a folder of diffusers, expected it to be saved as one: its "
+            f"tensors have no names in single files"
+        )
     file = SingleFile(found.checkpoint, found.patches, dtype, keep_ema)
     tensors = file.tensors()
     facts = with_facts(file.metadata(), found.source, found.merged, dtype is not None, metadata)

@@ -23,7 +23,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from pool.checkpoints.build import Checkpoint
 from pool.checkpoints.describe import native_size
 from pool.checkpoints.families import TextFacts
-from pool.checkpoints.modules import config_of, empty_module
+from pool.checkpoints.modules import empty_module, said_module
 from pool.errors import OutputFailed
 from pool.open_model import OpenModel
 from pool.patches.patch_set import PatchSet
@@ -135,16 +135,17 @@ def _module(checkpoint: Checkpoint, role: Role) -> nn.Module:
     """The module that the folder's configuration is to build, on the meta device."""
     family = checkpoint.family
     architecture = family.architectures[role]
-    config = config_of(architecture, family.bare_shapes_of(role, checkpoint.shapes))
-    if role in family.texts:
-        return _text_module(config, family.texts[role])
     pixels = max(native_size(family, checkpoint.header))
     latent = checkpoint.latent
     if role is Role.VAE:
         means = {"latents_mean": latent.means, "latents_std": latent.deviations} if latent.means else {}
         facts = {"scaling_factor": latent.scaling_factor, "sample_size": pixels, **means}
-        return empty_module(architecture, {**config, **facts})
-    return empty_module(architecture, {**config, "sample_size": pixels // latent.downscale})
+        return checkpoint.vae_plan().empty(facts)
+    config = checkpoint.config(role)
+    if role in family.texts:
+        return _text_module(config, family.texts[role])
+    build = said_module if role in family.configs else empty_module
+    return build(architecture, {**config, "sample_size": pixels // latent.downscale})
 
 
 def _text_module(config: Mapping[str, Any], text: TextFacts) -> nn.Module:

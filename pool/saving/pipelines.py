@@ -7,11 +7,21 @@ Source: model_index.json and scheduler_config.json of the published folders of e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from pool.checkpoints.families import SD1, SD2, SDXL, SDXL_REFINER, Family, NoiseKind, Prediction
+from pool.checkpoints.families import (
+    SD1,
+    SD1_INPAINT,
+    SD2,
+    SD2_INPAINT,
+    SDXL,
+    SDXL_INPAINT,
+    SDXL_REFINER,
+    Family,
+)
+from pool.checkpoints.sampling_facts import NoiseKind, Prediction
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
 
@@ -56,15 +66,19 @@ _PLAIN = PipelineFacts(
         "requires_safety_checker": False,
     },
 )
+_XL = PipelineFacts(
+    "StableDiffusionXLPipeline",
+    {Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: "text_encoder_2", **_MODELS},
+    {"feature_extractor": _NOTHING, "image_encoder": _NOTHING, "force_zeros_for_empty_prompt": True},
+)
 _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
     {
         SD1.name: _PLAIN,
         SD2.name: _PLAIN,
-        SDXL.name: PipelineFacts(
-            "StableDiffusionXLPipeline",
-            {Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: "text_encoder_2", **_MODELS},
-            {"feature_extractor": _NOTHING, "image_encoder": _NOTHING, "force_zeros_for_empty_prompt": True},
-        ),
+        SDXL.name: _XL,
+        SD1_INPAINT.name: replace(_PLAIN, name="StableDiffusionInpaintPipeline"),
+        SD2_INPAINT.name: replace(_PLAIN, name="StableDiffusionInpaintPipeline"),
+        SDXL_INPAINT.name: replace(_XL, name="StableDiffusionXLInpaintPipeline"),
         # the refiner's one text encoder is the second one of SDXL
         SDXL_REFINER.name: PipelineFacts(
             "StableDiffusionXLImg2ImgPipeline",

@@ -1,35 +1,54 @@
-"""A prompt's chunks through a text model: the conditioning that the diffusion model reads.
+"""A prompt through a text encoder: the conditioning that the diffusion model reads.
 
-Knows how chunks and weights become one tensor. Runs on whatever the modules run on: call it inside the compute context
-of `pool.ops` when their weights are cast on the way.
+Knows how tokens and weights become tensors, as a `Reading` says. Runs on whatever the modules run on: call it inside
+the compute context of `pool.ops` when their weights are cast on the way.
 
-Shape legend: N chunks, T tokens of a chunk (77), L tokens in all (N * T), D text width, V width of a pooled text.
+Shape legend: N rows of tokens (a text's chunks, for CLIP), T tokens of a row, L tokens that are told, D text width,
+S states of a token that are read, V width of a pooled text.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pool.checkpoints.families import PLAIN_TEXT, TextFacts
 from pool.text.chunks import Chunk, empty_chunk, split_prompt
+from pool.text.reading import MaskTold, Padding, Pooled, Reading, check_layers, reading_of
+from pool.text.text_tokenizer import TextTokenizer
 from pool.text.tokenizer import END_ID, ClipTokenizer
+from pool.text.whole_texts import cut_down, filled_up, kept_places, pad_of, told_mask, whole_text
 
 #: repeating texts to a common length pays while that is at most so many times the longer one: up to four chunks beside
 #: up to four always, 5 chunks beside 6 (30) not
 MOST_REPEATED = 4
+AnyTokenizer: TypeAlias = ClipTokenizer | TextTokenizer
+#: learned tokens by name, the vectors of each as rows
+Embeddings: TypeAlias = Mapping[str, Tensor]
+NO_VECTORS: Embeddings = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadText:
-    """A text as one text encoder reads it, float32. `pooled_V` is None unless the encoder gives it."""
+    """A text as one text encoder reads it, float32.
+
+    context_LD  its states; with a dimension for layers before both where the reading is of every layer
+    pooled_V    None unless the reading says which vector is told
+    mask_L      which tokens are real; None when all are, or the reading does not say that it is told
+    cut_tokens  tokens of the text that there was no room for
+    """
 
     context_LD: Tensor
     pooled_V: Tensor | None = None
+    mask_L: Tensor | None = None
+    cut_tokens: int = 0
 
 
 def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, device: torch.device) -> Tensor:
@@ -48,48 +67,193 @@ def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, de
 
 def read_texts(
     text_model: nn.Module,
-    tokenizer: ClipTokenizer,
+    tokenizer: AnyTokenizer,
     texts: Sequence[str],
     device: torch.device,
-    facts: TextFacts = PLAIN_TEXT,
+    facts: TextFacts | Reading = PLAIN_TEXT,
+    *,
+    embeddings: Embeddings = NO_VECTORS,
+    negative: Sequence[bool] | None = None,
 ) -> tuple[ReadText, ...]:
-    """`encode_prompt` of each of `texts`, all in one forward pass, as `facts` say; they may differ in length and in
-    weights. `text_model` may be a `transformers.CLIPTextModelWithProjection` too.
+    """Each of `texts` as `facts` say, all in one forward pass; they may differ in length and in weights.
 
-    The pooled text is that of the first chunk, whatever its tokens weigh, as ComfyUI has it.
-    A chunk knows nothing of the others in the batch. Kernels may round otherwise at another batch size.
+    CLIP reads chunks, as `encode_prompt` says, and the pooled text is that of the first chunk, whatever its tokens
+    weigh, as ComfyUI has it; `embeddings` are its learned tokens. `text_model` may have a projection. Other encoders
+    read a text at once, cut to the most that they read; the empty prompt that weights move from is one in the same
+    template. `negative` says which texts are what a picture is not to show, where a family words those otherwise; where
+    nobody says it, those that say nothing.
+    A row knows nothing of the others in the batch. Kernels may round otherwise at another batch size.
+    Raises UnusableField as `parse_weights` does and for more layers left out than there are, UnknownName for an
+    embedding that is not there.
     """
-    prompts = [split_prompt(tokenizer, text) for text in texts]
-    chunks = [chunk for prompt in prompts for chunk in prompt]
-    weighted = any(chunk.is_weighted for chunk in chunks)
-    batch = (*chunks, empty_chunk()) if weighted else chunks
-    ids_NT = torch.tensor([_filled_up(chunk, facts.pad_id) for chunk in batch], dtype=torch.long).to(device)
-    with torch.no_grad():
-        z_NTD, pooled_NV = _read(text_model, ids_NT, facts)
+    reading = reading_of(facts)
+    check_layers(reading, _layers(text_model))
+    prompts = _prompts(text_model, tokenizer, texts, reading, embeddings, negative)
+    rows = [row for prompt in prompts for row in prompt]
+    weighted = any(row.is_weighted for row in rows)
+    batch = (*rows, _empty(tokenizer, reading, len(rows[0].token_ids))) if weighted else tuple(rows)
+    ids_NT = torch.tensor([row.token_ids for row in batch], dtype=torch.long).to(device)
+    mask_NT = torch.tensor([row.mask for row in batch], dtype=torch.long).to(device) if reading.is_masked else None
+    with torch.no_grad(), _learned(text_model, batch, embeddings):
+        z_NTD, pooled_NV = _read(text_model, ids_NT, mask_NT, reading)
     if weighted:
-        weights_NT = torch.tensor([chunk.weights for chunk in chunks], dtype=torch.float32).to(device)
+        weights_NT = torch.tensor([row.weights for row in rows], dtype=torch.float32).to(device)
         z_NTD = _weigh(z_NTD[:-1], z_NTD[-1:], weights_NT)
     read, first = [], 0
     for prompt in prompts:
         pooled_V = None if pooled_NV is None else pooled_NV[first]
-        read.append(ReadText(z_NTD[first : first + len(prompt)].flatten(0, 1), pooled_V))
+        states = z_NTD[first : first + len(prompt)]
+        read.append(_told(states, pooled_V, prompt, reading))
         first += len(prompt)
     return tuple(read)
 
 
-def _read(text_model: nn.Module, ids_NT: Tensor, facts: TextFacts) -> tuple[Tensor, Tensor | None]:
-    """The states of all tokens, and the pooled text of each chunk, in float32."""
-    if not facts.layers_left_out and facts.final_norm:
-        found = text_model(input_ids=ids_NT)
-        z_NTD: Tensor = found.last_hidden_state
+def _prompts(
+    text_model: nn.Module,
+    tokenizer: AnyTokenizer,
+    texts: Sequence[str],
+    reading: Reading,
+    embeddings: Embeddings,
+    negative: Sequence[bool] | None,
+) -> list[tuple[Chunk, ...]]:
+    """The rows of each text, all of one length."""
+    assert reading.is_clip == isinstance(tokenizer, ClipTokenizer), f"{reading.encoder} with another's tokenizer"
+    if isinstance(tokenizer, ClipTokenizer):
+        places = getattr(_config(text_model), "max_position_embeddings", reading.chunk_tokens)
+        tokens = min(reading.chunk_tokens, places)
+        known = {name: vectors.shape[0] for name, vectors in embeddings.items()}
+        chunks = [split_prompt(tokenizer, text, known, tokens) for text in texts]
+        return [tuple(_with_pads(chunk, reading.clip_pad_id) for chunk in prompt) for prompt in chunks]
+    sides = [not text.strip() for text in texts] if negative is None else negative
+    rows = [whole_text(tokenizer, t, reading, is_negative=side) for t, side in zip(texts, sides, strict=True)]
+    longest = max(len(row.token_ids) for row in rows)
+    pad_id = pad_of(tokenizer, reading)
+    return [(filled_up(row, longest, pad_id, left=reading.fills_left),) for row in rows]
+
+
+def _empty(tokenizer: AnyTokenizer, reading: Reading, tokens: int) -> Chunk:
+    """The row of an empty prompt, so many tokens long."""
+    if isinstance(tokenizer, ClipTokenizer):
+        return _with_pads(empty_chunk(tokens), reading.clip_pad_id)
+    row = whole_text(tokenizer, "", reading)
+    return cut_down(filled_up(row, tokens, pad_of(tokenizer, reading), left=reading.fills_left), tokens)
+
+
+def _read(
+    text_model: nn.Module, ids_NT: Tensor, mask_NT: Tensor | None, reading: Reading
+) -> tuple[Tensor, Tensor | None]:
+    """The states of all tokens, and the pooled text of each row, in float32."""
+    given: dict[str, Any] = {"input_ids": ids_NT}
+    if mask_NT is not None:
+        given["attention_mask"] = mask_NT
+    asked = getattr(text_model, "text_model", text_model) if reading.pooled is Pooled.PLAIN else text_model
+    layers = _layers(text_model)
+    left_out = reading.left_out(layers)
+    if reading.layers or reading.every_layer or left_out or not reading.final_norm:
+        deepest = max(reading.layers, default=layers - left_out)
+        with _first_layers(text_model, deepest + 1):  # the state after the last that runs would be normed
+            found = asked(**given, output_hidden_states=True)
+        z = _chosen(text_model, found.hidden_states, reading, left_out)
     else:
-        found = text_model(input_ids=ids_NT, output_hidden_states=True)
-        z_NTD = found.hidden_states[-1 - facts.layers_left_out]
-        if facts.final_norm:
-            inner: nn.Module = getattr(text_model, "text_model", text_model)
-            final_norm: nn.Module = inner.final_layer_norm  # type: ignore[assignment] # transformers is not typed
-            z_NTD = final_norm(z_NTD)
-    return z_NTD.float(), found.text_embeds.float() if facts.gives_pooled else None
+        found = asked(**given)
+        z = found.last_hidden_state
+    return z.float(), _pooled(found, reading.pooled)
+
+
+@contextmanager
+def _first_layers(text_model: nn.Module, count: int) -> Iterator[None]:
+    """A language model runs no more than its first `count` layers while this is open; others run all of theirs."""
+    config = _config(text_model)
+    whole = _layers(text_model)
+    if not isinstance(getattr(text_model, "layers", None), nn.ModuleList) or count >= whole:
+        yield
+        return
+    config.num_hidden_layers = count
+    try:
+        yield
+    finally:
+        config.num_hidden_layers = whole
+
+
+def _chosen(text_model: nn.Module, states: Sequence[Tensor], reading: Reading, left_out: int) -> Tensor:
+    """The states that are read of those after each layer, of which the first is what the first layer takes."""
+    if reading.every_layer:
+        return torch.stack(tuple(states[1:]), dim=1)
+    if reading.layers:
+        return torch.cat([states[layer] for layer in reading.layers], dim=-1)
+    layers = _layers(text_model)
+    z = states[layers - left_out if layers else -1 - left_out]
+    if reading.final_norm and left_out:
+        inner: Any = getattr(text_model, "text_model", text_model)
+        z = inner.final_layer_norm(z)
+    return z
+
+
+def _pooled(found: Any, pooled: Pooled) -> Tensor | None:
+    if pooled is Pooled.NONE:
+        return None
+    projected = getattr(found, "text_embeds", None) if pooled is Pooled.PROJECTED else None
+    vector: Tensor = found.pooler_output if projected is None else projected
+    return vector.float()
+
+
+def _told(z_NTD: Tensor, pooled_V: Tensor | None, prompt: tuple[Chunk, ...], reading: Reading) -> ReadText:
+    """What is told of one text's rows: states without those of the template and, it may be, of what fills it up."""
+    if reading.is_clip:
+        return ReadText(z_NTD.flatten(0, 1), pooled_V)
+    (row,), z = prompt, z_NTD[0]
+    if not row.tokens:
+        z = torch.zeros_like(z)
+    elif reading.padding is Padding.ZEROED:
+        z = z * torch.tensor(row.mask, dtype=z.dtype).to(z.device)[:, None]
+    places = range(reading.dropped_tokens, len(row.token_ids))
+    mask = told_mask(row, extra=1 if reading.mask is MaskTold.ONE_MORE else 0)
+    if reading.padding is Padding.DROPPED:
+        kept = list(kept_places(row, reading.dropped_tokens))  # they follow each other
+        places = range(kept[0], kept[-1] + 1) if kept else range(0)
+    told = [mask[place] for place in places]
+    is_told = reading.mask is not MaskTold.NOTHING and not all(told)
+    mask_L = torch.tensor(told, dtype=torch.bool).to(z.device) if is_told else None
+    return ReadText(z[..., places.start : places.stop, :], pooled_V, mask_L, row.cut)
+
+
+@contextmanager
+def _learned(text_model: nn.Module, batch: Sequence[Chunk], embeddings: Embeddings) -> Iterator[None]:
+    """Learned tokens have their own vectors, of `embeddings`, while this is open."""
+    places = [(i, place, token) for i, row in enumerate(batch) for place, token in row.learned]
+    if not places:
+        yield
+        return
+
+    def put(_: nn.Module, __: Any, x_NTD: Tensor) -> Tensor:
+        mine_NTD = x_NTD.clone()
+        for i, place, token in places:
+            mine_NTD[i, place] = embeddings[token.name][token.row].to(x_NTD)
+        return mine_NTD
+
+    table: Any = text_model.get_input_embeddings()  # type: ignore[operator] # transformers is not typed
+    handle = table.register_forward_hook(put)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _config(text_model: nn.Module) -> Any:
+    return getattr(text_model, "config", None)
+
+
+def _layers(text_model: nn.Module) -> int:
+    """How many layers a text encoder has; 0 where it does not tell."""
+    config = _config(text_model)
+    return getattr(config, "num_hidden_layers", 0) or 0
+
+
+def _with_pads(chunk: Chunk, pad_id: int) -> Chunk:
+    """CLIP's `chunk` with `pad_id` after the token that ends its text."""
+    if pad_id == END_ID:
+        return chunk
+    return replace(chunk, token_ids=_filled_up(chunk, pad_id))
 
 
 def _filled_up(chunk: Chunk, pad_id: int) -> tuple[int, ...]:
@@ -122,6 +286,6 @@ def match_lengths(a_LD: Tensor, b_LD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _weigh(z_NTD: Tensor, empty_1TD: Tensor, weights_NT: Tensor) -> Tensor:
-    weights_NT1 = weights_NT.unsqueeze(-1)
-    moved_NTD = empty_1TD + (z_NTD - empty_1TD) * weights_NT1
-    return torch.where(weights_NT1 == 1.0, z_NTD, moved_NTD)
+    weights = weights_NT.unsqueeze(-1) if z_NTD.dim() == 3 else weights_NT[:, None, :, None]
+    moved_NTD = empty_1TD + (z_NTD - empty_1TD) * weights
+    return torch.where(weights == 1.0, z_NTD, moved_NTD)

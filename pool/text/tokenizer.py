@@ -94,6 +94,11 @@ def byte_letters() -> list[str]:
     Bytes that print as themselves come first; the others get the letters from U+0100 on.
     Source: byte-level BPE as introduced by GPT-2.
     """
+    return list(letters_of_bytes().values())
+
+
+def letters_of_bytes() -> dict[int, str]:
+    """The same letters by their bytes."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}

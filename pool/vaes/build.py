@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from pool.vaes.measures import measured
 #: convolutions at the latent that some models of a class do not have; without one, numbers pass as they are
 _OPTIONAL = ("quant_conv", "post_quant_conv")
 _HALVES = ("encoder", "decoder")
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,13 @@ class VaePlan:
     key_map: KeyMap
     _architecture: Architecture
 
-    def empty(self) -> nn.Module:
+    def empty(self, more: Mapping[str, Any] = NO_ARGUMENTS) -> nn.Module:
         """The module without weights; a half that the file does not have is a part that says so when it is called.
 
+        `more` are arguments of the class that no shape tells and no call depends on: what its latents are scaled by.
         Raises UnknownArchitecture when the file's tensors are not those of the class.
         """
-        module = empty_vae(self._architecture, self.config)
+        module = empty_vae(self._architecture, {**self.config, **more})
         mapped = self.key_map.shapes
         for name, part in list(module.named_children()):
             if any(key.startswith(f"{name}.") for key in mapped) or not part.state_dict():

@@ -37,7 +37,8 @@ from pool.checkpoints.private_names import ConverterChangedError, differing_keys
 from pool.checkpoints.recognition.vae_facts import VaeFacts
 from pool.errors import UnknownArchitecture
 from pool.ops.initialisation import without_initialisation
-from pool.vaes import configs, ldm_names, other_names, video_configs
+from pool.vaes import ldm_names, other_names
+from pool.vaes.config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS
 from pool.vaes.configs import Config, Shapes
 
 Convert = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
@@ -59,66 +60,59 @@ class Architecture:
 
 #: by the name that `pool.checkpoints.recognition.vaes` gives
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "kl": Architecture(AutoencoderKL, configs.kl_config, ldm_names.convert_kl),
-    "kl_temporal": Architecture(
-        AutoencoderKLTemporalDecoder, configs.kl_temporal_config, ldm_names.convert_kl_temporal
-    ),
-    "flux2": Architecture(AutoencoderKLFlux2, configs.flux2_config, ldm_names.convert_flux2),
-    "taesd": Architecture(AutoencoderTiny, configs.taesd_config, other_names.convert_taesd),
-    "cascade_a": Architecture(PaellaVQModel, configs.cascade_a_config, other_names.convert_cascade_a),
-    "oobleck": Architecture(AutoencoderOobleck, configs.oobleck_config, other_names.convert_oobleck),
-    "mochi": Architecture(AutoencoderKLMochi, video_configs.mochi_config, other_names.convert_mochi),
-    "ltx_v0": Architecture(AutoencoderKLLTXVideo, video_configs.ltx_config, other_names.convert_ltx),
-    "ltx_v1": Architecture(AutoencoderKLLTXVideo, video_configs.ltx_config, other_names.convert_ltx),
-    "ltx_v2": Architecture(AutoencoderKLLTXVideo, video_configs.ltx_config, other_names.convert_ltx),
-    "ltx2": Architecture(AutoencoderKLLTX2Video, video_configs.ltx2_config, other_names.convert_ltx),
-    "hunyuan_image": Architecture(
-        AutoencoderKLHunyuanImage, configs.hunyuan_image_config, ldm_names.convert_hunyuan_image
-    ),
-    "hunyuan_video": Architecture(AutoencoderKLHunyuanVideo, video_configs.hunyuan_video_config, ldm_names.convert_kl),
+    "kl": Architecture(AutoencoderKL, CONFIGS["kl"], ldm_names.convert_kl),
+    "kl_temporal": Architecture(AutoencoderKLTemporalDecoder, CONFIGS["kl_temporal"], ldm_names.convert_kl_temporal),
+    "flux2": Architecture(AutoencoderKLFlux2, CONFIGS["flux2"], ldm_names.convert_flux2),
+    "taesd": Architecture(AutoencoderTiny, CONFIGS["taesd"], other_names.convert_taesd),
+    "cascade_a": Architecture(PaellaVQModel, CONFIGS["cascade_a"], other_names.convert_cascade_a),
+    "oobleck": Architecture(AutoencoderOobleck, CONFIGS["oobleck"], other_names.convert_oobleck),
+    "mochi": Architecture(AutoencoderKLMochi, CONFIGS["mochi"], other_names.convert_mochi),
+    "ltx_v0": Architecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v0"], other_names.convert_ltx),
+    "ltx_v1": Architecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v1"], other_names.convert_ltx),
+    "ltx_v2": Architecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v2"], other_names.convert_ltx),
+    "ltx2": Architecture(AutoencoderKLLTX2Video, CONFIGS["ltx2"], other_names.convert_ltx),
+    "hunyuan_image": Architecture(AutoencoderKLHunyuanImage, CONFIGS["hunyuan_image"], ldm_names.convert_hunyuan_image),
+    "hunyuan_video": Architecture(AutoencoderKLHunyuanVideo, CONFIGS["hunyuan_video"], ldm_names.convert_kl),
     "hunyuan_video_15": Architecture(
-        AutoencoderKLHunyuanVideo15, video_configs.hunyuan_video_15_config, ldm_names.convert_hunyuan_video_15
+        AutoencoderKLHunyuanVideo15, CONFIGS["hunyuan_video_15"], ldm_names.convert_hunyuan_video_15
     ),
     "hunyuan_image_refiner": Architecture(
-        AutoencoderKLHunyuanImageRefiner, video_configs.hunyuan_video_15_config, ldm_names.convert_hunyuan_video_15
+        AutoencoderKLHunyuanImageRefiner, CONFIGS["hunyuan_image_refiner"], ldm_names.convert_hunyuan_video_15
     ),
-    "cosmos": Architecture(AutoencoderKLCosmos, video_configs.cosmos_config, ldm_names.convert_cosmos),
-    "wan21": Architecture(AutoencoderKLWan, video_configs.wan21_config, other_names.convert_wan21),
-    "wan22": Architecture(AutoencoderKLWan, video_configs.wan22_config, other_names.convert_wan22),
+    "cosmos": Architecture(AutoencoderKLCosmos, CONFIGS["cosmos"], ldm_names.convert_cosmos),
+    "wan21": Architecture(AutoencoderKLWan, CONFIGS["wan21"], other_names.convert_wan21),
+    "wan22": Architecture(AutoencoderKLWan, CONFIGS["wan22"], other_names.convert_wan22),
 }
 
 
 #: those that files in the naming of diffusers are recognised as, with nothing beside them
 IN_DIFFUSERS_NAMING: Mapping[str, Architecture] = {
-    "kl": Architecture(AutoencoderKL, configs.diffusers_kl_config, ldm_names.convert_diffusers),
-    "flux2": Architecture(AutoencoderKLFlux2, configs.diffusers_kl_config, ldm_names.convert_diffusers),
+    "kl": Architecture(AutoencoderKL, DIFFUSERS_CONFIGS["kl"], ldm_names.convert_diffusers),
+    "flux2": Architecture(AutoencoderKLFlux2, DIFFUSERS_CONFIGS["flux2"], ldm_names.convert_diffusers),
 }
 
 #: the classes that a folder of diffusers may name, and what each is recognised as, given its configuration
 FOLDER_CLASSES: Mapping[type[nn.Module], Callable[[Config], str]] = {
-    AutoencoderKL: lambda config: "kl",
-    AutoencoderKLFlux2: lambda config: "flux2",
-    AutoencoderKLTemporalDecoder: lambda config: "kl_temporal",
-    AutoencoderTiny: lambda config: "taesd",
-    PaellaVQModel: lambda config: "cascade_a",
-    AutoencoderOobleck: lambda config: "oobleck",
-    AutoencoderKLMochi: lambda config: "mochi",
-    AutoencoderKLLTXVideo: lambda config: _ltx_version(config),
-    AutoencoderKLLTX2Video: lambda config: "ltx2",
-    AutoencoderKLHunyuanImage: lambda config: "hunyuan_image",
-    AutoencoderKLHunyuanVideo: lambda config: "hunyuan_video",
-    AutoencoderKLHunyuanVideo15: lambda config: "hunyuan_video_15",
-    AutoencoderKLHunyuanImageRefiner: lambda config: "hunyuan_image_refiner",
-    AutoencoderKLCosmos: lambda config: "cosmos",
-    AutoencoderKLWan: lambda config: "wan22" if config.get("is_residual") else "wan21",
-    AutoencoderKLQwenImage: lambda config: "wan21",
+    cls: FOLDER_KINDS[cls.__name__]
+    for cls in (
+        AutoencoderKL,
+        AutoencoderKLFlux2,
+        AutoencoderKLTemporalDecoder,
+        AutoencoderTiny,
+        PaellaVQModel,
+        AutoencoderOobleck,
+        AutoencoderKLMochi,
+        AutoencoderKLLTXVideo,
+        AutoencoderKLLTX2Video,
+        AutoencoderKLHunyuanImage,
+        AutoencoderKLHunyuanVideo,
+        AutoencoderKLHunyuanVideo15,
+        AutoencoderKLHunyuanImageRefiner,
+        AutoencoderKLCosmos,
+        AutoencoderKLWan,
+        AutoencoderKLQwenImage,
+    )
 }
-
-
-def _ltx_version(config: Config) -> str:
-    if not config.get("timestep_conditioning"):
-        return "ltx_v0"
-    return "ltx_v2" if "LTXVideo095DownBlock3D" in (config.get("down_block_types") or ()) else "ltx_v1"
 
 
 def architecture_of(facts: VaeFacts) -> Architecture:

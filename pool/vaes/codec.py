@@ -58,12 +58,14 @@ class VaeCodec:
             z = encoded.latents
         return self._from_vae(z)
 
-    def decode(self, latents: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The pixels of `latents`.
+    def decode(
+        self, latents: Tensor, generator: torch.Generator | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The pixels of `latents`, which are scaled in their own dtype and decoded in `dtype`, or in that too.
 
         LTX-Video since 0.9.1 adds noise for its decoder where there is a `generator`, which is one of the host.
         """
-        z = self._to_vae(latents)
+        z = self._to_vae(latents).to(dtype or latents.dtype)
         match self.facts.name:
             case "kl_temporal":
                 decoded = self.module.decode(z, num_frames=z.shape[0])

@@ -43,13 +43,45 @@ def size_of(shapes: Shapes, key: str, index: int = 0) -> int:
 
 def count(keys: Iterable[str], pattern: str) -> int:
     """How many numbers `pattern`'s group finds at the beginning of `keys`."""
+    return len(_numbers(keys, pattern))
+
+
+def count_all(keys: Iterable[str], pattern: str) -> int:
+    """As `count`, of numbers from 0 on.
+
+    Raises UnknownArchitecture where one is left out: a key alone could ask for any number of layers.
+    """
+    numbers = _numbers(keys, pattern)
+    missing = next((number for number in range(len(numbers)) if str(number) not in numbers), None)
+    if missing is not None:
+        raise UnknownArchitecture(
+            f"VAE: found {len(numbers)} numbers in {pattern!r} without {missing}, expected all from 0 on"
+        )
+    return len(numbers)
+
+
+def _numbers(keys: Iterable[str], pattern: str) -> set[str]:
     compiled = re.compile(pattern)
-    return len({found[1] for key in keys if (found := compiled.match(key)) is not None})
+    return {found[1] for key in keys if (found := compiled.match(key)) is not None}
 
 
 def norm_groups(widths: Iterable[int]) -> int:
     """The groups of the group norms of a VAE with levels of `widths`."""
     return max(1, min(MAX_NORM_GROUPS, min(widths) // 4))
+
+
+def ltx_kinds(keys: Iterable[str], beginning: str) -> list[str]:
+    """What each block of one half is, in order: a "group" of residual blocks, a "fold" or a block that "widens"."""
+    keys = frozenset(keys)
+    numbers = {int(key.removeprefix(beginning).partition(".")[0]) for key in keys if key.startswith(beginning)}
+    kinds = []
+    for number in range(len(numbers)):
+        block = f"{beginning}{number}."
+        if any(key.startswith(f"{block}res_blocks.") for key in keys):
+            kinds.append("group")
+        else:
+            kinds.append("widens" if f"{block}conv1.conv.weight" in keys else "fold")
+    return kinds
 
 
 def kl_config(shapes: Shapes) -> Config:
@@ -213,13 +245,17 @@ def _ldm_levels(shapes: Shapes) -> tuple[tuple[int, ...], int]:
     widths = _half_widths(shapes, "encoder.down.") or _half_widths(shapes, "decoder.up.")
     if not widths:
         raise UnknownArchitecture("VAE: found no encoder.down and no decoder.up blocks, expected at least one level")
-    blocks = count(shapes, r"encoder\.down\.0\.block\.(\d+)\.") or count(shapes, r"decoder\.up\.0\.block\.(\d+)\.") - 1
-    return widths, blocks
+    for half in ("encoder.down.", "decoder.up."):
+        part, found = f"{half.partition('.')[0]}.", len(_half_widths(shapes, half))
+        if found != len(widths) and any(key.startswith(part) for key in shapes):
+            raise UnknownArchitecture(f"VAE: found {found} {half[:-1]} blocks, expected {len(widths)}")
+    down = count_all(shapes, r"encoder\.down\.0\.block\.(\d+)\.")
+    return widths, down or count_all(shapes, r"decoder\.up\.0\.block\.(\d+)\.") - 1
 
 
 def _half_widths(shapes: Shapes, half: str) -> tuple[int, ...]:
     """The width of each level of a half; () where the file has none."""
-    levels = count(shapes, rf"{re.escape(half)}(\d+)\.")
+    levels = count_all(shapes, rf"{re.escape(half)}(\d+)\.")
     return tuple(
         shape_of(shapes, f"{half}{i}.block.0.conv2.weight", f"{half}{i}.block.0.conv2.conv.weight")[0]
         for i in range(levels)

@@ -26,8 +26,11 @@ from pool.vaes.ldm_names import convert_diffusers
 from pool.vaes.measures import measured
 
 
-def plan_folder_vae(class_name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> VaePlan:
-    """How the VAE of a diffusers folder is built: of the class that it names, with tensors of `shapes`.
+def plan_folder_vae(
+    class_name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape], prefix: str = ""
+) -> VaePlan:
+    """How the VAE of a diffusers folder is built: of the class that it names, with tensors of `shapes`, whose keys
+    begin with `prefix`.
 
     Raises UnknownArchitecture when the class is none that is built, or the configuration is none of it.
     """
@@ -45,11 +48,14 @@ def plan_folder_vae(class_name: str, config: Mapping[str, Any], shapes: Mapping[
     facts = replace(
         facts,
         layout="diffusers",
-        has_encoder=any(key.startswith(("encoder.", "in_block.")) for key in shapes),
-        has_decoder=any(key.startswith(("decoder.", "up_blocks.")) for key in shapes),
+        has_encoder=any(key.removeprefix(prefix).startswith(("encoder.", "in_block.")) for key in shapes),
+        has_decoder=any(key.removeprefix(prefix).startswith(("decoder.", "up_blocks.")) for key in shapes),
     )
-    key_map = discover({key: tuple(shape) for key, shape in shapes.items()}, convert_diffusers)
-    return VaePlan(facts, own, "", key_map, Architecture(module, lambda _: own, convert_diffusers))
+    key_map = discover(
+        {key: tuple(shape) for key, shape in shapes.items()},
+        lambda tensors: convert_diffusers({key.removeprefix(prefix): x for key, x in tensors.items()}),
+    )
+    return VaePlan(facts, own, prefix, key_map, Architecture(module, lambda _: own, convert_diffusers))
 
 
 def _arguments(module: type[nn.Module], config: Mapping[str, Any]) -> Config:

@@ -9,8 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from pool.checkpoints.recognition.vae_facts import VaeFacts
+from pool.checkpoints.recognition.vaes import FACTS, recognise_vae
+from pool.checkpoints.safetensors_file import Shape
+from pool.errors import UnknownArchitecture
+from pool.vaes.config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS
 from pool.vaes.configs import Config
 
 #: channels, pixels along a side, frames: of one cell
@@ -94,3 +99,40 @@ def measured(facts: VaeFacts, config: Config) -> VaeFacts:
     """`facts` with the measures of a VAE that is built with `config`."""
     channels, side, frames = _MEASURES[facts.name](config)
     return replace(facts, latent_channels=channels, encode_ratio=side, decode_ratio=side, temporal_ratio=frames)
+
+
+def measured_vae(bare_shapes: Mapping[str, Shape]) -> VaeFacts:
+    """The VAE with tensors of `bare_shapes` (keys without prefix), with its own measures.
+
+    Raises UnknownArchitecture when it is none that is known, none that is built, or its tensors are other ones.
+    """
+    found = recognise_vae(bare_shapes)
+    if found is None:
+        first = ", ".join(list(bare_shapes)[:3]) or "none"
+        raise UnknownArchitecture(f"VAE: its {len(bare_shapes)} tensors match no known VAE (the first are {first})")
+    configs = CONFIGS if found.layout == "original" else DIFFUSERS_CONFIGS
+    if found.name not in configs:
+        raise UnknownArchitecture(f"recognised as the VAE of {found.title}, which is none of those that are built")
+    try:
+        return measured(found, configs[found.name](bare_shapes))
+    except UnknownArchitecture:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"recognised as the VAE of {found.title}, but with other tensors: {error}") from error
+
+
+def measured_folder_vae(said: Mapping[str, Any], bare_shapes: Mapping[str, Shape]) -> VaeFacts:
+    """The VAE of a folder of diffusers whose configuration says `said`, its class included, with its own measures.
+
+    Raises UnknownArchitecture when the class is none that is built, or the configuration is none of it.
+    """
+    class_name, config = str(said.get("_class_name")), dict(said)
+    if class_name not in FOLDER_KINDS:
+        raise UnknownArchitecture(f"VAE folder: found class {class_name!r}, expected one of {', '.join(FOLDER_KINDS)}")
+    facts = FACTS[FOLDER_KINDS[class_name](config)]
+    halves = {half: any(key.startswith(f"{half}.") for key in bare_shapes) for half in ("encoder", "decoder")}
+    try:
+        found = measured(facts, config)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"VAE folder: the configuration is none of {class_name}: {error}") from error
+    return replace(found, layout="diffusers", has_encoder=halves["encoder"], has_decoder=halves["decoder"])

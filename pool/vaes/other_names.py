@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from pool.vaes.configs import ltx_kinds
 from pool.vaes.ldm_names import Rules, Tensors, renamed
 
 
@@ -192,19 +193,6 @@ def ltx_places(keys: Tensors | dict[str, tuple[int, ...]]) -> Iterator[tuple[str
             place = "mid_block." if middle else f"{blocks}.{level}.{inner.get(kind, widened)}"
             yield f"{half}.{blocks}.{number}.", f"{half}.{place}"
             level += half == "decoder" and kind == "group" and not middle
-
-
-def ltx_kinds(keys: Tensors | dict[str, tuple[int, ...]], beginning: str) -> list[str]:
-    """What each block of one half is, in order: a "group" of residual blocks, a "fold" or a block that "widens"."""
-    numbers = {int(key.removeprefix(beginning).partition(".")[0]) for key in keys if key.startswith(beginning)}
-    kinds = []
-    for number in range(len(numbers)):
-        block = f"{beginning}{number}."
-        if any(key.startswith(f"{block}res_blocks.") for key in keys):
-            kinds.append("group")
-        else:
-            kinds.append("widens" if f"{block}conv1.conv.weight" in keys else "fold")
-    return kinds
 
 
 _WAN: Rules = (

@@ -9,8 +9,7 @@ import math
 import re
 
 from pool.errors import UnknownArchitecture
-from pool.vaes.configs import Config, Shapes, count, norm_groups, shape_of, size_of
-from pool.vaes.other_names import ltx_kinds
+from pool.vaes.configs import Config, Shapes, count, ltx_kinds, norm_groups, shape_of, size_of
 
 
 def hunyuan_video_config(shapes: Shapes) -> Config:
@@ -140,7 +139,6 @@ def ltx_config(shapes: Shapes) -> Config:
 
     Where folds keep channels (since 0.9.1 going up, since 0.9.5 going down) they carry a shortcut.
     """
-    known = dict(shapes)
     up, factors = _ltx_decoder(shapes)
     timed = "decoder.last_scale_shift_table" in shapes
     config: Config = {
@@ -156,7 +154,7 @@ def ltx_config(shapes: Shapes) -> Config:
         "upsample_residual": tuple(factor > 1 for factor in reversed(factors)),
         "upsample_factor": tuple(reversed(factors)),
     }
-    kinds = ltx_kinds(known, "encoder.down_blocks.")
+    kinds = ltx_kinds(shapes, "encoder.down_blocks.")
     groups = [number for number, kind in enumerate(kinds) if kind == "group"]
     widths = [_ltx_width(shapes, f"encoder.down_blocks.{number}.") for number in groups]
     layers = [count(shapes, rf"encoder\.down_blocks\.{number}\.res_blocks\.(\d+)\.") for number in groups]
@@ -202,7 +200,7 @@ def _fold_type(folded: int, after: int) -> str:
 def _ltx_decoder(shapes: Shapes) -> tuple[Config, list[int]]:
     """What the decoder's levels are, in the order of their use, and how many channels each fold joins in one."""
     beginning = "decoder.up_blocks."
-    kinds = ltx_kinds(dict(shapes), beginning)
+    kinds = ltx_kinds(shapes, beginning)
     found: Config = {"widths": [], "layers": [], "folds": [], "noise": [], "middle": 0}
     factors: list[int] = []
     fold: int | None = None

@@ -45,6 +45,7 @@ from scheduler.messages import (
     StopTask,
     Submitted,
     Tick,
+    UploadAhead,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -119,8 +120,8 @@ class VirtualCluster(Generic[CoreT_co]):
 
     @property
     def residencies(self) -> dict[WorkerId, Residency]:
-        """What is on the GPU of each live worker."""
-        return {worker_id: machine.residency for worker_id, machine in self._machines.live.items()}
+        """What is on the GPU of each live worker, or will be when its run ends."""
+        return {worker_id: machine.residency_after for worker_id, machine in self._machines.live.items()}
 
     def start(self, components: Iterable[ComponentSpec], at: float = 0.0) -> None:
         """Announce sizes and ask for every worker."""
@@ -164,10 +165,15 @@ class VirtualCluster(Generic[CoreT_co]):
                 batch.share(at)
                 del batch.runs[run.member]
                 if not batch.runs:
+                    came_bytes = machine.settle(at)
+                    self.totals.beside_bytes += came_bytes
                     machine.batch = None
+                    cost = replace(report.cost, ahead_bytes=came_bytes)
+                    report = replace(report, residency=machine.residency, cost=cost)
                 self._record(at, batch, run, report)
                 if report.error is None:
                     self.held.add(report.task_id)
+                return RunEnded(event.at, report)
             case WorkerUp(worker=spec):
                 self._machines.up(spec)
             case WorkerDown():
@@ -211,6 +217,8 @@ class VirtualCluster(Generic[CoreT_co]):
                 self.post(Tick(self.now + command.after_seconds))
             case Prefetch():
                 self._prefetch(command)
+            case UploadAhead():
+                self._upload_ahead(command)
             case EndWorker():
                 machine = self._machines.live.get(command.worker_id)
                 if machine is not None and machine.incarnation == command.incarnation:
@@ -272,7 +280,9 @@ class VirtualCluster(Generic[CoreT_co]):
         else:
             unread = machine.host.stop(self.now, command.worker_id)
             batch.cut(self.now, [run], unread)
-            machine.residency = half_loaded(batch.moves, batch.load_part(self.now), self._components)
+            if batch.load_part(self.now) < 1.0:  # then nothing came beside it
+                machine.residency = half_loaded(batch.moves, batch.load_part(self.now), self._components)
+            self.totals.beside_bytes += machine.settle(self.now)
         error = RunError(RunErrorKind.CANCELLED, "stopped")
         report = TaskReport(
             command.task_id, command.attempt, command.worker_id, command.incarnation, machine.residency, error=error
@@ -284,6 +294,13 @@ class VirtualCluster(Generic[CoreT_co]):
         if machine is not None and machine.incarnation == command.incarnation:
             known = [key for key in command.components if key in self._components]
             machine.host.fetch(self.now, [(key, self._components[key].upload_bytes) for key in known])
+
+    def _upload_ahead(self, command: UploadAhead) -> None:
+        machine = self._machines.live.get(command.worker_id)
+        if machine is not None and machine.incarnation == command.incarnation:
+            self.totals.beside_bytes += machine.settle(self.now)
+            tasks = [self._tasks[task_id][0] for task_id in command.task_ids]
+            self._machines.bring_ahead(self.now, command, tasks, self._components)
 
     def _gone(self, at: float, machine: Machine) -> None:
         """The worker is no more, and what ran there has come to nothing."""

@@ -70,6 +70,7 @@ class Figures:
     adapters_loaded   how often a LoRA's file came from storage to a machine, when a run needed it or ahead of that
     storage_bytes     that came from storage, fetched ahead or not
     ahead_bytes       of these, what was fetched ahead
+    beside_bytes      of the uploaded ones, those that came beside runs, for others
     fairness          Jain index over users of what they received of what was due to them; 1 is even
     """
 
@@ -93,6 +94,7 @@ class Figures:
     gpus: tuple[GpuTime, ...]
     users: tuple[UserFigures, ...]
     fairness: float
+    beside_bytes: int = 0
 
     @property
     def jobs_per_minute(self) -> float:
@@ -160,13 +162,14 @@ def figures(cluster: VirtualCluster[Core], weights: Mapping[UserId, float] | Non
         adapters_needed=sum(len(run.adapters) for run in runs),
         adapters_loaded=_adapter_loads(cluster, storage),
         patch_switches=sum(run.patch_switches for run in runs),
-        uploaded_bytes=sum(run.uploaded_bytes for run in runs),
+        uploaded_bytes=sum(run.uploaded_bytes for run in runs) + cluster.totals.beside_bytes,
         streamed_bytes=sum(run.streamed_bytes for run in runs),
         storage_bytes=storage.bytes,
         ahead_bytes=storage.ahead_bytes,
         gpus=gpu_times(runs, cluster.gpus, end - begin),
         users=users,
         fairness=jain(ratios),
+        beside_bytes=cluster.totals.beside_bytes,
     )
 
 

@@ -209,6 +209,16 @@ class Host:
         self._last = None
         return unread
 
+    def uses(self, now: float, key: ComponentKey, size_bytes: int) -> bool:
+        """Whether so many bytes of a file are in memory, all of them, now. Then they are used."""
+        self._follow(now)
+        if self._cached.get(key, 0) < size_bytes or any(
+            self._arrived(now, one) < min(size_bytes, one.to_bytes) for _, one in self._arriving.get(key, ())
+        ):
+            return False
+        self._cached.move_to_end(key)
+        return True
+
     def fetch(self, now: float, files: Sequence[tuple[ComponentKey, int]]) -> None:
         """Bring these files into memory when no run reads, in this order, after those that are on their way. One that
         is larger than the memory is left where it is."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pool.ahead import AheadPlan, Held, plan_ahead
 from pool.division import choose_division
 from pool.errors import unusable_field
 from pool.outlook import NO_OUTLOOK, Outlook
@@ -28,11 +29,12 @@ from pool.spec import (
     WorkerId,
     WorkerSpec,
 )
-from scheduler.messages import RunTask
+from scheduler.messages import RunTask, UploadAhead
 from scheduler.simulated.batches import Batch
 from scheduler.simulated.hosts import FileRead, Host, SimulatedNode, StorageReads, summed
 from scheduler.simulated.memories import MemoryQuestion, WorkerMemory
 
+NOTHING_HELD = Held(frozenset(), 0)
 #: a machine of its own
 ALONE = NodeId("")
 
@@ -58,6 +60,30 @@ class SimulatedGpu:
     marginal: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is brought beside a run.
+
+    begun_at       when the link is free for it
+    patch_seconds  before bytes move: to give what is there other patches
+    """
+
+    plan: AheadPlan
+    begun_at: float
+    patch_seconds: float
+    link_bytes_per_second: float
+
+    @property
+    def ends_at(self) -> float:
+        """When all of it is there."""
+        return self.begun_at + self.patch_seconds + self.plan.upload_bytes / self.link_bytes_per_second
+
+    def uploaded_bytes(self, at: float) -> int:
+        """What has crossed the link by then."""
+        seconds = at - self.begun_at - self.patch_seconds
+        return min(self.plan.upload_bytes, int(max(0.0, seconds) * self.link_bytes_per_second))
+
+
 @dataclass(slots=True)
 class Machine:
     """A live simulated worker."""
@@ -66,8 +92,27 @@ class Machine:
     incarnation: int
     host: Host
     residency: Residency
-    #: what runs there
+    #: what runs there, what that holds, and what is brought beside it
     batch: Batch | None = None
+    held: Held = NOTHING_HELD
+    beside: tuple[Beside, ...] = ()
+
+    @property
+    def residency_after(self) -> Residency:
+        """What will be there when the run ends as it should."""
+        return self.residency if self.batch is None else self._with_beside(self.batch.ends_at)
+
+    def settle(self, at: float) -> int:
+        """What was brought beside the run by then is there, and no more comes. Returns its bytes on the link."""
+        uploaded_bytes = sum(one.uploaded_bytes(at) for one in self.beside)
+        self.residency, self.beside = self._with_beside(at), ()
+        return uploaded_bytes
+
+    def _with_beside(self, at: float) -> Residency:
+        residency = self.residency
+        for one in self.beside:
+            residency = one.plan.after(residency, one.uploaded_bytes(at))
+        return residency
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +199,7 @@ class Machines:
         outlook = Outlook(command.needed_next) if command.needed_next else NO_OUTLOOK
         moves = self._memory.moves(MemoryQuestion(command.worker_id, before, uses, working_bytes, outlook), specs)
         machine.residency = moves.after
+        machine.held = Held(frozenset(use.component for use in uses), working_bytes + needed_bytes(uses, 0))
         loading, streaming = _reads(uses, moves, specs)
         adapters = {adapter for use in uses for adapter in use.adapters}
         reading = machine.host.read(now, command.worker_id, loading, _united(loading, streaming))
@@ -175,6 +221,32 @@ class Machines:
             batched=number,
         )
         return Work(moves, cost, reading.waited_bytes, tuple(sorted(adapters & reading.missing.keys())))
+
+    def bring_ahead(
+        self, now: float, command: UploadAhead, tasks: Iterable[TaskSpec], specs: Mapping[ComponentKey, ComponentSpec]
+    ) -> None:
+        """Weights of these tasks come one after the other beside the run there, when that has loaded its own. Nothing
+        beside one that streams: it has the link to itself. Nothing that is not in the machine's memory, where its disk
+        is slower than the link: a run does not wait for it."""
+        machine = self.live[command.worker_id]
+        if machine.batch is None or machine.batch.moves.streamed_bytes:
+            return
+        outlook = Outlook(command.needed_next) if command.needed_next else NO_OUTLOOK
+        link_bytes_per_second = machine.gpu.link_bytes_per_second
+        at, there = max(now, machine.batch.loaded_at), machine.residency
+        held = Held(machine.held.components.union(command.kept), machine.held.run_bytes)
+        for task in tasks:
+            way = choose_division(task, machine.gpu.capacity_bytes - needed_bytes(task.uses, 0))
+            plan = plan_ahead(there, held, task.uses, specs, way.activation_bytes, outlook)
+            files = [(one.use.component, one.upload_bytes) for one in plan.arrive]
+            files += [(key, specs[key].upload_bytes) for one in plan.arrive for key in one.use.adapters if key in specs]
+            is_slow = machine.host.storage_bytes_per_second < link_bytes_per_second
+            if not files or (is_slow and not all(machine.host.uses(now, key, size) for key, size in files)):
+                continue
+            beside = Beside(plan, at, plan.switches * self._patch_switch_seconds, link_bytes_per_second)
+            machine.beside += (beside,)
+            at, there = beside.ends_at, plan.after(there)
+            held = Held(held.components.union(use.component for use in task.uses), held.run_bytes)
 
     def storage(self, now: float) -> StorageReads:
         """What has come from the storage of all machines."""

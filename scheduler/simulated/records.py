@@ -52,12 +52,13 @@ def model_name(component: ComponentKey) -> str:
 
 @dataclass(slots=True)
 class SimulationTotals:
-    """What the simulated workers did in the runs that are over."""
+    """What the simulated workers did in the runs that are over. `beside_bytes` were brought beside runs, for others."""
 
     events: int = 0
     runs: int = 0
     uploaded_bytes: int = 0
     streamed_bytes: int = 0
+    beside_bytes: int = 0
     storage_bytes: int = 0
     patch_switches: int = 0
     runs_resident: int = 0

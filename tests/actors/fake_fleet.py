@@ -20,7 +20,7 @@ from actors.wire import ClientId, JobEnded, RunRequest, StepDone, Submission, Su
 from pool.checkpoints.file_parts import FilePart
 from pool.residency import Residency
 from pool.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
-from pool.work import Result, RunHooks
+from pool.work import Coming, Result, RunHooks
 from scheduler.config import SchedulerConfig
 from scheduler.state import SchedulerState
 from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
@@ -127,6 +127,8 @@ class FakeFleet:
         self.sent: list[Sent] = []
         #: what workers were to read ahead, in order
         self.read_ahead_asked: list[tuple[WorkerId, tuple[FilePart, ...]]] = []
+        #: what they were to bring beside which runs
+        self.upload_ahead_asked: list[tuple[WorkerId, int, Coming]] = []
 
     @property
     def running(self) -> list[Sent]:
@@ -183,6 +185,10 @@ class FakeFleet:
     def read_ahead(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
         self.read_ahead_asked.append((worker_id, tuple(parts)))
+
+    def upload_ahead(self, worker_id: WorkerId, incarnation: int, run: int, coming: Coming) -> None:
+        assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
+        self.upload_ahead_asked.append((worker_id, run, coming))
 
     async def memory_reports(self) -> dict:
         return {}

@@ -20,16 +20,31 @@ import numpy as np
 from actors.client import ModelPool
 from actors.config import PoolConfig
 from actors.pool_plan import PoolPlan
+from pool.checkpoints.sampling_facts import (
+    PLAIN_SAMPLING,
+    Beginning,
+    FilmFacts,
+    MadeFor,
+    SamplingFacts,
+    Shown,
+    SoundFacts,
+)
 from pool.errors import AdapterMismatch, UserError, unknown_name
 from pool.outlook import Outlook
 from pool.residency import Residency, plan
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec, WorkerId
+from pool.text.chunks import embeddings_in
 from pool.work import (
+    ControlRef,
     DecodeWork,
+    EmbeddingRef,
     Encoded,
+    EncodePictureWork,
     EncodeWork,
+    Film,
     Latent,
     LoraRef,
+    Mask,
     Member,
     ModelRef,
     Outcome,
@@ -37,8 +52,10 @@ from pool.work import (
     Result,
     RunHooks,
     SampleWork,
+    Sound,
     Stopped,
     Work,
+    control_key,
 )
 
 MIB = 1 << 20
@@ -52,7 +69,18 @@ LORAS = {
     "words": (Role.TEXT_ENCODER,),
     "odd": (Role.TEXT_ENCODER, Role.DIFFUSION_MODEL),
 }
-MODELS = ("shapes", "forms")
+#: the model that is told which part of a picture to make anew
+FILLS_HOLES = "filler"
+CONTROLS = ("canny", "depth")
+#: models of films, one that may begin with a picture and one that must, and one of sound
+FILMS, BEGINS, SOUNDS = "films", "moves", "sounds"
+MODELS = ("shapes", "forms", FILLS_HOLES, FILMS, BEGINS, SOUNDS)
+SAMPLING = {
+    FILLS_HOLES: SamplingFacts(shown=Shown.HOLE),
+    FILMS: SamplingFacts(side_multiple=16, film=FilmFacts(17, 4, 8.0, Beginning.KEPT)),
+    BEGINS: SamplingFacts(side_multiple=16, film=FilmFacts(9, 4, 16.0, Beginning.JOINED)),
+    SOUNDS: SamplingFacts(sound=SoundFacts(2.0, 8000, 64)),
+}
 #: a LoRA of which one key belongs to no model
 PARTIAL_LORA = "odd"
 
@@ -74,8 +102,31 @@ def component_key(model: ModelRef, role: Role) -> ComponentKey:
     return ComponentKey(f"{model.name}/{role.value}@{model.sha256[:10]}")
 
 
+class FakeControls:
+    """Two ControlNets without files."""
+
+    def find(self, name: str, strength: float, start: float, end: float) -> ControlRef:
+        if name not in CONTROLS:
+            raise unknown_name("ControlNet", name, CONTROLS)
+        return ControlRef(name, f"/controls/{name}.safetensors", sha(name), strength, start, end)
+
+    def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
+        key = control_key(control)
+        return ComponentSpec(key, Role.CONTROLNET, 2 * MIB, 2 * MIB), ComponentUse(key, MIB, passes=passes)
+
+
+class FakeEmbeddings:
+    """One textual inversion without a file."""
+
+    def of(self, text: str) -> tuple[EmbeddingRef, ...]:
+        return tuple(EmbeddingRef(name, f"/{name}.safetensors", sha(name), 2) for name in embeddings_in(text))
+
+
 class FakeCatalog:
     """Two models and three LoRAs without files."""
+
+    controls = FakeControls()
+    embeddings = FakeEmbeddings()
 
     def models(self) -> tuple[object, ...]:
         return tuple(MODELS)
@@ -101,8 +152,8 @@ class FakeCatalog:
     def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
         return {role: ComponentSpec(component_key(model, role), role, n, n) for role, n in SIZES.items()}
 
-    def native_size(self, model: ModelRef) -> tuple[int, int]:
-        return NATIVE_SIZE
+    def made_for(self, model: ModelRef) -> MadeFor:
+        return MadeFor(*NATIVE_SIZE, SAMPLING.get(model.name, PLAIN_SAMPLING))
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         digest = sha(repr(loras))[:10] if loras else ""
@@ -115,7 +166,7 @@ class FakeCatalog:
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         return role in LORAS[lora.name]
 
-    def text_tokens(self, text: str) -> int:
+    def text_tokens(self, model: ModelRef, text: str) -> int:
         return 77 * (1 + len(text) // 300)
 
     def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
@@ -247,7 +298,9 @@ class FakeEngine:
 
 def spec_of(model: ModelRef, key: ComponentKey) -> ComponentSpec:
     """The sizes that `FakeCatalog` tells."""
-    return next(spec for spec in FakeCatalog().components(model).values() if spec.key == key)
+    catalog = FakeCatalog()
+    controls = [catalog.controls.beside(model, catalog.controls.find(name, 1.0, 0.0, 1.0))[0] for name in CONTROLS]
+    return next(spec for spec in (*catalog.components(model).values(), *controls) if spec.key == key)
 
 
 def text_of(encoded: Result) -> str:
@@ -262,19 +315,48 @@ def result_of(work: Work, inputs: tuple[Result, ...], picture_side: int = 0) -> 
         case EncodeWork():
             return Encoded(np.frombuffer(work.text.encode(), np.uint8).astype(np.float32)[None])
         case SampleWork():
-            seen = b"".join(np.ascontiguousarray(i.context_LD).tobytes() for i in inputs)
+            seen = b"".join(bytes_of(one) for one in inputs)
             seed = int.from_bytes(hashlib.sha256(seen + repr(work).encode()).digest()[:8], "big")
             samples = np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32)
             return Latent(samples)
+        case EncodePictureWork():
+            seen = b"".join(bytes_of(one) for one in inputs)
+            seed = int.from_bytes(hashlib.sha256(seen + repr(work).encode()).digest()[:8], "big")
+            return Latent(np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32))
         case DecodeWork():
             height, width = (picture_side or work.height), (picture_side or work.width)
-            seed = int.from_bytes(hashlib.sha256(inputs[0].samples_CHW.tobytes()).digest()[:8], "big")
+            seed = int.from_bytes(hashlib.sha256(b"".join(map(bytes_of, inputs))).digest()[:8], "big")
+            random = np.random.default_rng(seed)
+            if work.frames:
+                film_shape = (work.frames, height, width, 3)
+                return Film(random.integers(0, 256, film_shape, np.uint8), work.frame_rate)
+            if work.seconds:
+                return Sound(random.random((int(work.seconds * 8000), 2), np.float32) * 2 - 1, 8000)
             return Picture(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
 
 
-def picture_of(job_works: dict, job_tasks: tuple[TaskSpec, ...], picture_side: int = 0) -> Picture:
-    """The picture of a cut job, made here."""
-    made: dict = {}
+def bytes_of(result: Result) -> bytes:
+    """The numbers of a result that a picture depends on."""
+    match result:
+        case Encoded():
+            return result.context_LD.tobytes()
+        case Latent():
+            return result.samples_CHW.tobytes()
+        case Picture():
+            return result.pixels_HWC.tobytes()
+        case Mask():
+            return result.values_HW.tobytes()
+        case Film():
+            return result.frames_THWC.tobytes()
+        case Sound():
+            return result.samples_SC.tobytes()
+
+
+def picture_of(
+    job_works: dict, job_tasks: tuple[TaskSpec, ...], picture_side: int = 0, given: dict | None = None
+) -> Picture:
+    """The picture of a cut job, made here, of the results that are `given`."""
+    made: dict = dict(given or {})
     for task in job_tasks:
         made[task.task_id] = result_of(job_works[task.task_id], tuple(made[need] for need in task.needs), picture_side)
     return made[job_tasks[-1].task_id]

@@ -162,3 +162,39 @@ def test_devices_have_the_same_names_everywhere() -> None:
     names = {AUTO, *(kind.value for kind in DeviceKind)}
     assert {kind.value for kind in OfferedKind} == names
     assert {PoolConfig().override(device=name).pool.device for name in names} == names
+
+
+def test_models_of_separate_files_have_tables_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "pool.toml").write_text(
+        '[models]\nfolders = ["checkpoints"]\n\n[models.paint]\ndiffusion_model = "unet/p.safetensors"\n'
+        'vae = "~/soft.safetensors"\ntext_encoders = ["/data/l.safetensors", "clip/g.safetensors"]\n\n'
+        '[models."paint 2.0"]\ncheckpoint = "checkpoints/paint.safetensors"\nvae = "other.safetensors"\n'
+    )
+    config = PoolConfig.load(tmp_path / "pool.toml")
+    first, second = config.models.assemblies
+    assert (first.path, second.path) == ("/[models]/paint", "/[models]/paint 2.0")
+    assert first.diffusion_model == str(tmp_path / "unet" / "p.safetensors")
+    assert first.vae == str(Path("~/soft.safetensors").expanduser())
+    assert first.text_encoders == ("/data/l.safetensors", str(tmp_path / "clip" / "g.safetensors"))
+    assert (second.checkpoint, second.diffusion_model) == (str(tmp_path / "checkpoints" / "paint.safetensors"), "")
+    assert '[models."paint 2.0"]' in config.describe()
+    assert config.override(models=tmp_path).models.assemblies == (first, second), "other settings leave them"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("[models.paint]\nunet = 'x'", UnknownName, r"\[models\] paint: unknown key 'unet'"),
+        ("[models.paint]\nvae = 'x'", UserError, r"\[models\] paint: /\[models\]/paint: names no diffusion_model"),
+        ("[models.paint]\ndiffusion_model = 3", UnusableField, r"\[models\] paint: diffusion_model: found 3"),
+        ("[models.'a/b']\ndiffusion_model = 'x'", UnusableField, r"\[models\] a/b: name: found 'a/b'"),
+        ("[models.folders]\ndiffusion_model = 'x'", UnusableField, r"\[models\] folders: .*expected no table"),
+        ("[models]\nseparate = 3", UnusableField, r"\[models\] separate: found 3, expected no such key here"),
+    ],
+)
+def test_tables_of_separate_files_that_say_something_else(
+    tmp_path: Path, text: str, error: type[UserError], message: str
+) -> None:
+    (tmp_path / "pool.toml").write_text(text)
+    with pytest.raises(error, match=message):
+        PoolConfig.load(tmp_path / "pool.toml")

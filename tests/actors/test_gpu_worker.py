@@ -15,7 +15,7 @@ from actors.wire import RunRequest, StepDone
 from pool.checkpoints.file_parts import FilePart
 from pool.errors import CorruptFile, DoesNotFit
 from pool.spec import ComponentKey, JobId, NodeId, RunErrorKind, Rung, Stage, WorkerId
-from pool.work import Encoded, Latent, Picture, SampleWork, Stopped
+from pool.work import Coming, Encoded, Latent, Picture, SampleWork, Stopped
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FAIL, FakeCatalog, FakeEngine, result_of
 
@@ -172,6 +172,28 @@ def test_what_is_needed_next_reaches_the_engine() -> None:
     hint = (ComponentKey("shapes/vae"),)
     bench.worker.run(RunRequest(bench.task, bench.work, 1, 1, needed_next=hint), *bench.inputs)
     assert bench.engine.heard == hint
+
+
+def test_what_is_to_come_reaches_the_run_that_it_was_told_for_and_no_other() -> None:
+    class Listening(FakeEngine):
+        heard: Coming | None = None
+
+        def run(self, task, work, inputs, hooks, fresh=False, needed_next=()):
+            self.heard = hooks.coming()
+            return super().run(task, work, inputs, hooks, fresh, needed_next)
+
+    engine = Listening()
+    bench = Bench(engine)
+    bench.worker.start()
+    coming = Coming(())
+    bench.worker.upload_ahead(7, coming)
+    bench.run(run=6)
+    assert engine.heard is None
+    bench.run(run=7)
+    assert engine.heard is coming
+    bench.worker.upload_ahead(8, Coming(()))
+    bench.run(run=7)
+    assert engine.heard is None, "another has taken its place"
 
 
 def test_a_stop_ends_that_run_and_no_other() -> None:

@@ -1,11 +1,12 @@
-"""A prefetch that the core asks for reaches the worker, with the files of the components that it names."""
+"""What the core asks for ahead reaches the worker: files to read by the components that are named, and tasks whose
+weights are to come beside a run, with their work and the number of that run."""
 
 from __future__ import annotations
 
 from actors.requests import LoraChoice
 from pool.checkpoints.file_parts import FilePart
-from pool.spec import ComponentKey, Role, WorkerId
-from scheduler.messages import Prefetch
+from pool.spec import ComponentKey, Role, TaskId, WorkerId
+from scheduler.messages import Prefetch, UploadAhead
 from tests.actors.fake_fleet import Desk, dialogue
 from tests.actors.fakes import FakeCatalog, component_key
 from tests.actors.test_controller import request
@@ -40,3 +41,27 @@ async def test_workers_that_are_gone_and_components_without_files_are_no_reason_
     ):
         desk.controller._dispatcher._carry_out(command)
     assert len(desk.fleet.read_ahead_asked) == asked
+
+
+@dialogue
+async def test_tasks_to_come_are_told_with_their_work_and_the_run_they_come_beside() -> None:
+    desk = await Desk().open()
+    await desk.submit(request())
+    running = desk.controller._dispatcher.running()[0]
+    kept = (key(Role.VAE),)
+    command = UploadAhead(GPU, 1, (running.task_id, TaskId("forgotten")), (), kept)
+    desk.controller._dispatcher._carry_out(command)
+    worker_id, run, coming = desk.fleet.upload_ahead_asked[-1]
+    assert (worker_id, run, coming.kept) == (GPU, running.run, kept)
+    ((spec, work),) = coming.tasks
+    assert spec.task_id == running.task_id, "a task that nobody wants any more is left out"
+    assert work.model.name == "shapes"
+
+
+@dialogue
+async def test_a_worker_that_is_gone_or_runs_nothing_is_told_of_no_tasks() -> None:
+    desk = await Desk().open()
+    asked = len(desk.fleet.upload_ahead_asked)
+    for command in (UploadAhead(GPU, 2, ()), UploadAhead(WorkerId("gpu-9"), 1, ()), UploadAhead(GPU, 1, ())):
+        desk.controller._dispatcher._carry_out(command)
+    assert len(desk.fleet.upload_ahead_asked) == asked

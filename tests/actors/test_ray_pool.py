@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from tests.actors.fakes import (
     HOLD_ONCE,
     FakeCatalog,
     TellingEngine,
+    TracedPicture,
     TracingEngine,
     make_pipes,
     picture_of,
@@ -189,6 +191,20 @@ def test_bytes_of_results_go_past_the_controller(pool, folder, tmp_path) -> None
     assert {int(name.removeprefix("picture-")) for name in notes if name.startswith("picture-")} == {os.getpid()}
     assert {int(name.removeprefix("latent-")) for name in notes if name.startswith("latent-")} <= workers
     assert any(name.startswith("latent-") for name in notes)
+
+
+def test_bytes_of_given_pictures_go_past_the_controller(folder, tmp_path, monkeypatch) -> None:
+    """Notes are left by every process that unpickles the picture: the workers that read it, and no other."""
+    traced = partial(TracedPicture, notes=tmp_path)
+    monkeypatch.setattr("actors.given_pictures.Picture", traced)
+    pixels = np.random.default_rng(1).integers(0, 256, (256, 256, 3), np.uint8)
+    wanted = [request(seed=seed, image=pixels, mask=pixels[:, :, 0] > 9, strength=0.5) for seed in range(3)]
+    with start_fake_pool("given", workers=1) as opened:
+        images = list(opened.submit(wanted).images())
+        workers = {memory.pid for memory in opened.memory().values()}
+    assert len(images) == 3
+    notes = {int(path.name.removeprefix("picture-")) for path in tmp_path.iterdir()}
+    assert notes == workers
 
 
 @pytest.mark.parametrize("side", [8, 256], ids=["small enough to travel along", "in the object store"])

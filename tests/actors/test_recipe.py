@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from actors.recipe import Recipe, RecipeLora
+from actors.recipe import Recipe, RecipeControl, RecipeLora, RecipePictures, RecipeRegion
 
 RECIPE = Recipe(
     model="shapes", model_sha256="ab", prompt="p", negative="n", loras=(RecipeLora("light", "cd", 0.5),), steps=4,
@@ -16,6 +16,9 @@ RECIPE = Recipe(
 OTHER = {
     "model": "forms", "model_sha256": "xx", "prompt": "q", "negative": "", "loras": (), "steps": 5, "cfg": 4.0,
     "sampler": "ddim", "schedule": "karras", "width": 72, "height": 72, "seed": 2,
+    "pictures": RecipePictures(image_sha256="ef", first_step=2),
+    "frames": 5, "frame_rate": 8.0, "seconds": 2.0, "format": "webm",
+    "clip_skip": 1, "embeddings": (("worn", "ab"),),
 }  # fmt: skip
 
 
@@ -33,3 +36,32 @@ def test_versions_are_told_and_not_in_the_digest() -> None:
 
 def test_a_recipe_is_json() -> None:
     assert json.loads(json.dumps(RECIPE.as_json()))["loras"] == [{"name": "light", "sha256": "cd", "strength": 0.5}]
+
+
+#: another value of each field that says what a picture was made from
+OTHER_PICTURES = {
+    "image_sha256": "ee", "mask_sha256": "ff", "first_step": 3, "paste": False,
+    "hires": {"scale": 2.0, "strength": 0.5, "steps": None, "via": "latent"},
+    "controls": (RecipeControl("canny", "ab", "cd", "a.png", 1.0, 0.0, 1.0),),
+    "regions": (RecipeRegion("x", 1.0, (0, 0, 8, 8), ""),),
+}  # fmt: skip
+PICTURES = RecipePictures("ef", "a.png", "gh", "b.png", 2, paste=True)
+
+
+@pytest.mark.parametrize("field", sorted(OTHER_PICTURES))
+def test_what_a_picture_was_made_from_is_in_the_digest_and_where_that_lay_is_not(field) -> None:
+    made = replace(RECIPE, pictures=PICTURES)
+    assert replace(made, pictures=replace(PICTURES, **{field: OTHER_PICTURES[field]})).digest != made.digest
+    moved = replace(made, pictures=replace(PICTURES, image_file="c.png", mask_file=""))
+    if field == "controls":
+        (control,) = OTHER_PICTURES[field]
+        one, other = (replace(PICTURES, controls=(replace(control, image_file=file),)) for file in ("a.png", "b.png"))
+        assert replace(made, pictures=one).digest == replace(made, pictures=other).digest
+    assert moved.digest == made.digest
+    assert {f.name for f in fields(RecipePictures)} == {*OTHER_PICTURES, "image_file", "mask_file"}
+
+
+def test_a_recipe_without_pictures_is_what_it_was_before_there_were_any() -> None:
+    """Folders of finished pictures are gone on with."""
+    assert "pictures" not in RECIPE.as_json()
+    assert RECIPE.digest == "d29fb2a621c9810277a9"

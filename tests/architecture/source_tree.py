@@ -18,6 +18,7 @@ TEXT_SUFFIXES = {".py", ".toml", ".md", ".txt", ".sh", ".jsonl", ".csv", ".cfg",
 TORCH_FREE = (
     "pool.spec",
     "pool.residency",
+    "pool.ahead",
     "pool.outlook",
     "pool.division",
     "pool.plan_seconds",

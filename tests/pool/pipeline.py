@@ -40,7 +40,7 @@ class Pipeline:
         role = {"encode": Role.TEXT_ENCODER, "sample": Role.DIFFUSION_MODEL, "decode": Role.VAE}[stage_of(work).value]
         loras = () if isinstance(work, DecodeWork) else work.loras
         use = self.catalog.use(self.model, role, loras, work.steps if isinstance(work, SampleWork) else 1)
-        activation_bytes = self.catalog.activation_bytes(self.model, work)
+        activation_bytes = self.catalog.figures.activation_bytes(self.model, work)
         divisions = self.catalog.figures.divisions(self.model, work) if self.is_divisible else ()
         return TaskSpec(task_id(work, ()), stage_of(work), (use,), activation_bytes, 0.1, divisions=divisions)
 

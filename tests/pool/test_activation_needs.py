@@ -107,27 +107,27 @@ def sampling(bench: Bench, cfg: float = 4.0, sampler: str = "euler", width: int 
 @pytest.mark.parametrize("text", ["", "a circle", "a (red:1.3) circle", LONG, f"{LONG} (far:0.5)"])
 def test_encoding_counts_the_chunks_and_the_weights(bench: Bench, text: str) -> None:
     work = EncodeWork(bench.model, (), text)
-    check(bench.catalog.activation_bytes(bench.model, work), bench.measured(work))
+    check(bench.catalog.figures.activation_bytes(bench.model, work), bench.measured(work))
 
 
 def test_a_long_text_needs_more_than_a_short_one(bench: Bench) -> None:
-    short, long = (bench.catalog.activation_bytes(bench.model, EncodeWork(bench.model, (), t)) for t in ("a", LONG))
+    short, long = (bench.catalog.figures.activation_bytes(bench.model, EncodeWork(bench.model, (), t)) for t in ("a", LONG))
     assert long > 2 * short
-    assert bench.catalog.text_tokens(LONG) == 3 * 77
+    assert bench.catalog.text_tokens(bench.model, LONG) == 3 * 77
 
 
 @pytest.mark.parametrize("sampler", sorted(FUNCTIONS))
 @pytest.mark.parametrize("cfg", [1.0, 4.0])
 def test_sampling_counts_what_the_sampler_keeps(bench: Bench, sampler: str, cfg: float) -> None:
     work, lengths = sampling(bench, cfg, sampler), (77,) * (1 if cfg == 1 else 2)
-    check(bench.catalog.activation_bytes(bench.model, work, lengths), bench.measured(work, lengths))
+    check(bench.catalog.figures.activation_bytes(bench.model, work, lengths), bench.measured(work, lengths))
 
 
 @pytest.mark.parametrize("lengths", [(77, 154), (231, 154), (5 * 77, 6 * 77)], ids=str)
 def test_sampling_counts_texts_of_unlike_lengths(bench: Bench, lengths: tuple[int, int]) -> None:
     """Repeated to a common length, or run apart where that would be too long."""
     work = sampling(bench)
-    check(bench.catalog.activation_bytes(bench.model, work, lengths), bench.measured(work, lengths))
+    check(bench.catalog.figures.activation_bytes(bench.model, work, lengths), bench.measured(work, lengths))
 
 
 def test_texts_apart_need_less_and_hold_less(bench: Bench) -> None:
@@ -136,18 +136,18 @@ def test_texts_apart_need_less_and_hold_less(bench: Bench) -> None:
     assert way.batch == 1
     assert way.slowdown > 1
     check(way.activation_bytes, bench.measured(work, lengths, way))
-    assert way.activation_bytes < bench.catalog.activation_bytes(bench.model, work, lengths)
+    assert way.activation_bytes < bench.catalog.figures.activation_bytes(bench.model, work, lengths)
     assert bench.catalog.figures.divisions(bench.model, sampling(bench, cfg=1.0), (77,)) == ()
 
 
 def test_decoding_whole_and_by_tiles(bench: Bench) -> None:
     work = DecodeWork(bench.model, 256, 192)
-    check(bench.catalog.activation_bytes(bench.model, work), bench.measured(work))
+    check(bench.catalog.figures.activation_bytes(bench.model, work), bench.measured(work))
     found = bench.catalog.figures.divisions(bench.model, work)
     assert len(found) >= 3
     for way in found:
         check(way.activation_bytes, bench.measured(work, division=way))
-    figures = [bench.catalog.activation_bytes(bench.model, work), *(way.activation_bytes for way in found)]
+    figures = [bench.catalog.figures.activation_bytes(bench.model, work), *(way.activation_bytes for way in found)]
     assert figures == sorted(set(figures), reverse=True)
     assert bench.catalog.figures.divisions(bench.model, DecodeWork(bench.model, 64, 64)) == ()
 

@@ -106,14 +106,17 @@ def test_a_damaged_file_is_listed_with_its_problem_and_not_found(folder: Path) -
         catalog.find_model("torn")
 
 
-def test_a_folder_of_diffusers_is_listed_and_not_run_and_says_so_before_it_is_read(
+def test_a_folder_of_diffusers_that_does_not_run_is_listed_and_says_so_before_it_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "xl" / "unet").mkdir(parents=True)
-    shutil.copy(folder / "shapes.safetensors", folder / "xl" / "unet")
-    (folder / "xl" / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    (folder / "xl" / "transformer").mkdir(parents=True)
+    shutil.copy(folder / "shapes.safetensors", folder / "xl" / "transformer" / "diffusion_pytorch_model.safetensors")
+    index = '{"_class_name": "NoSuchPipeline", "transformer": ["diffusers", "NoSuchTransformer"]}'
+    (folder / "xl" / "model_index.json").write_text(index)
+    (folder / "xl" / "transformer" / "config.json").write_text("{}")
     monkeypatch.setattr(registry_module, "hash_file", lambda *_: pytest.fail("reads it"))
     catalog = catalog_of(folder)
-    assert "does not run yet" in {model.name: model.problem for model in catalog.models()}["xl"]
-    with pytest.raises(UnknownArchitecture, match="xl: a folder of diffusers, which this version does not run yet"):
+    message = "xl: a folder of diffusers with transformer, which this version cannot run yet"
+    assert message in {model.name: model.problem for model in catalog.models()}["xl"]
+    with pytest.raises(UnknownArchitecture, match=message):
         catalog.find_model("xl")

@@ -67,3 +67,34 @@ def test_autocast_of_other_devices_is_served_as_ever_meanwhile() -> None:
     run_dry(Mixed())
     with pytest.raises(RuntimeError):
         torch.autocast("meta")
+
+
+class Watched(nn.Module):
+    """Hangs a hook on its layer in its first run and remembers that it did, as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.seen = 0
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        if not getattr(self, "_is_watching", False):
+            self.linear.register_forward_hook(self._see)
+            self._is_watching = True
+        out_BD: Tensor = self.linear(x_BD)
+        return out_BD
+
+    def _see(self, *_: object) -> None:
+        self.seen += 1
+
+
+def test_hooks_of_a_dry_run_do_not_stay() -> None:
+    """A text encoder that was planned gave each of its states twice: the model had forgotten that it watches itself,
+    its hooks had stayed, and it hung up others."""
+    module = Watched()
+    for _ in range(2):
+        run_dry(module)
+    assert not module.linear._forward_hooks
+    module(torch.zeros(2, 4))
+    module(torch.zeros(2, 4))
+    assert module.seen == 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pool import engine as engine_module
-from pool.devices import sim
+from pool.devices import opening, sim
 from pool.devices.capabilities import DeviceCapabilities, cuda_capabilities
 from pool.devices.kind_names import DeviceKind
 from pool.devices.vram_policy import LEAST_ROOM_BYTES, VramPolicy, rules_for
@@ -58,7 +58,7 @@ def test_a_card_without_room_for_a_process_to_begin_is_refused(
     def full(kind: str, index: int, budget_bytes: int | None) -> None:
         raise error("CUDA error: out of memory")
 
-    monkeypatch.setattr(engine_module, "open_device", full)
+    monkeypatch.setattr(opening, "open_device", full)
     with pytest.raises(DoesNotFit, match=r"device cuda:0: next to nothing is free.*end what uses the device"):
         Engine.open(EngineSettings("cuda"))
 
@@ -67,7 +67,7 @@ def test_what_the_device_cannot_is_not_taken_for_want_of_memory(monkeypatch: pyt
     def lost(kind: str, index: int, budget_bytes: int | None) -> None:
         raise torch.AcceleratorError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(engine_module, "open_device", lost)
+    monkeypatch.setattr(opening, "open_device", lost)
     with pytest.raises(torch.AcceleratorError, match="unspecified"):
         Engine.open(EngineSettings("cuda"))
 

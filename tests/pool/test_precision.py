@@ -185,3 +185,23 @@ def test_the_weakest_device_has_the_widest_dtypes() -> None:
     assert weakest([hopper, ampere]) is ampere
     widths = [compute_dtype(Role.VAE, torch.float16, c).itemsize for c in (hopper, turing, ampere)]
     assert compute_dtype(Role.VAE, torch.float16, weakest([hopper, turing, ampere])).itemsize == max(widths)
+
+
+def test_a_large_text_encoder_is_computed_in_half_precision_that_does_not_overflow() -> None:
+    """T5-XXL in float32 takes 19 GB; CLIP stays exact."""
+    modern, old = card("a100"), card("rtx2080")
+    large, small = 4_700_000_000, 700_000_000
+    assert compute_dtype(Role.TEXT_ENCODER_2, torch.float16, modern, large) is torch.bfloat16
+    assert compute_dtype(Role.TEXT_ENCODER_2, torch.float16, old, large) is torch.float32
+    assert compute_dtype(Role.TEXT_ENCODER, torch.float16, modern, small) is torch.float32
+    assert resident_form(Role.TEXT_ENCODER_2, torch.float16, torch.float32, large, old) is ResidentForm.STORED
+    assert resident_form(Role.TEXT_ENCODER, torch.float16, torch.float32, small, old) is ResidentForm.COMPUTE
+
+
+def test_a_family_that_overflows_in_float16_is_not_computed_in_it() -> None:
+    modern, fp8 = card("a100"), torch.float8_e4m3fn
+    flux, qwen = (torch.bfloat16, torch.float16, torch.float32), (torch.bfloat16, torch.float32)
+    assert compute_dtype(Role.DIFFUSION_MODEL, fp8, modern) is torch.float16
+    assert compute_dtype(Role.DIFFUSION_MODEL, fp8, modern, 0, flux) is torch.bfloat16
+    assert compute_dtype(Role.DIFFUSION_MODEL, torch.float16, modern, 0, flux) is torch.float16
+    assert compute_dtype(Role.DIFFUSION_MODEL, torch.float16, modern, 0, qwen) is torch.bfloat16

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pool.activation import peak_bytes
 from pool.activation_needs import stage_call
 from pool.catalog import Catalog
-from pool.checkpoints.families import PLAIN_SAMPLING
+from pool.checkpoints.sampling_facts import PLAIN_SAMPLING
 from pool.devices import sim
 from pool.engine import Engine
 from pool.errors import CorruptFile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -194,3 +195,15 @@ def test_work_that_is_done_is_not_waited_for() -> None:
     deadlines.drop(one)
     assert deadlines.look(100.0 - SAFETY * 30.0 - 1.0, 1) == []
     assert deadlines.look(100.0 - SAFETY * 30.0, 1) == [two]
+
+
+def test_what_was_hurried_for_a_job_that_was_cancelled_is_hurried_no_more() -> None:
+    """Found by the state machine: 1. A job that is due runs. 2. It is cancelled, and the run has not stopped yet.
+    3. Another job wants the same, whenever."""
+    shell = shell_with()
+    shell.submit(job("due", 0, shell.at + 12.0))
+    (task,) = shell.state.demand.tasks.values()
+    assert task.hurried_by < math.inf
+    shell.cancel("due")
+    shell.submit(job("again", 0))
+    assert task.hurried_by == math.inf

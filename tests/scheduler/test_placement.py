@@ -216,7 +216,7 @@ def test_a_placement_changes_nothing_and_starts_what_can_be_started(workers, tas
 def test_who_waited_long_for_what_its_load_costs_goes_before_what_is_there() -> None:
     """The load takes 6 s; at a share of a twentieth it is worth that after 120 s."""
     scene = Scene()
-    scene.worker("a", whole(DRAW))
+    scene.worker("a", whole(DRAW), capacity=20)  # no room for both
     waiting = scene.task(sample(model=PAINT), waited=119.0)
     suiting = scene.task(sample(model=DRAW), waited=1.0)
     assert scene.choice() == (suiting, "a")

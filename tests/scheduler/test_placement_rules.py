@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from pool.residency import Resident
+from pool.residency import Residency, Resident
 from pool.spec import ComponentKey, ComponentSpec, Division, Role, TaskSpec
 from scheduler.idle_choice import MOST_IDLE
 from scheduler.jobs import Task
@@ -43,7 +43,7 @@ def scene_with_lora(lora_bytes: int, **config: int) -> Scene:
 def test_the_fuller_the_account_the_sooner_a_load_is_served() -> None:
     scene = Scene()
     scene.patience = 1.0
-    scene.worker("a", whole(DRAW))
+    scene.worker("a", whole(DRAW), capacity=20)
     waiting = scene.task(sample(model=PAINT), waited=7.0)
     suiting = scene.task(sample(model=DRAW), waited=1.0)
     assert scene.choice() == (waiting, "a")
@@ -53,12 +53,36 @@ def test_the_fuller_the_account_the_sooner_a_load_is_served() -> None:
 
 def test_the_account_pays_what_a_load_takes() -> None:
     scene = Scene()
-    scene.worker("a", whole(DRAW))
+    scene.worker("a", whole(DRAW), capacity=20)
     waiting = scene.task(sample(model=PAINT), waited=500.0)
     scene.task(sample(model=DRAW))
     choice = scene.ask()
     assert choice is not None
     assert (choice.task, choice.spent_seconds) == (waiting, 6.0)
+
+
+def test_where_there_is_room_who_waited_long_is_loaded_beside_what_is_there() -> None:
+    """It costs nothing then, and goes first when its weights are there."""
+    scene = Scene()
+    worker = scene.worker("a", whole(DRAW))
+    waiting = scene.task(sample(model=PAINT), waited=500.0)
+    suiting = scene.task(sample(model=DRAW), waited=1.0)
+    choice = scene.ask()
+    assert choice is not None
+    assert (choice.task, choice.beside, choice.spent_seconds) == (suiting, waiting, 0.0)
+    worker.believe(Residency(64, (whole(DRAW), whole(PAINT))))
+    assert scene.choice() == (waiting, "a")
+
+
+def test_a_worker_that_does_not_bring_what_it_is_told_is_not_asked_for_ever() -> None:
+    scene = Scene()
+    worker = scene.worker("a", whole(DRAW))
+    waiting = scene.task(sample(model=PAINT), waited=500.0)
+    scene.task(sample(model=DRAW), waited=1.0)
+    worker.ahead = {waiting.signature: 6}
+    choice = scene.ask()
+    assert choice is not None
+    assert (choice.task, choice.beside) == (waiting, None)
 
 
 def test_the_account_does_not_pay_for_what_would_have_been_loaded_anyway() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from pool.ahead import Held, plan_ahead
 from pool.division import choose_division
 from pool.outlook import Outlook
 from pool.residency import Residency, needed_bytes, plan
@@ -51,6 +52,7 @@ from scheduler.messages import (
     StopTask,
     Submitted,
     Tick,
+    UploadAhead,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -172,6 +174,10 @@ class Shell:
         commands = self.state.handle(event)
         for command in commands:
             self._carry_out(command)
+        for command in commands:
+            if isinstance(command, RunTask):
+                believed = self.state.fleet.workers[command.worker_id].residency
+                assert believed == self.running[command.worker_id].residency, f"{command}: other weights"
         validate(self.state)
         assert set(self.state.demand.results.held) == self.held, "the core believes in other results than the shell"
         assert set(self.state.demand.jobs) == set(self.jobs) - set(self.resolved), "other jobs are live"
@@ -302,6 +308,8 @@ class Shell:
                 assert expected == asked, f"{command}: it runs {expected}"
                 assert not run.stop_asked, f"{command}: for the second time"
                 run.stop_asked = True
+            case UploadAhead():
+                self._bring(command)
             case ReleaseResult():
                 assert command.task_id in self.held, f"{command}: nobody holds it"
                 self.held.discard(command.task_id)
@@ -328,7 +336,6 @@ class Shell:
         assert len(set(command.needed_next)) == len(command.needed_next), f"{command}: told twice"
         outlook = Outlook(command.needed_next)
         moves = plan(before, spec.uses, SPECS, way.activation_bytes, outlook=outlook)
-        assert self.state.fleet.workers[command.worker_id].residency == moves.after, f"{command}: other weights"
         if command.mates:
             assert not way.tile, f"{command}: in parts"
             assert not way.batch, f"{command}: in parts"
@@ -341,6 +348,33 @@ class Shell:
         ]
         runs[0].others = runs[1:]
         self.running[command.worker_id] = runs[0]
+
+    def _bring(self, command: UploadAhead) -> None:
+        """Weights come beside a run, as far as its time goes. Tasks that are told of wait; what the run holds stays."""
+        run, worker = self.running[command.worker_id], self.state.fleet.workers[command.worker_id]
+        assert run.command.incarnation == command.incarnation, f"{command}: that incarnation is gone"
+        assert command.task_ids, f"{command}: for nothing"
+        assert len(set(command.task_ids)) == len(command.task_ids), f"{command}: told twice"
+        spec, capacity_bytes = self.tasks[run.command.task_id], run.residency.capacity_bytes
+        working_bytes = _way(spec, capacity_bytes).activation_bytes * run.together + needed_bytes(spec.uses, 0)
+        assert worker.loaded_at is not None, f"{command}: beside a run that streams"
+        assert worker.expected_end is not None, f"{command}: beside a run of unknown length"
+        at, outlook, there = max(self.at, worker.loaded_at), Outlook(command.needed_next), run.residency
+        kept = {use.component for use in spec.uses}.union(command.kept)
+        for task_id in command.task_ids:
+            task = self.tasks[task_id]
+            assert not self.state.demand.tasks[task_id].on_worker, f"{command}: {task_id} runs"
+            held = Held(frozenset(kept), working_bytes)
+            ahead = plan_ahead(there, held, task.uses, SPECS, _way(task, capacity_bytes).activation_bytes, outlook)
+            at += ahead.switches * self.config.patch_switch_seconds
+            there = ahead.after(there, int((worker.expected_end - at) * worker.link_bytes_per_second))
+            at += ahead.upload_bytes / worker.link_bytes_per_second
+            kept.update(use.component for use in task.uses)
+        assert there != run.residency, f"{command}: nothing comes of it"
+        for use in spec.uses:
+            assert there.of(use.component) == run.residency.of(use.component), f"{command}: the run needs that"
+        for member in run.members:
+            member.residency = there
 
     def _check_start(self, mate: Mate, command: RunTask) -> None:
         """A task may start, by itself or in the run of `command`."""
@@ -370,6 +404,10 @@ class Shell:
         self.up.pop(worker_id, None)
         run = self.running.pop(worker_id, None)
         self.old += [_report(one.command, one.residency) for one in ([] if run is None else run.members)]
+
+
+def _way(task: TaskSpec, capacity_bytes: int) -> Division:
+    return choose_division(task, capacity_bytes - needed_bytes(task.uses, 0))
 
 
 def _report(

@@ -18,6 +18,7 @@ from scheduler.messages import Outcome, Submitted
 from scheduler.simulated.fairness import Span, fair_shares, jain, service_ratios
 from scheduler.simulated.figures import figures, latency, percentile
 from scheduler.simulated.hosts import StorageReads
+from scheduler.simulated.records import SimulationTotals
 
 ANNA, BEN = UserId("anna"), UserId("ben")
 TASK = TaskId("t")
@@ -70,6 +71,7 @@ class World:
     latency_seconds: dict[JobId, float] = field(default_factory=dict)
     outcomes: dict[JobId, Outcome] = field(default_factory=dict)
     storage: StorageReads = field(default_factory=StorageReads)
+    totals: SimulationTotals = field(default_factory=SimulationTotals)
 
     def add(
         self,

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
+from pool.errors import GIB
 from scheduler.state import SchedulerState
 from scheduler.workloads.arrivals import bursts
 from tests.simulation.hints import tight
+
+#: of a GiB that crosses the link in a twentieth of a second or more
+PART = 0.05
 
 
 def test_what_the_core_assumes_with_a_hint_is_what_the_workers_do() -> None:
@@ -17,7 +21,17 @@ def test_what_the_core_assumes_with_a_hint_is_what_the_workers_do() -> None:
 
     def agree(state: SchedulerState) -> None:
         for worker_id, residency in cluster.residencies.items():
-            assert state.fleet.workers[worker_id].residency == residency, worker_id
+            believed = state.fleet.workers[worker_id].residency
+            assert believed is not None
+            if not any(state.fleet.workers[worker_id].ahead):
+                assert believed == residency, worker_id
+                continue
+            # what comes beside a run is a matter of seconds, which are estimated
+            assert [(e.component, e.patch_digest) for e in believed.entries] == [
+                (e.component, e.patch_digest) for e in residency.entries
+            ]
+            for ours, theirs in zip(believed.entries, residency.entries, strict=True):
+                assert abs(ours.resident_bytes - theirs.resident_bytes) < PART * GIB, worker_id
 
     cluster.run(agree)
     assert len(cluster.outcomes) == 120

@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pool.checkpoints.assembled import assembled_header
+from pool.checkpoints.files.assembly import Assembly, Source, is_description, read_description
+from pool.checkpoints.files.folder_header import read_folder_header
+from pool.checkpoints.files.model_folder import is_model_folder
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.shard_index import is_index, read_index, shard_names
 from pool.checkpoints.files.torch_file import is_torch_file, read_torch_header
@@ -23,25 +27,42 @@ PICKLE_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin")
 PICKLE_FLAG = "allow_pickle"
 
 
-def read_weights_header(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Header:
-    """Read and check what the file, or the index of several files, at `path` says of its tensors.
+def read_weights_header(source: Source, *, allow_pickle: bool = False) -> Header:
+    """Read and check what the weights at `source` say of their tensors: a file, the index of several, the description
+    of a model in separate files (or what it would say), or a folder of diffusers.
 
     `allow_pickle` reads PyTorch's pickles too; nothing in them is run even so. Raises UnsafeFile for a pickle that was
-    not allowed or that has code in it, and for an index that leads out of its folder; CorruptFile for anything else
-    that is not whole.
+    not allowed or that has code in it, and for an index or a description that leads out of its folder; MissingParts for
+    separate files that do not make a model; CorruptFile for anything else that is not whole.
     """
-    place = os.fspath(path)
-    if is_index(place):
-        return read_index(place, lambda shard: _read_one(shard, allow_pickle))
-    return _read_one(place, allow_pickle)
+    if not isinstance(source, Assembly):
+        place = os.fspath(source)
+        if not is_description(place):
+            return read_part(place, allow_pickle=allow_pickle)
+        source = read_description(place)
+    return assembled_header(source, lambda part: read_part(part, allow_pickle=allow_pickle))
 
 
-def files_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The files that the weights at `path` are in: the file itself, or an index and its shards, by name.
+def read_part(path: str, *, allow_pickle: bool = False) -> Header:
+    """As `read_weights_header`, for what is no model in separate files."""
+    if is_index(path):
+        return read_index(path, lambda shard: _read_one(shard, allow_pickle))
+    if is_model_folder(path):
+        return read_folder_header(path, lambda part: read_part(part, allow_pickle=allow_pickle))
+    return _read_one(path, allow_pickle)
 
-    Raises CorruptFile for a damaged index, UnsafeFile for one that leads out of its folder.
+
+def files_of(source: Source) -> tuple[str, ...]:
+    """The files that the weights at `source` are in: the file itself; an index and its shards, by name; a description,
+    where there is one, and the files that it names, each with its own shards.
+
+    Raises CorruptFile for a damaged index or description, UnsafeFile for one that leads out of its folder.
     """
-    place = os.fspath(path)
+    if isinstance(source, Assembly):
+        return tuple(dict.fromkeys(file for part in source.files for file in files_of(part)))
+    place = os.fspath(source)
+    if is_description(place):
+        return (place, *files_of(read_description(place)))
     if not is_index(place):
         return (place,)
     folder = os.path.dirname(place)

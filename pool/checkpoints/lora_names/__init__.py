@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pool.checkpoints.lora_names.diffusion import model_names, names_of, through
 from pool.checkpoints.lora_names.styles import style_of, styles_of
-from pool.checkpoints.lora_names.text import CLIP_G, CLIP_H, CLIP_L, names_of_module, text_encoder_names
+from pool.checkpoints.lora_names.text import CLIP_G, CLIP_H, CLIP_L, lora_encoder, names_of_module, text_encoder_names
 from pool.spec import Role
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ def lora_key_map(built: BuiltComponent) -> dict[str, tuple[RowRange, ...]]:
     checkpoint's keys are there for biases and tables too.
     """
     family = built.family
+    if family.text_set and built.role.is_text_encoder:
+        company = [lora_encoder(facts.encoder, family.name) for facts in family.texts.values()]
+        own = lora_encoder(family.texts[built.role].encoder, family.name)
+        return names_of_module(own, built.key_map, company)
     return lora_targets(built.role, built.key_map, family.prefixes[built.role], family.relative or family.name)
 
 

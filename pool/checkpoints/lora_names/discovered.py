@@ -82,7 +82,15 @@ _SECOND_TEXT = (
 )
 #: families with the layout of another and no converter, and what diffusers calls otherwise in them
 CONVERTED_LIKE: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
-    "hunyuan_image": ("hunyuan_video", (*_SECOND_TEXT, ("time_text_embed.time", "time_guidance_embed.time"))),
+    "hunyuan_image": (
+        "hunyuan_video",
+        (
+            *_SECOND_TEXT,
+            ("time_text_embed.", "time_guidance_embed."),
+            ("time_r_in.in_layer.", "time_guidance_embed.timestep_embedder_r.linear_1."),
+            ("time_r_in.out_layer.", "time_guidance_embed.timestep_embedder_r.linear_2."),
+        ),
+    ),
     "hunyuan_video_15": (
         "hunyuan_video",
         (
@@ -157,6 +165,8 @@ def _trace_leniently(family: str, shapes: Shapes, convert: Converter) -> dict[st
         try:
             return trace({**shapes, **stand_ins}, convert)
         except KeyError as missing:
+            if str(missing.args[0]) in stand_ins:  # it is no tensor that the converter misses
+                break
             stand_ins[str(missing.args[0])] = STAND_IN_SHAPE
         except UntraceableOperationError:
             raise

@@ -39,11 +39,19 @@ def text_encoder_names(shapes: Mapping[str, Shape]) -> dict[str, Ranges]:
     return names_of_encoders(encoders)
 
 
+def lora_encoder(encoder: str, family: str) -> str:
+    """What the conventions call the text encoder `encoder` (a name of recognition) of a model of `family`."""
+    if encoder == "t5xl" and family.startswith("hunyuan_dit"):
+        return MT5
+    return {"hydit_bert": BERT, "t5_base": "t5base", "t5xxl_old": "t5xxl"}.get(encoder, encoder)
+
+
 def names_of_module(encoder: str, key_map: KeyMap, company: Iterable[str] = ()) -> dict[str, Ranges]:
-    """The names for the weights of a built CLIP text module; `company` are the text encoders of its model."""
-    # the module may have no text_model level, the conventions are older and have it
+    """The names for the weights of a built text module; `company` are the text encoders of its model."""
+    # a module of CLIP may have no text_model level, the conventions are older and have it
+    level = _LEVEL if encoder in (CLIP_L, CLIP_G, CLIP_H) else ""
     weights = {
-        key if key.startswith((_PROJECTION, _LEVEL)) else _LEVEL + key: (key_map.parameter_range(key),)
+        key if key.startswith((_PROJECTION, _LEVEL)) else level + key: (key_map.parameter_range(key),)
         for key in key_map.origins
         if key.endswith(".weight")
     }

@@ -59,6 +59,35 @@ _PIXART = WrittenLayout(
         "mlp.fc2": ("ff.net.2",),
     },
 )
+_SANA = WrittenLayout(
+    outer=(
+        ("x_embedder.proj.", "patch_embed.proj."),
+        ("t_embedder.mlp.0.", "time_embed.emb.timestep_embedder.linear_1."),
+        ("t_embedder.mlp.2.", "time_embed.emb.timestep_embedder.linear_2."),
+        ("t_block.1.", "time_embed.linear."),
+        ("y_embedder.y_proj.fc1.", "caption_projection.linear_1."),
+        ("y_embedder.y_proj.fc2.", "caption_projection.linear_2."),
+        ("attention_y_norm.", "caption_norm."),
+        ("final_layer.linear.", "proj_out."),
+        ("final_layer.scale_shift_table", "scale_shift_table"),
+    ),
+    swapped=(),
+    blocks="transformer_blocks",
+    block={
+        "attn.qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
+        "attn.q_norm": ("attn1.norm_q",),
+        "attn.k_norm": ("attn1.norm_k",),
+        "attn.proj": ("attn1.to_out.0",),
+        "cross_attn.q_linear": ("attn2.to_q",),
+        "cross_attn.kv_linear": ("attn2.to_k", "attn2.to_v"),
+        "cross_attn.q_norm": ("attn2.norm_q",),
+        "cross_attn.k_norm": ("attn2.norm_k",),
+        "cross_attn.proj": ("attn2.to_out.0",),
+        "mlp.inverted_conv.conv": ("ff.conv_inverted",),
+        "mlp.depth_conv.conv": ("ff.conv_depth",),
+        "mlp.point_conv.conv": ("ff.conv_point",),
+    },
+)
 _HUNYUAN_DIT = WrittenLayout(
     outer=(
         ("text_embedding_padding", "text_embedding_padding"),
@@ -124,4 +153,5 @@ def _of_block(layout: WrittenLayout, beginning: str, key: str, tensor: Tensor) -
 WRITTEN_CONVERTERS: Mapping[str, Callable[[dict[str, Tensor]], Mapping[str, Tensor]]] = {
     "pixart": partial(convert, _PIXART),
     "hunyuan_dit": partial(convert, _HUNYUAN_DIT),
+    "sana": partial(convert, _SANA),
 }

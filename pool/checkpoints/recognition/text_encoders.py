@@ -342,6 +342,11 @@ def _set_of(name: str, encoders: Sequence[str]) -> TextEncoderSet:
     return TextEncoderSet(name, members, missing, unplaced, guessed=bool(unplaced))
 
 
+def stands_for(encoder: str) -> tuple[str, ...]:
+    """The members of sets that a text encoder called `encoder` can be beside the one of its own name."""
+    return _STANDS_FOR.get(encoder, ())
+
+
 def _in_sets() -> frozenset[str]:
     return frozenset(member for members in MEMBERS.values() for member in members)
 

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from actors.outcomes import ImageResult, JobFailure, Summary, TaskSummary
-from actors.outputs.folder import FinishedPicture, OutputFolder
+from actors.outputs.folder import Finished, OutputFolder
 from actors.progress import Progress, RunningJob
 from actors.recipe import Recipe, RecipeLora
 from actors.requests import GenerateRequest
@@ -24,6 +24,7 @@ from pool.errors import UserError, unknown_name
 from pool.registry.listings import LoraListing, ModelListing
 from pool.sampling.names import resolve_sampler
 from pool.spec import JobId, RunErrorKind, Stage, WorkerId
+from pool.work import Picture
 from scheduler.why import Candidate, Rule, Why
 
 MODELS = ("shapes", "portraits")
@@ -131,9 +132,20 @@ class FakeJobs:
             return JobFailure(index, job_id, request, kind, "planted trouble", trace)
         recipe = recipe_for(request)
         tasks = (task("gpu-0", True, Stage.ENCODE), task(f"gpu-{index % 2}", index % 3 != 0))
-        finished = FinishedPicture(recipe, pixels_for(recipe), index, job_id, tasks[1].worker, 3.0, tasks)
+        pixels = pixels_for(recipe)
+        finished = Finished(recipe, Picture(pixels), index, job_id, tasks[1].worker, 3.0, tasks)
         path = self._output.write(finished)
-        return ImageResult(index, job_id, request, recipe, finished.pixels_HWC, path, tasks[1].worker, 3.0, tasks)
+        return ImageResult(
+            index=index,
+            job_id=job_id,
+            request=request,
+            recipe=recipe,
+            pixels=pixels,
+            path=path,
+            worker=tasks[1].worker,
+            seconds=3.0,
+            tasks=tasks,
+        )
 
 
 @dataclasses.dataclass

@@ -43,6 +43,36 @@ def test_every_option_of_a_picture_reaches_the_pool(command: Command) -> None:
     assert pool.closed
 
 
+def test_every_option_about_pictures_reaches_the_pool(command: Command, tmp_path: Path) -> None:
+    pool = FakePool()
+    file, mask = tmp_path / "a.png", tmp_path / "m.png"
+    Image.new("RGB", (16, 8)).save(file)
+    Image.new("L", (16, 8), 255).save(mask)
+    ended = command(
+        "generate", "x", "--model", "shapes", "--seed", "1", "--image", str(file), "--mask", str(mask),
+        "--strength", "0.5", "--no-paste", "--control", f"canny={file}:0.8:0:0.5", "--control", f"depth={file}",
+        "--region", "0,0,8,8:2=a square", pool=pool,
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    twice = command("generate", "x", "--model", "shapes", "--seed", "1", "--hires", "2:0.5:10", pool=pool)
+    assert twice.code == 0, twice.err
+    common = {"model": "shapes", "prompt": "x", "seed": 1}
+    assert pool.submitted == [
+        GenerateRequest(
+            **common, image=file, mask=mask, strength=0.5, paste=False, regions=["0,0,8,8:2=a square"],
+            controls=[{"model": "canny", "image": file, "strength": 0.8, "end": 0.5}, f"depth={file}"],
+        ),
+        GenerateRequest(**common, hires={"scale": 2, "strength": 0.5, "steps": 10}),
+    ]  # fmt: skip
+
+
+def test_a_picture_that_is_not_there_is_told_before_a_pool_is_started(command: Command) -> None:
+    ended = command("generate", "x", "--image", "nowhere.png")
+    assert ended.code == 2
+    assert "image: found 'nowhere.png', expected a file that is there" in ended.err
+    assert not ended.opened
+
+
 def test_what_is_not_said_is_left_to_the_request(command: Command) -> None:
     pool = FakePool()
     command("generate", "a red circle", "--seed", "1", pool=pool)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from actors.cli.job_file import JobFile, read_job_file
 from actors.requests import GenerateRequest, LoraChoice
@@ -156,3 +157,34 @@ def test_csv_and_json_lines_say_the_same(tmp_path_factory, requests: list[dict])
     assert from_json.broken == from_csv.broken == ()
     assert [line.request for line in from_csv.lines] == [line.request for line in from_json.lines]
     assert [line.request.prompt for line in from_json.lines] == [r["prompt"] for r in requests]
+
+
+def test_fields_that_came_later_change_no_seed_where_they_are_not_used(tmp_path: Path) -> None:
+    """Files that were half done before there were pictures to start from are gone on with."""
+    old = '{"prompt": "a red circle"}\n{"prompt": "a red circle", "loras": ["light:0.5"], "width": 64}\n'
+    assert [line.request.seed for line in read(tmp_path, old).lines] == [2751904492, 707680633]
+
+
+def test_pictures_are_named_in_both_kinds_of_file(tmp_path: Path) -> None:
+    """Several ControlNets or regions stand in one cell of CSV. What a picture is used for is part of the seed."""
+    picture = tmp_path / "a.png"
+    Image.new("RGB", (16, 8)).save(picture)
+    fields = {
+        "prompt": "p",
+        "image": str(picture),
+        "strength": 0.5,
+        "hires": "2:0.5",
+        "controls": [f"canny={picture}:0.8", f"depth={picture}"],
+        "regions": ["0,0,8,8=a square", "8,0,8,8:2=a circle"],
+    }
+    (line,) = read(tmp_path, json.dumps(fields)).lines
+    header = ",".join(fields)
+    cells = ["p", str(picture), "0.5", "2:0.5", ";".join(fields["controls"]), '"' + ";".join(fields["regions"]) + '"']
+    (row,) = read(tmp_path, f"{header}\n{','.join(cells)}\n", name="jobs.csv").lines
+    assert row.request == line.request
+    assert [control.strength for control in row.request.controls] == [0.8, 1.0]
+    assert [region.prompt for region in row.request.regions] == ["a square", "a circle"]
+    (other,) = read(tmp_path, json.dumps({**fields, "strength": 0.6})).lines
+    assert other.request.seed != line.request.seed
+    broken = read(tmp_path, json.dumps({**fields, "image": "nowhere.png"})).broken
+    assert "image: found 'nowhere.png', expected a file that is there" in broken[0].message

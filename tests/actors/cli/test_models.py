@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from actors.cli.opening import settings_for
 from actors.cli.options import PoolOptions
@@ -187,3 +188,68 @@ def test_pickles_are_listed_scanned_and_named_where_they_are_allowed(command: Co
     assert command("models", "alias", "mine", "old").code == 2
     assert command("models", "alias", "mine", "old", "--allow-pickle").code == 0
     assert "--allow-pickle belongs after list" in command("models", "--allow-pickle", "list").err
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Path:
+    """The example's model in separate files, added."""
+    base = tmp_path / "apart"
+    tensors = load_file(SHAPES / "models" / "shapes.safetensors")
+    for name, prefix in (
+        ("unet/shapes_unet", "model.diffusion_model."),
+        ("vae/shapes_vae", "first_stage_model."),
+        ("clip/shapes_clip", "cond_stage_model.transformer."),
+    ):
+        (base / name).parent.mkdir(parents=True)
+        own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        save_file(own, base / f"{name}.safetensors")
+    return base
+
+
+def test_separate_files_are_made_one_model(command: Command, apart: Path) -> None:
+    assert command("models", "add", str(apart)).code == 0
+    short = command("models", "assemble", "whole", "--diffusion-model", "shapes_unet", "--vae", "shapes_vae")
+    assert short.code == 2
+    assert "the text encoder clip_l is missing: Stable Diffusion 1 reads clip_l" in short.err
+    assert f"that would fit: {apart / 'clip' / 'shapes_clip.safetensors'}" in short.err
+    assert not (apart / "whole.model.json").exists()
+    files = ("--diffusion-model", "shapes_unet", "--vae", "shapes_vae", "--text-encoder", "shapes_clip")
+    made = command("models", "assemble", "whole", *files)
+    assert (made.code, made.err) == (0, f"whole is Stable Diffusion 1, of 3 files: {apart / 'whole.model.json'}\n")
+    taken = command("models", "assemble", "whole", *files)
+    assert taken.code == 2
+    assert "is there already" in taken.err
+    assert command("models", "assemble", "whole", *files, "--force").code == 0
+    listed = command("models")
+    assert re.search(r"^whole +checkpoint +Stable Diffusion 1, 512x512 +9\.6 MiB +\w{10} +/", listed.out, re.MULTILINE)
+    said = command("inspect", str(apart / "whole.model.json"), "--json").objects[0]
+    assert (said["kind"], said["family"], len(said["components"])) == ("checkpoint", "sd1", 3)
+    assert command("plan", "whole").code == 0
+
+
+def test_a_model_is_assembled_where_all_files_lie(command: Command, apart: Path, tmp_path: Path) -> None:
+    files = [f"{apart}/{name}.safetensors" for name in ("unet/shapes_unet", "vae/shapes_vae", "clip/shapes_clip")]
+    given = ("--diffusion-model", files[0], "--vae", files[1], "--text-encoder", files[2])
+    nowhere = command("models", "assemble", "whole", *given)
+    assert nowhere.code == 2
+    assert f"expected a folder that all of them lie in (--folder {apart})" in nowhere.err
+    outside = command("models", "assemble", "whole", *given, "--folder", str(apart / "unet"))
+    assert outside.code == 2
+    assert "does not lie in" in outside.err
+    made = command("models", "assemble", "whole", *given, "--folder", str(apart))
+    assert made.code == 0
+    assert f"no pool looks there yet: modelpool models add {apart}" in made.err
+    odd = command("models", "assemble", "../whole", *given, "--folder", str(apart))
+    assert odd.code == 2
+    assert not (tmp_path / "whole.model.json").exists()
+
+
+def test_a_folder_of_diffusers_is_a_model(command: Command, tmp_path: Path) -> None:
+    source, folder = SHAPES / "models" / "shapes.safetensors", tmp_path / "fold"
+    assert command("convert", str(source), "--to", "diffusers", "--out", str(folder)).code == 0
+    assert command("models", "add", str(tmp_path / "fold")).code == 0
+    listed = command("models")
+    assert re.search(r"^fold +checkpoint +Stable Diffusion 1, 64x64 +\d", listed.out, re.MULTILINE)
+    said = command("inspect", str(tmp_path / "fold"), "--json").objects[0]
+    assert (said["runs"], said["problem"]) == (True, "")
+    assert "as Stable Diffusion 1, 64x64 pixels" in command("inspect", str(tmp_path / "fold")).out

@@ -16,10 +16,12 @@ import pytest
 from PIL import Image
 
 from actors.outputs import folder as folder_module
-from actors.outputs.folder import FinishedPicture, OutputFolder, file_name, pixels_sha256, plain, write_whole
+from actors.outputs import whole_file
+from actors.outputs.folder import Finished, OutputFolder, file_name, pixels_sha256, plain, write_whole
 from actors.outputs.png_text import read_recipe
 from actors.recipe import Recipe
 from pool.errors import OutputFailed
+from pool.work import Picture
 from tests.actors.outputs.test_png_text import RECIPE
 
 
@@ -33,10 +35,15 @@ class FakeTask:
     worker: str
 
 
-def picture(seed: int = 7, prompt: str = "a red circle", index: int = 0) -> FinishedPicture:
+def picture(seed: int = 7, prompt: str = "a red circle", index: int = 0) -> Finished:
     recipe = dataclasses.replace(RECIPE, prompt=prompt, seed=seed)
     pixels = np.random.default_rng(seed % 1000).integers(0, 256, size=(8, 8, 3), dtype=np.uint8)
-    return FinishedPicture(recipe, pixels, index, f"job-{index}", "gpu-0", 1.25, (FakeTask(Colour.RED, "gpu-0"),))
+    return Finished(recipe, Picture(pixels), index, f"job-{index}", "gpu-0", 1.25, (FakeTask(Colour.RED, "gpu-0"),))
+
+
+def pixels_of(finished: Finished) -> np.ndarray:
+    assert isinstance(finished.made, Picture)
+    return finished.made.pixels_HWC
 
 
 def visible(path: Path) -> list[str]:
@@ -57,11 +64,11 @@ def test_a_picture_is_kept_with_its_recipe_and_one_line(tmp_path: Path) -> None:
     assert path == tmp_path / "new" / "out" / file_name(RECIPE)
     assert re.fullmatch(r"a-red-circle-7-[0-9a-f]{8}\.png", path.name)
     assert read_recipe(path) == RECIPE
-    assert np.asarray(Image.open(path)).tobytes() == picture().pixels_HWC.tobytes()
+    assert np.asarray(Image.open(path)).tobytes() == pixels_of(picture()).tobytes()
     [line] = manifest_lines(out.path)
     assert line["digest"] == RECIPE.digest
     assert line["file"] == path.name
-    assert line["pixels_sha256"] == pixels_sha256(picture().pixels_HWC)
+    assert line["pixels_sha256"] == pixels_sha256(pixels_of(picture()))
     assert line["tasks"] == [{"stage": "red", "worker": "gpu-0"}]
     assert out.finished() == {RECIPE.digest: path}
 
@@ -152,7 +159,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch, point: str, failure: BaseException
     elif point == "replace":
         monkeypatch.setattr(Path, "replace", fail)
     elif point == "sync_folder":
-        monkeypatch.setattr(folder_module, "_sync_folder", fail)
+        monkeypatch.setattr(whole_file, "_sync_folder", fail)
     else:
         monkeypatch.setattr(folder_module.Manifest, "append", fail)
     if isinstance(failure, Killed):
@@ -181,7 +188,7 @@ def test_a_failure_at_any_step_leaves_nothing_or_a_whole_picture(
     path = tmp_path / file_name(picture(seed=2).recipe)
     if path.exists():
         assert read_recipe(path) == picture(seed=2).recipe
-        assert np.asarray(Image.open(path)).tobytes() == picture(seed=2).pixels_HWC.tobytes()
+        assert np.asarray(Image.open(path)).tobytes() == pixels_of(picture(seed=2)).tobytes()
     assert out.finished() == {picture(seed=1).recipe.digest: kept}
 
     later = OutputFolder(tmp_path)
@@ -269,7 +276,7 @@ def test_the_contact_sheet_shows_the_runs_one_after_the_other_each_in_its_order(
 
     def solid(value: int, index: int, out: OutputFolder) -> None:
         recipe = dataclasses.replace(RECIPE, seed=value)
-        out.write(FinishedPicture(recipe, np.full((64, 64, 3), value, np.uint8), index, "job", "gpu-0", 1.0))
+        out.write(Finished(recipe, Picture(np.full((64, 64, 3), value, np.uint8)), index, "job", "gpu-0", 1.0))
 
     first, second = OutputFolder(tmp_path), OutputFolder(tmp_path)
     solid(60, 1, first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from safetensors.torch import save_file
 
 from pool.checkpoints.detect import detect
-from pool.checkpoints.families import SD1, NoiseKind, Prediction
+from pool.checkpoints.families import SD1, SD1_INPAINT, SDXL_INPAINT
 from pool.checkpoints.safetensors_file import Header, TensorEntry, read_header
+from pool.checkpoints.sampling_facts import NoiseKind, Prediction
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
 from tests.pool.checkpoints import layouts
@@ -62,13 +64,33 @@ def test_what_training_left_in_a_file_does_not_matter() -> None:
 
 
 UNETS = {
-    "Stable Diffusion XL inpainting": lambda: layouts.ldm_unet(replace(layouts.SDXL_UNET, in_channels=9)),
-    "Stable Diffusion 2 inpainting": lambda: layouts.ldm_unet(replace(layouts.SD21_UNET, in_channels=9)),
-    "Stable Diffusion 1 inpainting": lambda: layouts.ldm_unet(layouts.LdmUnet(in_channels=9)),
     "Stable Diffusion 1 InstructPix2Pix": lambda: layouts.ldm_unet(layouts.LdmUnet(in_channels=8)),
-    "Stable Diffusion 3": layouts.sd3,
-    "Flux dev": layouts.flux,
 }
+
+
+@pytest.mark.parametrize(("title", "layout"), [("Stable Diffusion 3", layouts.sd3), ("Flux dev", layouts.flux)])
+def test_a_transformer_alone_is_told_what_it_runs_with(title: str, layout: Callable[[], layouts.Layout]) -> None:
+    said = refusal(layout())
+    assert f"recognised as {title}, but without its text encoder and second text encoder" in said
+    assert "separate files are put together by `modelpool models assemble`" in said
+
+
+#: a whole file of each model that was trained to fill holes, and a UNet of theirs as published
+FILLING = {
+    "sd1": (SD1_INPAINT, layouts.tiny_sd1(), layouts.TINY_UNET, layouts.LdmUnet()),
+    "sdxl": (SDXL_INPAINT, layouts.tiny_sdxl(), layouts.TINY_SDXL_UNET, layouts.SDXL_UNET),
+}
+
+
+@pytest.mark.parametrize("name", FILLING)
+def test_models_that_fill_holes_are_run(name: str) -> None:
+    family, whole, unet, published = FILLING[name]
+    assert detect(header_of({**whole, **layouts.ldm_unet(replace(unet, in_channels=9))})) is family
+    alone = refusal(layouts.ldm_unet(replace(published, in_channels=9)))
+    assert f"recognised as {family.title}, but without its text encoder" in alone
+    odd = {**whole, **layouts.ldm_unet(replace(unet, in_channels=9))}
+    odd["first_stage_model.decoder.conv_in.weight"] = (64, 5, 3, 3)
+    assert "beside them the 6 of what it is shown of a picture" in refusal(odd)
 
 
 @pytest.mark.parametrize("title", UNETS)

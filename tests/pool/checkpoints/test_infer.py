@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from pool.checkpoints.families import SD1, LatentFacts
-from pool.checkpoints.infer import check, clip_text_config, latent_facts, unet_config, vae_config
+from pool.checkpoints.infer import check, clip_text_config, latent_facts, unet_config
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
+from pool.vaes.configs import kl_config
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.layouts import Layout
 
@@ -38,7 +39,7 @@ def test_the_unet_of_sd15() -> None:
 
 def test_the_vae_of_sd15() -> None:
     """Source: the vae/config.json published with Stable Diffusion 1.5."""
-    assert vae_config(bare(Role.VAE, layouts.sd15())) == {
+    assert kl_config(bare(Role.VAE, layouts.sd15())) == {
         "block_out_channels": (128, 256, 512, 512),
         "layers_per_block": 2,
         "latent_channels": 4,
@@ -46,6 +47,7 @@ def test_the_vae_of_sd15() -> None:
         "up_block_types": ("UpDecoderBlock2D",) * 4,
         "use_quant_conv": True,
         "use_post_quant_conv": True,
+        "mid_block_add_attention": True,
         "norm_num_groups": 32,
     }
 
@@ -67,7 +69,7 @@ def test_the_text_encoder_of_sd15() -> None:
 def test_a_tiny_model_has_fewer_norm_groups_and_one_text_head() -> None:
     tiny = layouts.tiny_sd1()
     assert unet_config(bare(Role.DIFFUSION_MODEL, tiny))["norm_num_groups"] == 12
-    assert vae_config(bare(Role.VAE, tiny))["norm_num_groups"] == 8
+    assert kl_config(bare(Role.VAE, tiny))["norm_num_groups"] == 8
     assert clip_text_config(bare(Role.TEXT_ENCODER, tiny))["num_attention_heads"] == 1
 
 
@@ -119,7 +121,7 @@ MISFITS: dict[str, tuple[Callable[[Layout], object], str]] = {
     ),
     "no decoder": (
         lambda x: [x.pop(k) for k in list(x) if ".decoder.up." in k],
-        "found no decoder.up blocks",
+        "VAE: found 0 decoder.up blocks, expected 4",
     ),
 }
 

@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pool.checkpoints.infer import unet_config, vae_config
+from pool.checkpoints.infer import unet_config
 from pool.checkpoints.key_map import KeyMap, RowRange, discover
 from pool.checkpoints.provenance import UntraceableOperationError
+from pool.vaes.configs import kl_config
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.layouts import Layout
 
@@ -49,7 +50,7 @@ def unet(sizes: layouts.LdmUnet) -> Case:
 
 def vae(sizes: layouts.LdmVae) -> Case:
     layout = layouts.ldm_vae(sizes)
-    config = vae_config(bare(layout, "first_stage_model."))
+    config = kl_config(bare(layout, "first_stage_model."))
     return Case(layout, lambda t: diffusers_names.convert_ldm_vae_checkpoint(t, config))
 
 

@@ -16,11 +16,11 @@ def test_the_installed_diffusers_converts_sd1() -> None:
 
 
 def test_a_converter_that_drifts_is_told_from_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = private_names.convert_ldm_vae_checkpoint
+    real = private_names.convert_ldm_unet_checkpoint
 
     def drifted(tensors: object, config: object) -> dict[str, object]:
         return {key.replace("conv_in", "first_conv"): value for key, value in real(tensors, config).items()}
 
-    monkeypatch.setattr(private_names, "convert_ldm_vae_checkpoint", drifted)
-    with pytest.raises(ConverterChangedError, match=r"vae: .*4 parameters have no source, such as decoder\.conv_in"):
+    monkeypatch.setattr(private_names, "convert_ldm_unet_checkpoint", drifted)
+    with pytest.raises(ConverterChangedError, match=r"diffusion_model: .*2 parameters have no source, such as conv_in"):
         self_test(SD1, layouts.tiny_sd1())

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pool.checkpoints.families import PLAYGROUND_25, SD1, SD2, SDXL, Family, Prediction
+from pool.checkpoints.families import PLAYGROUND_25, SD1, SD2, SDXL, Family
 from pool.checkpoints.safetensors_file import Header, read_header
+from pool.checkpoints.sampling_facts import Prediction
 from pool.checkpoints.small_tensors import SPREAD_KEY, read_numbers, settled
 from pool.errors import UnknownArchitecture
 

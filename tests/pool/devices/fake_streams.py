@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from pool.devices.copy_streams import StreamMaker
 
 
@@ -39,6 +41,7 @@ class FakeEvent:
 
     seen: dict[str, int] | None = None
     synchronized: bool = False
+    is_over: bool = True
 
     def record(self, stream: FakeStream) -> None:
         self.seen = stream.seen | {stream.name: stream.steps}
@@ -46,17 +49,27 @@ class FakeEvent:
     def synchronize(self) -> None:
         self.synchronized = True
 
+    def query(self) -> bool:
+        return self.is_over
+
 
 class Trace:
-    """Makes fake streams; the compute stream is "compute"."""
+    """Makes fake streams; the compute stream is "compute". Memory of the streams named in `lending` is lent to it."""
 
     def __init__(self) -> None:
         self.compute = FakeStream("compute")
         self.streams: list[FakeStream] = []
         self.events: list[FakeEvent] = []
         self.copies: list[str] = []
+        self.lending: set[str] = set()
+        self.lent: list[tuple[Tensor, str]] = []
+        self._on_streams = [self.compute]
         self.maker = StreamMaker(
-            new_stream=self._new_stream, new_event=self._new_event, current=lambda: self.compute, on=self._on
+            new_stream=self._new_stream,
+            new_event=self._new_event,
+            current=lambda: self._on_streams[-1],
+            on=self._on,
+            lend=lambda tensor, stream: self.lent.append((tensor, stream.name)),
         )
 
     def _new_stream(self) -> FakeStream:
@@ -70,8 +83,12 @@ class Trace:
 
     @contextmanager
     def _on(self, stream: FakeStream) -> Iterator[None]:
-        # memory that this stream hands out may have been read by any step of the compute stream so far
-        assert stream.seen.get("compute", 0) == self.compute.steps, f"{stream.name} may overwrite what is being read"
+        # memory that this stream hands out, or writes for the current one, may have been read by any step of that so far
+        current = self._on_streams[-1]
+        is_behind = stream.seen.get(current.name, 0) < current.steps
+        assert stream.name in self.lending or not is_behind, f"{stream.name} may overwrite what is being read"
         stream.steps += 1
         self.copies.append(stream.name)
+        self._on_streams.append(stream)
         yield
+        self._on_streams.pop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pool.devices import sim
+from pool.devices import loader, sim
 from pool.devices.copy_streams import CopyStreams
 from pool.devices.memory_limits import HostMemory
 from pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
@@ -52,6 +52,60 @@ def test_an_order_is_handed_from_run_to_run() -> None:
     road.close()
     road.close()
     assert ledger.pinned_bytes == 0
+
+
+def road_with_streams(trace: Trace) -> UploadRoad:
+    sim.install()
+    sim.configure(INDEX, 1 << 20)
+    staging = StagingRing.allocate(PinnedLedger(1 << 20), 64, 2, lambda size: torch.empty(size, dtype=torch.uint8))
+    return UploadRoad(torch.device("sim", INDEX), CopyStreams(trace.maker), staging, None)
+
+
+def test_what_goes_on_beside_is_waited_for_when_it_is_caught_up_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not before; what stays is lent to the stream that computes, which may be far ahead or behind."""
+    monkeypatch.setattr(loader, "LEAST_STAGED_BYTES", 64)
+    trace = Trace()
+    road = road_with_streams(trace)
+    side = "copy 2"  # the first two are the ring's
+    trace.lending.add(side)
+    hosts = [torch.arange(200.0), torch.arange(3.0)]
+    trace.compute.steps += 5
+    for _ in range(2):
+        with road.beside():
+            copies = [road.bring(host) for host in hosts]
+            road.keep(copies)
+            with road.beside():  # one inside another is one
+                pass
+    assert all(torch.equal(copy.cpu(), host) for copy, host in zip(copies, hosts, strict=True))
+    assert not trace.compute.seen, "what computes waited for nothing"
+    assert not any("compute" in stream.seen for stream in trace.streams), "nor was it waited for"
+    assert [name for _, name in trace.lent] == ["compute"] * 4
+    assert all(kept is copy for (kept, _), copy in zip(trace.lent[2:], copies, strict=True))
+    road.catch_up()
+    (stream,) = [stream for stream in trace.streams if stream.name == side]
+    assert trace.compute.seen[side] == stream.steps
+    assert all(trace.compute.seen[name] > 0 for name in ("copy 0", "copy 1")), "what the side waited for is over too"
+    road.bring(hosts[0])
+    road.keep([hosts[0]])
+    assert len(trace.lent) == 4, "outside, memory is the compute stream's own"
+    road.close()
+
+
+def test_a_full_ring_says_so() -> None:
+    trace = Trace()
+    road = road_with_streams(trace)
+    assert not road.is_full
+    uploader = road.uploader()
+    for host in (torch.arange(16.0), torch.arange(16.0)):
+        uploader.upload(host)
+    for event in trace.events:
+        event.is_over = False
+    assert road.is_full
+    for event in trace.events:
+        event.is_over = True
+    assert not road.is_full
+    uploader.close()
+    road.close()
 
 
 def test_closing_unpins() -> None:

@@ -102,7 +102,7 @@ def task(catalog: Catalog, work: Work) -> TaskSpec:
     loras = () if isinstance(work, DecodeWork) else work.loras
     use = catalog.use(work.model, role, loras, work.steps if isinstance(work, SampleWork) else 1)
     return TaskSpec(
-        TaskId(f"{stage_of(work).value}"), stage_of(work), (use,), catalog.activation_bytes(work.model, work), 0.1
+        TaskId(f"{stage_of(work).value}"), stage_of(work), (use,), catalog.figures.activation_bytes(work.model, work), 0.1
     )
 
 

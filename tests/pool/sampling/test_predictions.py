@@ -8,7 +8,7 @@ from diffusers import EDMEulerScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pool.checkpoints.families import Prediction
+from pool.checkpoints.sampling_facts import Prediction
 from pool.sampling.predictions import clean_latent, input_scale
 
 SIGMAS = st.floats(0.002, 120.0)

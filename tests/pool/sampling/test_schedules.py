@@ -13,7 +13,7 @@ from diffusers import DDIMScheduler, EDMEulerScheduler, EulerDiscreteScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pool.checkpoints.families import NoiseFacts, NoiseKind
+from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind
 from pool.errors import UnknownName, UnusableField
 from pool.sampling.names import MAX_STEPS, SCHEDULES
 from pool.sampling.schedules import (

@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.families import SD1, SDXL, NoiseFacts, NoiseKind, Prediction, SamplingFacts
+from pool.checkpoints.families import SD1, SDXL
+from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
 from pool.errors import OutputFailed, UnknownArchitecture
 from pool.patches.patch_set import PatchSet
 from pool.sampling.schedules import sigma_table
@@ -36,10 +37,20 @@ from tests.pool.toy import make_patch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
+
+def filling(name: str) -> Layout:
+    """A file of a model that fills holes."""
+    unet = {"sd1": layouts.TINY_UNET, "sdxl": layouts.TINY_SDXL_UNET}[name]
+    whole = {"sd1": layouts.tiny_sd1, "sdxl": layouts.tiny_sdxl}[name]()
+    return {**whole, **layouts.ldm_unet(replace(unet, in_channels=9))}
+
+
 CASES: dict[str, tuple[Callable[[], Layout], dict[str, Tensor], str]] = {
     "sd1": (layouts.tiny_sd1, {}, "StableDiffusionPipeline"),
     "sd2": (layouts.tiny_sd2, {"v_pred": torch.empty(0)}, "StableDiffusionPipeline"),
     "sdxl": (layouts.tiny_sdxl, {}, "StableDiffusionXLPipeline"),
+    "sd1_inpaint": (lambda: filling("sd1"), {}, "StableDiffusionInpaintPipeline"),
+    "sdxl_inpaint": (lambda: filling("sdxl"), {}, "StableDiffusionXLInpaintPipeline"),
     "sdxl_refiner": (layouts.tiny_sdxl_refiner, {}, "StableDiffusionXLImg2ImgPipeline"),
     "playground_25": (
         layouts.tiny_sdxl,

@@ -1,0 +1,32 @@
+"""The options that say how long a film or a sound is, and what it is written as.
+
+Knows words on a command line; what they mean stands in `actors.film_fields`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+_PANEL = "Films and sounds"
+
+
+def _option(flag: str, text: str, metavar: str) -> Any:
+    return typer.Option(flag, help=text, rich_help_panel=_PANEL, show_default=False, metavar=metavar)
+
+
+_FORMAT = "Write films as mp4, webm, gif (default: mp4), sounds as wav, flac (default: wav)."
+
+Frames = Annotated[int | None, _option("--frames", "Frames of a film (default: the model's own).", "N")]
+Rate = Annotated[float | None, _option("--fps", "Frames a second (default: the model's own).", "X")]
+Seconds = Annotated[float | None, _option("--seconds", "Seconds of sound (default: the most of the model).", "X")]
+Format = Annotated[str | None, _option("--format", _FORMAT, "NAME")]
+
+
+def film_fields(
+    frames: int | None, frame_rate: float | None, seconds: float | None, format_name: str | None
+) -> dict[str, Any]:
+    """The fields of a request that were given."""
+    said = {"frames": frames, "frame_rate": frame_rate, "seconds": seconds, "format": format_name}
+    return {name: value for name, value in said.items() if value is not None}

@@ -1,0 +1,46 @@
+"""What can be asked of models that make films, and what of the others: checks, and how a film begins with a picture.
+
+Pure functions over values. Every complaint names a field of a request.
+"""
+
+from __future__ import annotations
+
+from actors.extents import format_of, kind_of
+from actors.orders import EncodePictureOrder, SampleOrder
+from actors.requests import GenerateRequest
+from pool.checkpoints.sampling_facts import Beginning, SamplingFacts
+from pool.errors import unusable_field
+
+
+def check_film(request: GenerateRequest, facts: SamplingFacts) -> None:
+    """Raise UnusableField for what no model of `facts` can be asked for in a film or a sound."""
+    format_of(request.format, request.model, facts)
+    if (kind := kind_of(facts)) == "picture":
+        return
+    pictures_alone = {
+        "mask": request.mask,
+        "hires": request.hires,
+        "controls": request.controls or None,
+        "regions": request.regions or None,
+        "strength": request.strength,
+    }
+    for name, value in pictures_alone.items():
+        if value is not None:
+            raise unusable_field(name, "one", f"none: model {request.model!r} makes {kind}s, and it is for pictures")
+    if kind == "sound" and request.image is not None:
+        raise unusable_field("image", "one", f"none: model {request.model!r} makes sounds")
+
+
+def film_beginning(order: SampleOrder, model: str, facts: SamplingFacts) -> Beginning | None:
+    """How a film begins with the picture of `order`; None where it has none, or what is made is no film. Raises
+    UnusableField for a picture where the model is told of none, and for none where it must have one."""
+    if facts.film is None:
+        return None
+    begins = facts.film.begins
+    if order.start is None:
+        if begins is Beginning.JOINED:
+            raise unusable_field("image", "nothing", f"a picture: the films of model {model!r} begin with one")
+        return None
+    if begins is None or not isinstance(order.start, EncodePictureOrder):
+        raise unusable_field("image", "one", f"none: model {model!r} makes films of texts alone")
+    return begins

@@ -1,0 +1,183 @@
+"""Brings the pictures that requests name to the pool: read, at the size that they are used in, hashed, in the object
+store. In the driver's process; what travels with a request is a hash and a reference.
+
+Rules
+1. Left out sizes are the picture's own, in whole steps of `SIZE_STEP`; of one left out, in proportion to the other.
+2. The picture is scaled to cover that size and cropped about its centre (`pool.pictures.covering`); the mask likewise,
+   so it must have the picture's own size.
+3. A picture that several requests of a submission use in the same size is read and brought once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from actors.orders import given_id
+from actors.picture_fields import (
+    Control,
+    GivenPicture,
+    PictureSource,
+    Pixels,
+    Region,
+    open_picture,
+    pixels_digest,
+    plain_pixels,
+)
+from actors.requests import SIZE_STEP, GenerateRequest
+from actors.wire import ResultRef
+from pool.errors import UserError, unusable_field
+from pool.pictures import covering
+from pool.recent import Recent
+from pool.spec import TaskId
+from pool.work import Mask, Picture, PixelArray, Result
+
+#: pictures that are remembered for requests that use them again; what is remembered is a reference
+REMEMBERED = 256
+
+Brought: TypeAlias = tuple[GivenPicture, ResultRef]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A picture in memory, at its own size."""
+
+    pixels: PixelArray
+    file: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.pixels.shape[1], self.pixels.shape[0]
+
+
+class GivenPictures:
+    """The pictures of one submission."""
+
+    def __init__(self, give: Callable[[Result], ResultRef]) -> None:
+        """`give` puts a picture where workers find it."""
+        self._give = give
+        self._brought: Recent[Hashable, tuple[Brought, ...]] = Recent(REMEMBERED)
+        #: the last one alone: it is as large as a picture can be
+        self._read: Recent[Hashable, _Read] = Recent(2)
+
+    def bring(self, request: GenerateRequest) -> tuple[GenerateRequest, dict[TaskId, ResultRef]]:
+        """`request` with its pictures given and its size said, and their references. Raises UserError naming the field
+        for what cannot be read, or does not go together."""
+        changed: dict[str, Any] = {}
+        refs: dict[TaskId, ResultRef] = {}
+        if request.image is not None and not isinstance(request.image, GivenPicture):
+            key = (_identity(request.image), _identity(request.mask), request.width, request.height)
+            (image, ref), *masks = self._brought.get(key, lambda: tuple(self._pictures_of(request)))
+            changed |= {"image": image, "width": image.width, "height": image.height}
+            refs[given_id(image)] = ref
+            for mask, mask_ref in masks:
+                changed["mask"] = mask
+                refs[given_id(mask, is_mask=True)] = mask_ref
+        if request.controls:
+            changed["controls"] = tuple(self._bring_control(control, refs) for control in request.controls)
+        if any(region.mask is not None for region in request.regions):
+            changed["regions"] = tuple(self._bring_region(region, refs) for region in request.regions)
+        return (request.model_copy(update=changed) if changed else request), refs
+
+    def _bring_region(self, region: Region, refs: dict[TaskId, ResultRef]) -> Region:
+        """`region` with its mask given, at its own size; its reference goes to `refs`."""
+        if region.mask is None or isinstance(region.mask, GivenPicture):
+            return region
+
+        def bring() -> tuple[Brought, ...]:
+            read = self._pixels("regions.mask", region.mask, is_mask=True)
+            return (self._brought_as(read, read.pixels, Mask),)
+
+        ((given, ref),) = self._brought.get(("region", _identity(region.mask)), bring)
+        refs[given_id(given, is_mask=True)] = ref
+        return region.model_copy(update={"mask": given})
+
+    def _bring_control(self, control: Control, refs: dict[TaskId, ResultRef]) -> Control:
+        """`control` with its picture given, at its own size; its reference goes to `refs`."""
+        if isinstance(control.image, GivenPicture):
+            return control
+
+        def bring() -> tuple[Brought, ...]:
+            read = self._pixels("controls.image", control.image, is_mask=False)
+            return (self._brought_as(read, read.pixels, Picture),)
+
+        ((given, ref),) = self._brought.get(("control", _identity(control.image)), bring)
+        refs[given_id(given)] = ref
+        return control.model_copy(update={"image": given})
+
+    def bring_all(
+        self, requests: Iterable[GenerateRequest]
+    ) -> tuple[tuple[GenerateRequest, ...], dict[TaskId, ResultRef]]:
+        """`bring` for each of `requests`; the references of all."""
+        brought = [self.bring(request) for request in requests]
+        return tuple(request for request, _ in brought), {key: ref for _, own in brought for key, ref in own.items()}
+
+    def bring_each(self, requests: Iterable[GenerateRequest]) -> list[GenerateRequest | UserError]:
+        """Each of `requests` as `bring` gives it, or what is wrong with its pictures."""
+        found: list[GenerateRequest | UserError] = []
+        for request in requests:
+            try:
+                found.append(self.bring(request)[0])
+            except UserError as problem:
+                found.append(problem)
+        return found
+
+    def _pictures_of(self, request: GenerateRequest) -> Iterable[Brought]:
+        image = self._pixels("image", request.image, is_mask=False)
+        size = wanted_size(request.width, request.height, image.size)
+        yield self._brought_as(image, covering(image.pixels, *size), Picture)
+        if request.mask is None:
+            return
+        mask = self._pixels("mask", request.mask, is_mask=True)
+        if mask.size != image.size:
+            raise unusable_field("mask", _times(mask.size), f"{_times(image.size)} pixels, the size of the image")
+        values = covering(mask.pixels, *size)
+        if not values.any():
+            raise unusable_field("mask", "a mask that is black all over", "white where the picture is to be made anew")
+        yield self._brought_as(mask, values, Mask)
+
+    def _brought_as(self, read: _Read, pixels: PixelArray, kind: Callable[[PixelArray], Result]) -> Brought:
+        given = GivenPicture(pixels_digest(pixels), pixels.shape[1], pixels.shape[0], read.file)
+        return given, self._give(kind(pixels))
+
+    def _pixels(self, name: str, source: PictureSource, is_mask: bool) -> _Read:
+        assert not isinstance(source, GivenPicture), f"{name}: a picture is given, and its mask is not"
+        if isinstance(source, Pixels):
+            return _Read(source.pixels, "")
+        return self._read.get((is_mask, _identity(source)), lambda: _read_file(name, source, is_mask))
+
+
+def wanted_size(width: int | None, height: int | None, own: tuple[int, int]) -> tuple[int, int]:
+    """The width and height that a picture of its `own` size is used in."""
+    if width is None and height is None:
+        return max(SIZE_STEP, own[0] // SIZE_STEP * SIZE_STEP), max(SIZE_STEP, own[1] // SIZE_STEP * SIZE_STEP)
+    if width is None:
+        assert height is not None
+        return _stepped(height * own[0] / own[1]), height
+    return width, _stepped(width * own[1] / own[0]) if height is None else height
+
+
+def _stepped(pixels: float) -> int:
+    return max(SIZE_STEP, round(pixels / SIZE_STEP) * SIZE_STEP)
+
+
+def _times(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def _read_file(name: str, path: str, is_mask: bool) -> _Read:
+    with open_picture(name, path) as picture:
+        return _Read(plain_pixels(name, picture, is_mask), os.path.basename(path))
+
+
+def _identity(source: PictureSource | None) -> Hashable:
+    """What is the same for the same pixels, as far as can be told without reading them."""
+    if not isinstance(source, str):
+        return None if source is None else source.sha256
+    try:
+        found = os.stat(source)
+    except OSError:
+        return source  # reading it will say what is wrong
+    return source, found.st_mtime_ns, found.st_size

@@ -1,0 +1,115 @@
+"""Time to the first forward of a diffusion model, and the host memory it takes, beside diffusers and safetensors.
+
+Four models, four ways, the files in the page cache ("warm") and not ("cold"): every loading is in a process of its own,
+forked from one that has imported everything, all ways in turns. Run from the repository:
+`python -m benchmarks.loading [sd15|sdxl|flux|flux_fp8] ... [--runs N]` (all of them without names); it takes 5 GB of
+disk. Cold files need Linux, and a file system whose pages may be dropped: the table says so where they were not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from benchmarks.loading_files import MODELS, Files, written
+from benchmarks.loading_ways import WAYS, Cost, measure
+
+MIB = 1 << 20
+RUNS = 5
+#: of a file that is to be warm, read at once
+BLOCK_BYTES = 16 << 20
+#: a file of which less than this share came from the disk was not cold
+COLD_SHARE = 0.9
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Costs = Mapping[str, Sequence[Cost]]
+
+
+def main(names: Sequence[str], runs: int) -> None:
+    """Print two tables for each of the models `names`."""
+    # processes are forked from one without threads, and nothing may reach for the network
+    os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            files = in_child(written, name, Path(folder))
+            for is_cold in (False, True):
+                print_tables(name, files, is_cold, turns(name, files, is_cold, runs))
+
+
+def turns(name: str, files: Files, is_cold: bool, runs: int) -> Costs:
+    """Each way so many times, in turns."""
+    costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
+    for _ in range(runs):
+        for way, taken in costs.items():
+            for file in files.all():
+                prepare(file, is_cold)
+            taken.append(in_child(measure, way, name, files))
+    checks = {way: taken[0].check for way, taken in costs.items()}
+    first = checks["modelpool"]
+    assert all(abs(check - first) <= 0.02 * first for check in checks.values()), f"other results: {checks}"
+    return costs
+
+
+def prepare(file: Path, is_cold: bool) -> None:
+    """Have none of `file` in the page cache, or all of it."""
+    with file.open("rb", buffering=0) as opened:
+        if is_cold:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return
+        block = bytearray(BLOCK_BYTES)
+        while opened.readinto(block):
+            pass
+
+
+def in_child(
+    call: Callable[Arguments, Result], /, *arguments: Arguments.args, **named: Arguments.kwargs
+) -> Result:
+    """What `call` gives in a fresh process that has imported everything."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.loading_ways"])
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        return executor.submit(call, *arguments, **named).result()
+
+
+def print_tables(name: str, files: Files, is_cold: bool, costs: Costs) -> None:
+    """A row for each way: medians, and the median of its ratio to the first in the same turn."""
+    weights_bytes = files.weights.stat().st_size
+    print(f"\n{MODELS[name].title}: a diffusion model of {weights_bytes / MIB:.0f} MiB in a single file of")
+    print(f"{files.single.stat().st_size / MIB:.0f} MiB; {'not ' if is_cold else ''}in the page cache\n")
+    print("| what | module, s | first forward, s | CPU s | ratio | own memory, MiB | and file, MiB | x model | peak |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    first = costs["modelpool"]
+    for way, taken in costs.items():
+        ratio = statistics.median(t.seconds / f.seconds for t, f in zip(taken, first, strict=True))
+        own, shared, peak = (median(taken, f"{kind}_bytes") for kind in ("private", "file", "peak"))
+        print(
+            f"| {WAYS[way][0]} | {median(taken, 'loaded_seconds'):.2f} | {median(taken, 'seconds'):.2f} "
+            f"| {median(taken, 'cpu_seconds'):.2f} | {ratio:.2f} | {own / MIB:.0f} | {shared / MIB:.0f} "
+            f"| {(own + shared) / weights_bytes:.2f} | {peak / weights_bytes:.2f} |",
+            flush=True,
+        )
+    read_bytes = min(median(taken, "read_bytes") for taken in costs.values())
+    if is_cold and read_bytes < COLD_SHARE * weights_bytes:
+        print(f"\nThe files were not cold: only {read_bytes / weights_bytes:.0%} of the model came from the disk.")
+
+
+def median(taken: Sequence[Cost], field: str) -> float:
+    """Of one figure."""
+    return statistics.median(getattr(cost, field) for cost in taken)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=", ".join(MODELS))
+    parser.add_argument("--runs", type=int, default=RUNS)
+    given = parser.parse_args()
+    main(given.names or tuple(MODELS), given.runs)

@@ -1,0 +1,101 @@
+"""How one component of a family is built, by whichever package knows its architecture: module, key map, tables.
+
+Knows which architecture is planned where. Does not read files: it is given shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from pool.checkpoints.families import Architecture, Family
+from pool.checkpoints.files.folder_header import CLASS
+from pool.checkpoints.key_map import KeyMap, discover
+from pool.checkpoints.modules import config_of, empty_module, fill_tables, said_configuration, said_module
+from pool.checkpoints.private_names import converter, differing_keys
+from pool.checkpoints.safetensors_file import Shape
+from pool.diffusion_models.audio_seconds import SECONDS, converted_seconds, plan_seconds
+from pool.diffusion_models.build import converted, plan_diffusion_model
+from pool.errors import UnknownArchitecture
+from pool.spec import Role
+from pool.text_encoders.build import facts_named, plan_text_encoder
+from pool.text_encoders.classes import fill_tables as fill_text_tables
+from pool.vaes.build import VaePlan, plan_vae
+from pool.vaes.folders import plan_folder_vae
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentPlan:
+    """One component without weights.
+
+    module   on the meta device
+    key_map  between the file's tensors and the module's parameters
+    fill     gives the module the tables that no file carries, once it has its weights
+    """
+
+    module: nn.Module
+    key_map: KeyMap
+    fill: Callable[[nn.Module], None]
+
+
+def plan_component(
+    family: Family, role: Role, shapes: Mapping[str, Shape], config: Mapping[str, Any] | None = None
+) -> ComponentPlan:
+    """The plan of the component `role` of `family`, whose tensors have `shapes` (keys as in the file).
+
+    `config` are the arguments of the class where they are known already. Raises UnknownArchitecture when the tensors
+    are not those of its module.
+    """
+    prefix = family.prefixes[role]
+    match family.architectures[role]:
+        case Architecture.VAE:
+            with said_configuration():
+                vae = vae_plan(family, shapes, prefix)
+                return ComponentPlan(vae.empty(), vae.key_map, _nothing)
+        case Architecture.DIFFUSION_TRANSFORMER:
+            model = plan_diffusion_model(shapes, prefix, config=family.configs.get(role))
+            return ComponentPlan(model.empty(), model.key_map, _nothing)
+        case Architecture.SOUND_TRANSFORMER:
+            return _sound_plan(shapes, prefix, family.configs.get(role))
+        case Architecture.TEXT_MODEL:
+            # its place in the family says what it is, whatever its size
+            is_open_clip = any(key.removeprefix(prefix).startswith("transformer.resblocks.") for key in shapes)
+            layout = "open_clip" if is_open_clip else "transformers"
+            text = plan_text_encoder(shapes, prefix, facts=facts_named(family.texts[role].encoder, layout))
+            return ComponentPlan(text.empty(), text.key_map, fill_text_tables)
+        case architecture:
+            bare = {family.bare_key(role, key): shape for key, shape in shapes.items()}
+            found = dict(config) if config is not None else config_of(architecture, bare)
+            module = (said_module if role in family.configs else empty_module)(architecture, found)
+            key_map = discover(shapes, converter(architecture, found, prefix))
+            difference = differing_keys(key_map, module)
+            if difference:
+                raise UnknownArchitecture(f"it is not that of {family.title}: {difference}")
+            return ComponentPlan(module, key_map, fill_tables)
+
+
+def _sound_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, Any] | None) -> ComponentPlan:
+    """A diffusion model of sound, with the model that embeds seconds as a part of it. Raises UnknownArchitecture."""
+    model, seconds = plan_diffusion_model(shapes, prefix, config=config), plan_seconds(shapes)
+    module = model.empty()
+    module.add_module(SECONDS, seconds.empty())
+
+    def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = {key: tensor for key, tensor in tensors.items() if key.startswith(model.recognised.prefix)}
+        embedding = {f"{SECONDS}.{name}": tensor for name, tensor in converted_seconds(tensors).items()}
+        return {**converted(model.architecture, model.recognised, own), **embedding}
+
+    return ComponentPlan(module, discover(shapes, convert), _nothing)
+
+
+def vae_plan(family: Family, shapes: Mapping[str, Shape], prefix: str) -> VaePlan:
+    """How the VAE of `family` is built, of whose tensors `shapes` are. Raises UnknownArchitecture."""
+    said = family.configs.get(Role.VAE)
+    return plan_vae(shapes, prefix) if said is None else plan_folder_vae(said[CLASS], said, shapes, prefix)
+
+
+def _nothing(module: nn.Module) -> None:
+    """Every table has its values already."""

@@ -1,0 +1,276 @@
+"""What a diffusion model predicts, which noise it knows, and how it is usually run, as values. Torch-free.
+
+Which family has which is in `pool.checkpoints.families` and `pool.checkpoints.transformers`; what is done with them, in
+`pool.sampling`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Prediction(Enum):
+    """What a diffusion model says of a noisy latent (`pool.sampling.predictions`)."""
+
+    NOISE = "noise"
+    VELOCITY = "velocity"
+    #: the clean latent, less what the noisy one tells of it: velocity with the other sign
+    EDM = "EDM"
+    #: noise less clean latent: the direction of the straight line between them ("rectified flow")
+    FLOW = "flow"
+
+
+class NoiseKind(Enum):
+    """Which levels of noise a diffusion model was trained with (`pool.sampling.schedules`)."""
+
+    #: the thousand of Stable Diffusion 1, 2 and XL
+    SCALED_LINEAR = "scaled linear"
+    #: those, stretched so that the last one is noise alone: zero terminal signal to noise
+    ZERO_TERMINAL = "zero terminal SNR"
+    #: as the first, with betas that rise evenly themselves, and not their roots
+    LINEAR = "linear"
+    #: all between two ends; the model is told their logarithm
+    EDM = "EDM"
+    #: as EDM, but the model is told the angle whose tangent is the noise, in right angles
+    ANGLE = "angle"
+    #: shares of noise from 0 to 1, the rest being the picture; the model is told the share
+    FLOW = "flow"
+
+
+class SizeConditions(Enum):
+    """What a diffusion model is told beside the text: a pooled text and numbers about the picture."""
+
+    NONE = "none"
+    #: height and width before cropping, where the crop begins, height and width wanted
+    SIZES = "sizes"
+    #: height and width, where the crop begins, and how pleasing the picture should be
+    AESTHETICS = "aesthetics"
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftBySize:
+    """A shift that grows with the picture: exp(mu), and mu is a straight line through these two points.
+
+    tokens      patches of the latent of a small and of a large picture
+    exponents   mu there
+    """
+
+    tokens: tuple[int, int]
+    exponents: tuple[float, float]
+
+    def exponent(self, tokens: int) -> float:
+        """mu for a latent of so many patches; the line goes on beyond both points."""
+        (low, high), (start, stop) = self.tokens, self.exponents
+        return start + (stop - start) * (tokens - low) / (high - low)
+
+    def shift(self, tokens: int, steps: int) -> float:
+        """The shift for a latent of so many patches, in any number of steps."""
+        return math.exp(self.exponent(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftBySizeAndSteps:
+    """A shift that depends on the steps of a run too: between the lines of two numbers of steps, and beyond them.
+
+    largest  patches from which on the second line counts, in any number of steps
+    """
+
+    few: ShiftBySize
+    many: ShiftBySize
+    steps: tuple[int, int]
+    largest: int
+
+    def shift(self, tokens: int, steps: int) -> float:
+        """The shift for a latent of so many patches in so many steps."""
+        many = self.many.exponent(tokens)
+        if tokens > self.largest:
+            return math.exp(many)
+        few, (low, high) = self.few.exponent(tokens), self.steps
+        return math.exp(few + (many - few) * (steps - low) / (high - low))
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFacts:
+    """The noise that a diffusion model was trained with.
+
+    sigma_min, sigma_max  ends of its levels, where they are not a table's
+    sigma_data            deviation of clean latents, as the model's input and answer are scaled for
+    beta_start, beta_end  of a table: the noise that its first and its last level add
+    shift                 of a flow: how much more of the way is spent where there is much noise; 1 is even
+    shift_by_size         of a flow whose shift depends on the size of the picture; `shift` is not read then
+    last_share            of a flow: the share of noise that the last step but one leaves; 0 leaves it as it comes
+    """
+
+    kind: NoiseKind = NoiseKind.SCALED_LINEAR
+    sigma_min: float = 0.0
+    sigma_max: float = 0.0
+    sigma_data: float = 1.0
+    beta_start: float = 0.00085
+    beta_end: float = 0.012
+    shift: float = 1.0
+    shift_by_size: ShiftBySize | ShiftBySizeAndSteps | None = None
+    last_share: float = 0.0
+
+
+#: Stable Diffusion's
+PLAIN_NOISE = NoiseFacts()
+
+
+class Guidance(Enum):
+    """How a model is made to follow what it is told."""
+
+    #: by its difference from what it makes of a negative prompt
+    CLASSIFIER_FREE = "classifier-free"
+    #: by a number that it is told
+    DISTILLED = "distilled"
+    #: as classifier-free, from weak at the first frame to strong at the last; the other side is told of no picture
+    RISING_WITH_FRAMES = "rising with frames"
+    #: as classifier-free, against no text and against neither text nor picture, with a strength for each
+    TEXT_AND_PICTURE = "text and picture"
+    #: not at all
+    NONE = "none"
+
+
+class KeptLength(Enum):
+    """What of a guided prediction has the length again that the prompt's own has there."""
+
+    NOTHING = "nothing"
+    #: two by two cells, with all channels
+    PATCHES = "patches"
+    #: each row of cells of each channel
+    ROWS = "rows"
+
+
+class Beginning(Enum):
+    """How a model is told of the picture that its film begins with (`pool.starts`)."""
+
+    #: its latent, kept in the first cell of the film's
+    KEPT = "kept"
+    #: the latent of a film of it and of grey after it, beside a mask for each frame of a cell; it is always told one
+    JOINED = "joined"
+
+
+class Shown(Enum):
+    """What a model that works from a picture of a person's own is shown of it, joined to the noisy latent
+    (`pool.starts`)."""
+
+    #: a mask, and the latent of the picture with a hole there
+    HOLE = "hole"
+    #: that latent, and the mask with a channel for each pixel of a cell
+    HOLE_BY_PIXEL = "hole by pixel"
+    #: its latent
+    LATENT = "latent"
+    #: its latent as the VAE has it, unscaled; zeros where a guess is to be without the picture
+    UNSCALED = "unscaled latent"
+    #: its pixels with noise, one for each cell of the latent: what is made is larger
+    PIXELS = "pixels"
+
+    @property
+    def is_hole(self) -> bool:
+        """It makes a part of the picture anew, which a mask shows."""
+        return self in (Shown.HOLE, Shown.HOLE_BY_PIXEL)
+
+
+@dataclass(frozen=True, slots=True)
+class SoundFacts:
+    """Of a diffusion model that makes sound.
+
+    seconds             that it makes at most
+    samples_per_second  of each channel
+    cells               of every latent, whatever of it is sound that was asked for
+    """
+
+    seconds: float
+    samples_per_second: int
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilmFacts:
+    """Of a diffusion model that makes films.
+
+    frames    that it was made for
+    multiple  it makes a multiple of so many frames, and one more
+    rate      frames a second
+    begins    how it is told of a picture that the film begins with
+    """
+
+    frames: int
+    multiple: int
+    rate: float
+    begins: Beginning | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UsualRun:
+    """What a model is run with where nobody says otherwise.
+
+    cfg          how strongly it follows the text, by its kind of `guidance`
+    picture_cfg  how strongly the picture, of a model that is guided by text and picture
+    noise_level  how much noise is put on a picture that is made larger
+    """
+
+    steps: int
+    cfg: float
+    sampler: str
+    schedule: str
+    guidance: Guidance
+    picture_cfg: float = 0.0
+    noise_level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFacts:
+    """What a diffusion model predicts, what it is told beside a text, and which noise it knows.
+
+    model        its row in `pool.diffusion_models.rows`, which says how it is called; empty for UNets that are called
+                 with a latent, a timestep, a text and what `size_conditions` say
+    reads        names of what that call has to be told and can be told (`pool.diffusion_models.architecture`)
+    side_multiple  both sides of a picture are multiples of it, in pixels; 0 is one cell of the latent
+    kept_length  what is done to guided predictions
+    film         what a model makes that makes films; None for others
+    sound        what a model makes that makes sound; None for others
+    words_negative  a negative prompt is put to the text encoders in other words than a prompt
+    usual        what a request that does not say is made with; None where requests have defaults of their own
+    shown        what it is shown of a picture that it works from, and must have; None for models of texts alone
+    enlarges     how many times as large as that picture what it makes is
+    """
+
+    prediction: Prediction = Prediction.NOISE
+    size_conditions: SizeConditions = SizeConditions.NONE
+    noise: NoiseFacts = PLAIN_NOISE
+    model: str = ""
+    reads: frozenset[str] = frozenset()
+    side_multiple: int = 0
+    kept_length: KeptLength = KeptLength.NOTHING
+    film: FilmFacts | None = None
+    words_negative: bool = False
+    sound: SoundFacts | None = None
+    usual: UsualRun | None = None
+    shown: Shown | None = None
+    enlarges: int = 1
+
+    @property
+    def fills_holes(self) -> bool:
+        """It makes a part of a picture anew: it is shown the picture with a hole."""
+        return self.shown is not None and self.shown.is_hole
+
+    @property
+    def takes_reference(self) -> bool:
+        """It can be told a picture to work from, whose patches stand beside those of the latent."""
+        return "reference" in self.reads
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFor:
+    """What a model was made for: the width and height that it was trained for, in pixels, and how it is sampled."""
+
+    width: int
+    height: int
+    sampling: SamplingFacts
+
+
+#: a diffusion model without anything out of the way: SD1's
+PLAIN_SAMPLING = SamplingFacts()

@@ -1,0 +1,121 @@
+"""Folders of diffusers whose diffusion model is a transformer, as families. Torch-free and pure.
+
+Which family it is, the tensors tell; what no shape tells is taken from the configurations: arguments of the classes,
+the scale of latents, the shift of the scheduler. Configurations come from outside and have to fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from pool.checkpoints.families import Family
+from pool.checkpoints.files.strict_json import brief
+from pool.checkpoints.recognition.diffusion import recognise_diffusion
+from pool.checkpoints.safetensors_file import Header, Shape
+from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
+from pool.checkpoints.transformers import TRANSFORMERS
+from pool.errors import UnknownArchitecture
+from pool.spec import Role
+from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT
+
+Said: TypeAlias = Mapping[str, Any]
+
+TRANSFORMER, VAE, SCHEDULER = "transformer", "vae", "scheduler"
+#: pipelines that have their text encoders in another order than the readings of their family
+_TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
+    "hunyuan_video": {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+}
+#: `__init__` of FlowMatchEulerDiscreteScheduler in diffusers 0.42
+_FLOW_DEFAULTS: Said = {
+    "shift": 1.0,
+    "use_dynamic_shifting": False,
+    "base_shift": 0.5,
+    "max_shift": 1.15,
+    "base_image_seq_len": 256,
+    "max_image_seq_len": 4096,
+    "shift_terminal": None,
+}
+
+
+def transformer_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Family:
+    """The family of the folder that `header` is of, with tensors of `shapes`.
+
+    Raises UnknownArchitecture naming the component and the key, for a model that this version does not run and for
+    configurations that cannot be.
+    """
+    own = {key: shape for key, shape in shapes.items() if key.startswith(f"{TRANSFORMER}.")}
+    found = recognise_diffusion(own)
+    base = None if found is None else TRANSFORMERS.get(found.name)
+    if base is None:
+        title = "no diffusion model that is known" if found is None else found.title
+        raise UnknownArchitecture(f"a folder of diffusers, recognised as {title}, which this version cannot run yet")
+    folders = _folders(base, shapes)
+    missing = [name for name in folders.values() if not any(key.startswith(f"{name}.") for key in shapes)]
+    if missing:
+        raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
+    noise = _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
+    said = header.configs.get(VAE, {})
+    return replace(
+        base,
+        prefixes={role: f"{name}." for role, name in folders.items()},
+        texts={role: facts for role, facts in base.texts.items() if role in folders},
+        configs={Role.DIFFUSION_MODEL: header.configs.get(TRANSFORMER, {}), Role.VAE: said},
+        sampling=replace(base.sampling, noise=noise),
+        scaling_factor=_number(VAE, said, "scaling_factor", base.scaling_factor),
+        latent_shift=_number(VAE, said, "shift_factor", base.latent_shift),
+    )
+
+
+def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
+    """The folder of each component; text encoders that the model runs without are left out where they are not there."""
+    named = _TEXT_FOLDERS.get(family.name, {role: role.value for role in family.text_encoders})
+    optional = RUN_WITHOUT.get(ROW_OF[family.text_set], frozenset())
+    texts = {
+        role: folder
+        for role, folder in named.items()
+        if family.texts[role].encoder not in optional or any(key.startswith(f"{folder}.") for key in shapes)
+    }
+    return {**texts, Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
+
+
+def _noise(noise: NoiseFacts, said: Said) -> NoiseFacts:
+    """`noise` with the shift that the scheduler was configured for; as it is where that says nothing of a flow."""
+    if noise.kind is not NoiseKind.FLOW or not str(said.get("_class_name", "")).startswith("FlowMatch"):
+        return noise
+    told = {**_FLOW_DEFAULTS, **{key: value for key, value in said.items() if value is not None}}
+    last = _number(SCHEDULER, told, "shift_terminal", 0.0)
+    if not 0.0 <= last < 1.0:
+        raise _wrong(SCHEDULER, "shift_terminal", last, "a share of noise below 1")
+    if told["use_dynamic_shifting"] is not True:
+        return replace(noise, shift=_shift(told), shift_by_size=None, last_share=last)
+    if noise.shift_by_size is not None and not isinstance(noise.shift_by_size, ShiftBySize):
+        return noise  # the pipeline has a rule of its own
+    tokens = tuple(_number(SCHEDULER, told, key, 0.0) for key in ("base_image_seq_len", "max_image_seq_len"))
+    exponents = tuple(_number(SCHEDULER, told, key, 0.0) for key in ("base_shift", "max_shift"))
+    if not 0 < tokens[0] < tokens[1]:
+        raise _wrong(SCHEDULER, "base_image_seq_len and max_image_seq_len", tokens, "rising numbers above 0")
+    by_size = ShiftBySize((int(tokens[0]), int(tokens[1])), (exponents[0], exponents[1]))
+    return replace(noise, shift_by_size=by_size, last_share=last)
+
+
+def _shift(told: Said) -> float:
+    shift = _number(SCHEDULER, told, "shift", 1.0)
+    if not 0.0 < shift < 1000.0:
+        raise _wrong(SCHEDULER, "shift", shift, "a number above 0")
+    return shift
+
+
+def _number(name: str, said: Said, key: str, otherwise: float) -> float:
+    value = said.get(key)
+    if value is None:
+        return otherwise
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _wrong(name, key, value, "a number")
+    return float(value)
+
+
+def _wrong(name: str, key: str, found: object, expected: str) -> UnknownArchitecture:
+    return UnknownArchitecture(f"configuration of {name}: {key}: found {brief(found)}, expected {expected}")

@@ -1,0 +1,227 @@
+"""The families of models that run on transformers, as values: which text encoders and latents each has. Torch-free.
+
+A family's components are found in a file by what their own keys say, so that one row serves every way in which files
+put them together. `pool.diffusion_models` knows how the diffusion models are built and called, `pool.text_encoders` how
+a prompt is put to the text encoders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from pool.checkpoints.families import Architecture, Family, TextFacts
+from pool.checkpoints.recognition.diffusion import DiffusionFacts
+from pool.checkpoints.recognition.facts import Kind
+from pool.checkpoints.recognition.latent_formats import LATENT_FORMATS
+from pool.checkpoints.recognition.parts import split
+from pool.checkpoints.recognition.signatures import SIGNATURES
+from pool.checkpoints.recognition.text_encoders import recognise_text_encoder, stands_for
+from pool.checkpoints.safetensors_file import Shape
+from pool.checkpoints.sampling_facts import (
+    FilmFacts,
+    Guidance,
+    KeptLength,
+    NoiseFacts,
+    Prediction,
+    SamplingFacts,
+    Shown,
+    SoundFacts,
+    UsualRun,
+)
+from pool.diffusion_models.audio_facts import AUDIO_FACTS
+from pool.diffusion_models.facts import ModelFacts
+from pool.diffusion_models.image_facts import IMAGE_FACTS
+from pool.diffusion_models.video_facts import VIDEO_FACTS
+from pool.spec import Role
+from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT, readings_of
+
+#: the places of a model's text encoders, in the order of the members of its set
+TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)
+#: what the keys of a diffusion model and of a VAE begin with in whole files
+_MODEL_PREFIX, _VAE_PREFIX = "model.diffusion_model.", "vae."
+#: what diffusers' flow schedulers do where nothing else is said
+_FLOW_SCHEDULE = "simple"
+#: those whose pipelines leave the levels to the scheduler, which ends a little above the last step
+_ENDING_ABOVE = frozenset(
+    {"wan_t2v", "wan22_i2v", "wan22_ti2v", "sd3", "sd35_medium", "sd35_large", "auraflow", "hidream_i1"}
+)
+
+
+#: those that were published with levels of their own kind
+_OWN_SCHEDULES: Mapping[str, str] = {
+    "mochi": "linear_quadratic",
+    "cosmos_t2v": "karras",
+    "stable_audio_1": "exponential",
+}
+#: of noise that ends far above none: the authors' own draws new noise in each step, this is its like without
+_OWN_SAMPLERS: Mapping[str, str] = {"stable_audio_1": "dpmpp_2m"}
+#: what of a file belongs to the diffusion model beside its own part
+_BESIDES: Mapping[str, tuple[str, ...]] = {
+    "stable_audio_1": ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
+}
+#: what is known of a model but not of its levels of noise: those of Cosmos Predict 2 are ratios of Karras' ones
+_UNKNOWN_LEVELS = frozenset({"cosmos2_t2i", "cosmos2_i2v"})
+#: what a model must be told that no request says yet, but for those that are shown a picture
+_NOT_SAID = frozenset({"image", "control", "reference"})
+#: those that are shown a picture of a person's own
+_SHOWN: Mapping[str, Shown] = {"flux_fill": Shown.HOLE_BY_PIXEL, "flux_control": Shown.LATENT}
+#: its editing models have their text encoder look at the picture too, which is not done here
+_WITHOUT_REFERENCE = frozenset({"qwen_image"})
+#: Source: the pipelines of diffusers. ComfyUI does so for none
+_KEPT_LENGTHS: Mapping[str, KeptLength] = {"qwen_image": KeptLength.PATCHES, "lumina2": KeptLength.ROWS}
+
+
+#: beginnings of the names of families whose weights LoRAs call alike (`pool.checkpoints.lora_names.naming`)
+_NAMINGS = (
+    "sd3",
+    "flux2",
+    "flux",
+    "pixart",
+    "hunyuan_dit",
+    "hidream",
+    "wan",
+    "cosmos",
+    "hunyuan_video_15",
+    "hunyuan_video",
+)
+
+
+_HALF_FIRST = ("float16", "bfloat16", "float32")
+_BFLOAT16_FIRST, _NO_FLOAT16 = ("bfloat16", "float16", "float32"), ("bfloat16", "float32")
+#: by the beginning of a family's name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
+_DTYPES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("flux", "chroma", "z_image", "hunyuan_video", "cosmos_"), _BFLOAT16_FIRST),
+    **dict.fromkeys(("mochi", "ltxv", "cosmos2", "lumina2", "hidream", "qwen_image"), _NO_FLOAT16),
+}
+
+
+def text_prefix(member: str) -> str:
+    """What the keys of the text encoder `member` begin with in whole files."""
+    return f"text_encoders.{member}.transformer."
+
+
+def _family(name: str, facts: ModelFacts) -> Family:
+    row = next(row for row in SIGNATURES if row.name == name)
+    assert isinstance(facts.noise, NoiseFacts), f"{name} has noise that is sampled otherwise"
+    latent, readings = LATENT_FORMATS[row.latent], readings_of(name)
+    assert readings is not None, f"{name}: nothing says how its texts are read"
+    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in readings), strict=False))
+    is_even = facts.prediction is Prediction.FLOW and name not in _ENDING_ABOVE
+    schedule = _OWN_SCHEDULES.get(name) or (_FLOW_SCHEDULE if is_even else "normal")
+    return Family(
+        name=name,
+        title=row.title,
+        prefixes={
+            **{role: text_prefix(member) for role, member in members.items()},
+            Role.DIFFUSION_MODEL: _MODEL_PREFIX,
+            Role.VAE: _VAE_PREFIX,
+        },
+        architectures={
+            **dict.fromkeys(members, Architecture.TEXT_MODEL),
+            Role.DIFFUSION_MODEL: Architecture.SOUND_TRANSFORMER
+            if facts.seconds
+            else Architecture.DIFFUSION_TRANSFORMER,
+            Role.VAE: Architecture.VAE,
+        },
+        texts={role: TextFacts(encoder=member) for role, member in members.items()},
+        native_pixels=facts.width,
+        native_sides=(facts.width, facts.height),
+        scaling_factor=latent.scale,
+        latent_shift=latent.mean[0] if len(latent.mean) == 1 else 0.0,
+        latent_means=latent.mean if len(latent.mean) > 1 else (),
+        latent_deviations=latent.std if len(latent.mean) > 1 else (),
+        sampling=SamplingFacts(
+            prediction=facts.prediction,
+            noise=facts.noise,
+            model=name,
+            words_negative=any(reading.negative_template for reading in readings),
+            reads=_reads(name, facts),
+            shown=_SHOWN.get(name),
+            side_multiple=facts.side_multiple,
+            film=_film(facts),
+            sound=SoundFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
+            kept_length=_KEPT_LENGTHS.get(name, KeptLength.NOTHING),
+            usual=UsualRun(facts.steps, facts.cfg, _OWN_SAMPLERS.get(name, "euler"), schedule, facts.guidance),
+        ),
+        text_set=name,
+        besides={Role.DIFFUSION_MODEL: _BESIDES[name]} if name in _BESIDES else {},
+        latent_format=row.latent,
+        dtypes=next((dtypes for start, dtypes in _DTYPES.items() if name.startswith(start)), _HALF_FIRST),
+        relative=next((naming for naming in _NAMINGS if name.startswith(naming)), ""),
+    )
+
+
+def _reads(name: str, facts: ModelFacts) -> frozenset[str]:
+    return frozenset((*facts.reads, *facts.may_read)) - ({"reference"} if name in _WITHOUT_REFERENCE else set())
+
+
+def _film(facts: ModelFacts) -> FilmFacts | None:
+    if not facts.frame_multiple:
+        return None
+    return FilmFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins)
+
+
+def _is_said(name: str, facts: ModelFacts) -> bool:
+    """Whether requests say all that such a model must be told."""
+    has_picture = facts.begins is not None or name in _SHOWN
+    not_said = _NOT_SAID - {"image"} if has_picture else _NOT_SAID
+    return not not_said & set(facts.reads)
+
+
+#: by the name that recognition gives
+TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
+    {
+        name: _family(name, facts)
+        for name, facts in {**IMAGE_FACTS, **VIDEO_FACTS, **AUDIO_FACTS}.items()
+        if name in ROW_OF and name not in _UNKNOWN_LEVELS and _is_said(name, facts)
+        if isinstance(facts.noise, NoiseFacts)
+    }
+)
+
+
+def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) -> Family:
+    """`family` with the prefixes that its components have among `shapes`, where its diffusion model was `found`.
+
+    Components that are not there keep the prefixes that they usually have, but for text encoders that the model runs
+    without: those are left out.
+    """
+    others = {key: shape for key, shape in shapes.items() if not found.prefix or not key.startswith(found.prefix)}
+    prefixes = {**family.prefixes, Role.DIFFUSION_MODEL: found.prefix}
+    parts = split(others)
+    for kind, prefix in parts:
+        if kind is Kind.VAE:
+            prefixes[Role.VAE] = prefix
+    encoders = dict(_encoders(parts, shapes, tuple(facts.encoder for facts in family.texts.values())))
+    optional = RUN_WITHOUT.get(ROW_OF[family.text_set], frozenset())
+    for role, facts in family.texts.items():
+        if facts.encoder in encoders:
+            prefixes[role] = encoders[facts.encoder]
+        elif facts.encoder in optional and encoders:
+            del prefixes[role]
+    texts = {role: facts for role, facts in family.texts.items() if role in prefixes}
+    return replace(family, prefixes=prefixes, texts=texts)
+
+
+def _encoders(
+    parts: Mapping[tuple[Kind, str], list[str]], shapes: Mapping[str, Shape], members: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    """Which of `members` are among the parts of a file, and what the keys of each begin with.
+
+    Files name them before their keys; where not, the tensors tell, which they do at the published sizes only.
+    """
+    for (kind, prefix), keys in parts.items():
+        if kind is not Kind.TEXT_ENCODER:
+            continue
+        named = prefix.split(".")[1] if prefix.startswith("text_encoders.") else ""
+        found = recognise_text_encoder({key.removeprefix(prefix): shapes[key] for key in keys})
+        for name in (named, *stands_for(named), *(() if found is None else (found.name, *stands_for(found.name)))):
+            if name in members:
+                yield name, prefix
+                break
+
+
+def needs_negative(guidance: Guidance) -> bool:
+    """Whether a model with this kind of guidance reads a negative prompt."""
+    return guidance not in (Guidance.DISTILLED, Guidance.NONE)

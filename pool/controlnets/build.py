@@ -1,0 +1,72 @@
+"""A ControlNet from the tensors of its file, in either of the layouts that are published.
+
+Knows how names, configuration, key map and module go together. Nothing is copied: the module reads the file's own
+bytes. Does not know where files are, nor how a ControlNet is called (`pool.controlnets.call`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from diffusers import ControlNetModel
+from torch import Tensor, nn
+
+from pool.checkpoints.key_map import KeyMap, discover
+from pool.checkpoints.private_names import controlnet_converter, differing_keys
+from pool.checkpoints.safetensors_file import Shape
+from pool.controlnets.config import Config, controlnet_config
+from pool.errors import UnknownArchitecture
+
+#: what the keys of a ControlNet begin with where its file has more beside it
+PREFIX = "control_model."
+
+
+@dataclass(frozen=True, slots=True)
+class ControlNetPlan:
+    """How the ControlNet in a file is built: the arguments of its class, and the key map between the file's tensors and
+    the module's parameters."""
+
+    config: Config
+    key_map: KeyMap
+
+    def empty(self) -> nn.Module:
+        """The module without weights. Raises UnknownArchitecture when the file's tensors are not those of the class."""
+        try:
+            with torch.device("meta"):
+                module: nn.Module = ControlNetModel(**self.config)
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UnknownArchitecture(
+                f"recognised as a ControlNet, but of sizes that none can have: {error}"
+            ) from error
+        difference = differing_keys(self.key_map, module)
+        if difference:
+            raise UnknownArchitecture(f"recognised as a ControlNet, but {difference}")
+        return module.eval().requires_grad_(False)
+
+    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """The module over `tensors` (keys as in the file), in evaluation mode, without gradients. Raises as `empty`."""
+        module = self.empty()
+        module.load_state_dict(self.key_map.load(tensors), assign=True)
+        return module.requires_grad_(False)
+
+    def save(self, module: nn.Module) -> dict[str, Tensor]:
+        """The file's tensors, made of `module`'s parameters."""
+        return self.key_map.save(module.state_dict())
+
+
+def plan_controlnet(shapes: Mapping[str, Shape]) -> ControlNetPlan:
+    """How the ControlNet among `shapes` is built, from shapes alone. Raises UnknownArchitecture when there is none."""
+    has_prefix = any(key.startswith(PREFIX) for key in shapes)
+    own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(PREFIX) or not has_prefix}
+    bare = {key.removeprefix(PREFIX): shape for key, shape in own.items()}
+    if "controlnet_cond_embedding.conv_in.weight" not in bare and "input_hint_block.0.weight" not in bare:
+        first = ", ".join(list(shapes)[:3]) or "none"
+        raise UnknownArchitecture(f"its {len(shapes)} tensors are not those of a ControlNet (the first are {first})")
+    convert = controlnet_converter(bare)
+    try:
+        key_map = discover(own, lambda tensors: convert({key.removeprefix(PREFIX): x for key, x in tensors.items()}))
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"recognised as a ControlNet, but with other tensors: {error}") from error
+    return ControlNetPlan(controlnet_config(key_map.shapes), key_map)

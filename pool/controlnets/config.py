@@ -1,0 +1,72 @@
+"""The arguments of diffusers' ControlNetModel, from the shapes of its parameters alone. Torch-free; builds nothing.
+
+What no shape tells is as of the UNets that ControlNets are cut out of (`pool.checkpoints.infer`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from pool.checkpoints.infer import MAX_NORM_GROUPS, NUMBER_WIDTH, SD1_HEADS, UNET_HEAD_WIDTH
+from pool.checkpoints.safetensors_file import Shape
+from pool.errors import UnknownArchitecture
+
+Config: TypeAlias = dict[str, Any]
+
+
+def controlnet_config(shapes: Mapping[str, Shape]) -> Config:
+    """The arguments for a ControlNet of SD1, SD2 or SDXL with parameters of `shapes` (keys as diffusers has them), of
+    any size. Raises UnknownArchitecture naming a parameter that such a model has and this one has not."""
+    levels = range(_count(shapes, r"down_blocks\.(\d+)\."))
+    if not levels:
+        raise UnknownArchitecture("ControlNet: found no down_blocks, expected at least one")
+    channels = tuple(_shape(shapes, f"down_blocks.{i}.resnets.0.conv1.weight", 4)[0] for i in levels)
+    depths = [_count(shapes, rf"down_blocks\.{i}\.attentions\.0\.transformer_blocks\.(\d+)\.") for i in levels]
+    middle = _count(shapes, r"mid_block\.attentions\.0\.transformer_blocks\.(\d+)\.")
+    attention = next((key for key in shapes if key.endswith("attentions.0.transformer_blocks.0.attn2.to_k.weight")), "")
+    stem = attention.removesuffix("transformer_blocks.0.attn2.to_k.weight")
+    is_linear = not attention or len(shapes.get(f"{stem}proj_in.weight", ())) == 2
+    config: Config = {
+        "in_channels": _shape(shapes, "conv_in.weight", 4)[1],
+        "conditioning_channels": _shape(shapes, "controlnet_cond_embedding.conv_in.weight", 4)[1],
+        "conditioning_embedding_out_channels": _picture_channels(shapes),
+        "block_out_channels": channels,
+        "layers_per_block": _count(shapes, r"down_blocks\.0\.resnets\.(\d+)\."),
+        "attention_head_dim": tuple(max(1, c // UNET_HEAD_WIDTH) for c in channels) if is_linear else SD1_HEADS,
+        "use_linear_projection": is_linear,
+        "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
+        "mid_block_type": "UNetMidBlock2DCrossAttn" if middle else "UNetMidBlock2D",
+        # of the last level's the middle takes its own
+        "transformer_layers_per_block": (*(depth or 1 for depth in depths[:-1]), depths[-1] or middle or 1),
+        "norm_num_groups": min(MAX_NORM_GROUPS, max(1, min(channels) // 4)),
+    }
+    if attention:
+        config["cross_attention_dim"] = _shape(shapes, attention, 2)[1]
+    if "add_embedding.linear_1.weight" in shapes:
+        config["addition_embed_type"] = "text_time"
+        config["addition_time_embed_dim"] = NUMBER_WIDTH
+        config["projection_class_embeddings_input_dim"] = _shape(shapes, "add_embedding.linear_1.weight", 2)[1]
+    return config
+
+
+def _picture_channels(shapes: Mapping[str, Shape]) -> tuple[int, ...]:
+    """Channels at each size of the picture on its way to the size of a latent: every second convolution halves it."""
+    stem = "controlnet_cond_embedding"
+    blocks = _count(shapes, rf"{stem}\.blocks\.(\d+)\.")
+    first = _shape(shapes, f"{stem}.conv_in.weight", 4)[0]
+    return (first, *(_shape(shapes, f"{stem}.blocks.{i}.weight", 4)[0] for i in range(1, blocks, 2)))
+
+
+def _shape(shapes: Mapping[str, Shape], key: str, dimensions: int) -> Shape:
+    if len(shapes.get(key, ())) != dimensions:
+        found = f"shape {shapes[key]}" if key in shapes else "no such tensor"
+        raise UnknownArchitecture(f"ControlNet: {key}: found {found}, expected one of {dimensions} dimensions")
+    return shapes[key]
+
+
+def _count(shapes: Mapping[str, Shape], pattern: str) -> int:
+    """How many numbers, 0 and up, `pattern` finds at the beginning of keys; one left out is found missing later."""
+    compiled = re.compile(pattern)
+    return len({match[1] for key in shapes if (match := compiled.match(key))})

@@ -1,0 +1,49 @@
+"""The ControlNets that a catalog was asked for, by name and opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pool.controlnets.open_controlnet import OpenControlNet
+from pool.devices.capabilities import DeviceCapabilities
+from pool.open_model import OpenModel
+from pool.registry.kinds import Kind
+from pool.registry.names import without_ending
+from pool.registry.registry import Registry
+from pool.spec import ComponentSpec, ComponentUse
+from pool.work import ControlRef, ModelRef
+
+CONTROLNETS = frozenset({Kind.CONTROLNET})
+
+
+class ControlShelf:
+    """Those of one registry."""
+
+    def __init__(
+        self, registry: Registry, device: str | DeviceCapabilities, open_model: Callable[[ModelRef], OpenModel]
+    ) -> None:
+        """`device` is what they are to run on, or the name of its kind."""
+        self._registry, self._device, self._open_model = registry, device, open_model
+        self._opened: dict[str, OpenControlNet] = {}
+        self._names: dict[str, str] = {}
+
+    def find(self, name: str, strength: float, start: float, end: float) -> ControlRef:
+        """The file called `name`. A copy of one that was asked for before goes by the name that it had first. Raises
+        UnknownName, AmbiguousName or CorruptFile."""
+        file = self._registry.find(name, CONTROLNETS, "ControlNet")
+        digest = self._registry.hashes(file).sha256
+        own = self._names.setdefault(digest, without_ending(file.path.name))
+        return ControlRef(own, str(file.real_path), digest, strength, start, end)
+
+    def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
+        """The size of a ControlNet, and what a run beside `model` needs of it. Raises CorruptFile, UnknownArchitecture,
+        or UnusableField for one that was made for other models."""
+        opened = self.opened(control)
+        opened.check_fits(self._open_model(model))
+        return opened.spec(), opened.use(passes)
+
+    def opened(self, control: ControlRef) -> OpenControlNet:
+        """It, built. Raises CorruptFile or UnknownArchitecture."""
+        if control.sha256 not in self._opened:
+            self._opened[control.sha256] = OpenControlNet(control, self._device)
+        return self._opened[control.sha256]

@@ -1,0 +1,59 @@
+"""Takes a device for one process: opens it, says how much of it may be used, and measures the link to it.
+
+Decides nothing about what is kept there.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from pool.devices.kinds import OpenDevice, open_device
+from pool.devices.upload_road import UploadRoad
+from pool.devices.vram_policy import LEAST_ROOM_BYTES, capacity_bytes
+from pool.errors import DoesNotFit, format_bytes
+
+#: what is copied once at start to learn the speed of the link, at most
+LINK_PROBE_BYTES = 32 << 20
+
+
+def open_with_room(kind: str, index: int, budget_bytes: int | None) -> OpenDevice:
+    """`open_device`. Raises DoesNotFit where the device has not even the memory with which a process begins there."""
+    try:
+        return open_device(kind, index, budget_bytes)
+    except RuntimeError as error:  # torch's errors of devices are of this kind, as is its running out of memory
+        if "out of memory" not in str(error):
+            raise
+        raise DoesNotFit(
+            f"device {kind}:{index}: next to nothing is free, not even what a process needs to begin there ({error}); "
+            f"end what uses the device"
+        ) from error
+
+
+def usable_bytes(device: OpenDevice, index: int, budget_bytes: int | None, reserve_bytes: int) -> int:
+    """What a process may use of it. Raises DoesNotFit when that is next to nothing."""
+    free_bytes = device.memory.free_bytes()
+    room_bytes = capacity_bytes(budget_bytes, free_bytes, reserve_bytes)
+    if room_bytes >= LEAST_ROOM_BYTES:
+        return room_bytes
+    budget = "" if budget_bytes is None else f", {format_bytes(budget_bytes)} were given to it (vram)"
+    raise DoesNotFit(
+        f"device {device.kind.value}:{index}: {format_bytes(free_bytes)} are free, of which "
+        f"{format_bytes(reserve_bytes)} are reserved for other programs (reserve_vram){budget}; a worker needs at "
+        f"least {format_bytes(LEAST_ROOM_BYTES)} of the rest: end what uses the device, or change these settings"
+    )
+
+
+def measure_link(device: torch.device, road: UploadRoad, room_bytes: int) -> float:
+    """Host to device as weights go, bytes a second: a copy after one like it, which wakes the device and its memory."""
+    probe = torch.zeros(min(LINK_PROBE_BYTES, room_bytes // 4), dtype=torch.uint8)
+
+    def copy() -> None:
+        copied = probe.clone() if device.type == "cpu" else road.bring(probe)
+        copied[-1].item()  # waits for the copy
+
+    copy()
+    started = time.perf_counter()
+    copy()
+    return probe.nbytes / max(time.perf_counter() - started, 1e-9)

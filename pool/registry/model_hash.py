@@ -1,0 +1,31 @@
+"""The hashes of models in several files, of those of their files. Torch-free; reads nothing itself."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+
+from pool.checkpoints.file_hash import assembly_sha256, weights_sha256
+from pool.checkpoints.files.assembly import read_description
+from pool.registry.folders import Form, WeightsFile
+from pool.registry.hashes import FileHashes
+
+
+def assembly_hash(file: WeightsFile, hash_part: Callable[[str], str]) -> str:
+    """The SHA-256 of a model in separate files; `hash_part` gives that of the weights at a path. Raises CorruptFile as
+    `read_description` does."""
+    return assembly_sha256(file.assembly or read_description(file.path), hash_part)
+
+
+def hash_whole(file: WeightsFile, hash_member: Callable[[str | os.PathLike[str]], FileHashes]) -> FileHashes:
+    """The hashes of a file, or of all that a model in several files is made of: of a line for each, with its hash."""
+    if file.form is Form.FILE:
+        return hash_member(file.real_path)
+    if file.form is Form.SHARDED:
+        return FileHashes(weights_sha256(file.real_path, lambda part: hash_member(part).sha256))
+    whole = hashlib.sha256()
+    for member in file.members:
+        digest = hash_member(member).sha256
+        whole.update(f"{digest}  {os.path.relpath(member, file.real_path)}\n".encode())
+    return FileHashes(whole.hexdigest())

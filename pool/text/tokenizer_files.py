@@ -1,0 +1,217 @@
+"""Finds the tokenizer of a text encoder: in a folder that a person names, inside the file of weights, or beside it.
+
+What is accepted, in this order: tokenizer.json; spiece.model or tokenizer.model; tekken.json; vocab.json with
+merges.txt; vocab.txt. Inside a file of weights: tensors of bytes, as ComfyUI's files of UMT5, Gemma and Mistral carry
+them. A vocabulary that has not the special tokens, or not about as many tokens as the encoder, is another's and passed
+over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+from torch import Tensor
+
+from pool.checkpoints.files.regular_file import MAX_TEXT_BYTES, read_text_file
+from pool.errors import CorruptFile, UserError
+from pool.text.sentencepiece_file import sentencepiece_tokenizer
+from pool.text.tekken_file import tekken_tokenizer
+from pool.text.text_tokenizer import TOKENIZER_FACTS, TextTokenizer, TokenizerMissing, byte_tokenizer
+
+#: an encoder's table of tokens is a little longer than its tokenizer's; one of less than this part of it is another's
+LEAST_PART = 0.5
+#: tensors of bytes, and what their bytes are a file of
+TENSORS: Mapping[str, str] = {
+    "tokenizer_json": "tokenizer.json", "spiece_model": "spiece.model", "tekken_model": "tekken.json",
+}  # fmt: skip
+#: what Qwen takes for a word. Source: tokenization_qwen2.py of transformers
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def find_tokenizer(
+    kind: str,
+    vocabulary: int,
+    *,
+    folder: Path | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    weights: Path | None = None,
+) -> TextTokenizer:
+    """The tokenizer of a text encoder of `kind` whose table has `vocabulary` tokens.
+
+    folder   where a person says it is; then nowhere else is looked
+    tensors  of the file of weights, without prefix: those of `TENSORS` among them may be it
+    weights  the file of weights, beside which it may lie (`folders_beside`)
+    ByT5's needs no file.
+    Raises TokenizerMissing that says what was looked at, and what to put where; CorruptFile for a damaged file in a
+    folder that a person named.
+    """
+    if kind == "byt5":
+        return TextTokenizer(byte_tokenizer(), kind, "bytes")
+    passed: list[str] = []
+    for source, read in _candidates(folder, tensors or {}, weights):
+        try:
+            found = TextTokenizer(read(), kind, source)
+        except UserError as error:
+            if folder is not None and isinstance(error, CorruptFile):
+                raise
+            passed.append(str(error))
+            continue
+        if LEAST_PART * vocabulary <= found.size <= vocabulary:
+            return found
+        passed.append(f"{source}: found {found.size} tokens, expected about the encoder's {vocabulary}")
+    facts = TOKENIZER_FACTS[kind]
+    if folder is None and weights is not None:
+        folder = weights.parent
+        where = f"into {folder / 'tokenizer'}, or beside the weights as {weights.stem}.tokenizer.json"
+    else:
+        where = f"into {folder}" if folder is not None else "into a folder, and name the folder"
+    looked = "".join(f"; {reason}" for reason in passed)
+    raise TokenizerMissing(f"tokenizer of {facts.title}: found none{looked}. Put {facts.published} {where}")
+
+
+def folders_beside(weights: Path) -> tuple[Path, ...]:
+    """Folders in which the tokenizer of a file of weights may lie, the likeliest first.
+
+    A folder of its own name; the folder it is in, for a folder that is a model; `tokenizer*` in that, and, for
+    `text_encoder_2/model.safetensors` of diffusers, `tokenizer_2` beside it before the others.
+    """
+    here = weights.parent
+    own = here.name.removeprefix("text_encoder")
+    near = [here / weights.stem, here, *sorted(here.glob("tokenizer*"))]
+    if own != here.name:
+        siblings = sorted(here.parent.glob("tokenizer*"))
+        near = [here.parent / f"tokenizer{own}", *near, *siblings]
+    return tuple(dict.fromkeys(folder for folder in near if folder.is_dir()))
+
+
+def _candidates(
+    folder: Path | None, tensors: Mapping[str, Tensor], weights: Path | None
+) -> Iterator[tuple[str, Callable[[], Tokenizer]]]:
+    if folder is not None:
+        yield from _in_folders((folder, *sorted(folder.glob("tokenizer*"))))
+        return
+    for name, file_name in TENSORS.items():
+        if name in tensors:
+            yield (
+                f"tensor {name!r}",
+                lambda name=name, as_file=file_name: _of_bytes(  # type: ignore[misc]
+                    as_file, _bytes_of(tensors[name], name), f"tensor {name!r}"
+                ),
+            )
+    if weights is not None:
+        for file_name in _ALONE:
+            path = weights.with_name(f"{weights.stem}.{file_name}")
+            if path.is_file():
+                yield (
+                    str(path),
+                    lambda path=path, file_name=file_name: _of_bytes(  # type: ignore[misc]
+                        file_name, _read(path), str(path)
+                    ),
+                )
+        yield from _in_folders(folders_beside(weights))
+
+
+def _in_folders(folders: Iterable[Path]) -> Iterator[tuple[str, Callable[[], Tokenizer]]]:
+    for folder in folders:
+        for file_name in _ALONE:
+            path = folder / file_name
+            if path.is_file():
+                yield str(path), lambda path=path: _of_bytes(path.name, _read(path), str(path))  # type: ignore[misc]
+        if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            yield str(folder / "vocab.json"), lambda folder=folder: _byte_level(folder)  # type: ignore[misc]
+        if (folder / "vocab.txt").is_file():
+            yield str(folder / "vocab.txt"), lambda folder=folder: _word_pieces(folder)  # type: ignore[misc]
+
+
+#: files that are a tokenizer alone, the surest first
+_ALONE = ("tokenizer.json", "spiece.model", "tokenizer.model", "tekken.json")
+
+
+def _of_bytes(file_name: str, data: bytes, source: str) -> Tokenizer:
+    if file_name == "tekken.json":
+        return tekken_tokenizer(data, source)
+    if file_name.endswith(".model"):
+        return sentencepiece_tokenizer(data, source)
+    try:
+        tokenizer = Tokenizer.from_str(data.decode("utf-8"))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CorruptFile(f"{source}: found no tokenizer, expected one as tokenizers writes it: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _byte_level(folder: Path) -> Tokenizer:
+    """Byte-pair encoding as Qwen has it, from its two files; special tokens stand in others beside them."""
+    source = str(folder / "vocab.json")
+    try:
+        ids = {str(token): int(number) for token, number in _json(folder / "vocab.json").items()}
+        lines = _read(folder / "merges.txt").decode("utf-8").splitlines()
+        halves = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
+        pairs = [(first, second) for first, _, second in halves]
+        tokenizer = Tokenizer(models.BPE(vocab=ids, merges=pairs))
+    except CorruptFile:
+        raise
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CorruptFile(f"{source}: found no vocabulary with merges, expected one: {error}") from error
+    tokenizer.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(QWEN_WORDS), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    added = _added_tokens(folder)
+    tokenizer.add_special_tokens([AddedToken(added[number], normalized=False) for number in sorted(added)])
+    for number, token in added.items():
+        if (own := tokenizer.token_to_id(token)) != number:
+            raise CorruptFile(f"{source}: token {token!r} would be number {own}, expected {number} as files beside say")
+    return tokenizer
+
+
+def _added_tokens(folder: Path) -> dict[int, str]:
+    """The tokens after those of the vocabulary, by number, where a file says them."""
+    if (folder / "tokenizer_config.json").is_file():
+        listed = _json(folder / "tokenizer_config.json").get("added_tokens_decoder")
+        if isinstance(listed, dict):
+            return {int(number): str(token["content"]) for number, token in listed.items()}
+    if (folder / "added_tokens.json").is_file():
+        return {int(number): str(token) for token, number in _json(folder / "added_tokens.json").items()}
+    return {}
+
+
+def _word_pieces(folder: Path) -> Tokenizer:
+    """BERT's vocabulary, one token a line."""
+    tokens = _read(folder / "vocab.txt").decode("utf-8", "replace").splitlines()
+    tokenizer = Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
+    config = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=bool(config.get("do_lower_case", True)))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special if token in tokens])
+    return tokenizer
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_read(path))
+    except (RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise CorruptFile(f"{path}: found no JSON, expected an object: {error}") from error
+    if not isinstance(found, dict):
+        raise CorruptFile(f"{path}: found {type(found).__name__}, expected an object of JSON")
+    return found
+
+
+def _read(path: Path) -> bytes:
+    return read_text_file(path, "a tokenizer")
+
+
+def _bytes_of(tensor: Tensor, name: str) -> bytes:
+    if tensor.dtype != torch.uint8 or tensor.numel() > MAX_TEXT_BYTES:
+        raise CorruptFile(f"tensor {name!r}: found {tensor.numel()} of {tensor.dtype}, expected a file's bytes")
+    return tensor.detach().cpu().numpy().tobytes()

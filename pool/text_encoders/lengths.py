@@ -1,0 +1,90 @@
+"""How long the texts are that models read, and tensors of that size without values, for planning. Reads no weights.
+
+Knows how lengths of several encoders' states make one; `pool.text_encoders.told` puts the states themselves together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pool.text.chunks import split_prompt
+from pool.text.encode import AnyTokenizer, ReadText
+from pool.text.reading import Padding, Pooled, Reading
+from pool.text.tokenizer import ClipTokenizer
+from pool.text.whole_texts import kept_places, whole_text
+from pool.text_encoders.readings import ROW_OF, readings_of
+from pool.text_encoders.told import told_of
+
+META = torch.device("meta")
+#: rows of the table of readings whose encoders' states follow each other
+_FOLLOWING = frozenset({"sd3"})
+#: those whose first encoder tells nothing but a vector
+_SECOND_TELLS = frozenset({"flux", "hunyuan_video"})
+#: and those whose third does
+_THIRD_TELLS = frozenset({"hidream"})
+
+
+def tokens_read(reading: Reading, tokenizer: AnyTokenizer, text: str) -> int:
+    """The length of the states that are told of `text`. Raises UnusableField as `parse_weights` does."""
+    if isinstance(tokenizer, ClipTokenizer):
+        return reading.chunk_tokens * len(split_prompt(tokenizer, text, chunk_tokens=reading.chunk_tokens))
+    row = whole_text(tokenizer, text, reading)
+    if reading.padding is Padding.DROPPED:
+        return len(list(kept_places(row, reading.dropped_tokens)))
+    return len(row.token_ids) - reading.dropped_tokens
+
+
+def context_tokens(text_set: str, lengths: Sequence[int]) -> int:
+    """The length of the text that a model reads, of those of what each of its encoders read; 0 for one that is missing
+    (see `told_of`)."""
+    row = ROW_OF[text_set]
+    if row in _FOLLOWING:
+        *clips, last = lengths
+        readings = readings_of(text_set)
+        assert readings is not None
+        return max(clips) + (last or readings[-1].least_tokens)
+    return lengths[1 if row in _SECOND_TELLS else 2 if row in _THIRD_TELLS else 0]
+
+
+def empty_told(text_set: str, encoders: Mapping[int, nn.Module], tokens: int) -> dict[str, Tensor]:
+    """What a model is told of a text of so many `tokens`, on the meta device, with a batch of one. `encoders` by their
+    places among the readings of `text_set`."""
+    readings = readings_of(text_set)
+    assert readings is not None, f"nothing says how the texts of {text_set} are read"
+    read = [
+        _empty(reading, encoders[place], tokens) if place in encoders else None
+        for place, reading in enumerate(readings)
+    ]
+    told = told_of(text_set, read)
+    context = told["context"]
+    if context.shape[1] != tokens and not _has_one_length(text_set, readings):
+        told["context"] = context.new_empty((1, tokens, context.shape[-1]))
+    return told
+
+
+def _has_one_length(text_set: str, readings: Sequence[Reading]) -> bool:
+    """Whether all texts that a model reads are equally long."""
+    row = ROW_OF[text_set]
+    own = readings[1 if row in _SECOND_TELLS else 2 if row in _THIRD_TELLS else 0]
+    is_fixed = own.least_tokens == own.most_tokens > 0 and own.padding is not Padding.DROPPED
+    return row not in _FOLLOWING and not own.is_clip and is_fixed
+
+
+def _empty(reading: Reading, encoder: nn.Module, tokens: int) -> ReadText:
+    config: Any = encoder.config  # transformers is not typed
+    config = getattr(config, "text_config", config)
+    width = int(getattr(config, "hidden_size", 0) or config.d_model) * max(1, len(reading.layers))
+    told = max(0, reading.least_tokens - reading.dropped_tokens) or tokens
+    length = reading.chunk_tokens if reading.is_clip else told
+    layers = (int(config.num_hidden_layers),) if reading.every_layer else ()
+    pooled = None
+    if reading.pooled is not Pooled.NONE:
+        projected = int(getattr(config, "projection_dim", 0) or width)
+        has_projection = reading.pooled is Pooled.PROJECTED and hasattr(encoder, "text_projection")
+        pooled = torch.empty(projected if has_projection else width, device=META)
+    mask = None
+    return ReadText(torch.empty((*layers, length, width), device=META), pooled, mask)

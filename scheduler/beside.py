@@ -1,0 +1,94 @@
+"""What of one task's weights fits on a worker beside a run of another: `pool.ahead` asked with what the core believes.
+
+Functions of what they are shown; they change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from itertools import islice
+
+from pool.ahead import AheadPlan, Held, plan_ahead
+from pool.outlook import NO_OUTLOOK, Outlook
+from pool.spec import ComponentKey
+from scheduler.backlog import Backlog
+from scheduler.costs import Costs
+from scheduler.signatures import Signature
+from scheduler.whereabouts import Whereabouts
+from scheduler.workers import Worker
+
+#: holders of a component that are looked at
+MOST_HOLDERS = 8
+
+
+def held_by(worker: Worker, signature: Signature, members: int, kept: Iterable[ComponentKey] = ()) -> Held:
+    """What a run of so many tasks with this signature holds there, with what is to stay besides."""
+    run_bytes = signature.way(worker.capacity_bytes or 0).activation_bytes * members
+    return Held(frozenset((*signature.components, *kept)), run_bytes + signature.scratch_bytes)
+
+
+def ahead_of(
+    costs: Costs, worker: Worker, held: Held, signature: Signature, outlook: Outlook = NO_OUTLOOK
+) -> AheadPlan:
+    """What moves beside the run that holds this, for a task with this signature."""
+    now = worker.residency
+    assert now is not None, f"{worker.name} is not up"
+    working_bytes = signature.way(now.capacity_bytes).activation_bytes
+    return plan_ahead(now, held, signature.uses, costs.components, working_bytes, outlook)
+
+
+def is_at_hand(costs: Costs, worker: Worker, signature: Signature) -> bool:
+    """It runs whole there, and all that it lacks is in the memory of the machine."""
+    setup, node = costs.setup(signature, worker), costs.nodes.of(worker.spec)
+    return setup is not None and not setup.streamed_bytes and (node is None or node.has(setup.reads, costs.at))
+
+
+def worked_with(
+    costs: Costs, backlog: Backlog, workers: Whereabouts, worker: Worker
+) -> tuple[float, dict[ComponentKey, None]]:
+    """What waits for weights that the worker has, in seconds of it when all that have them share it; and these."""
+    seconds, wanted = 0.0, dict[ComponentKey, None]()
+    for line in backlog.using(worker.entries.values()):
+        task, components = line.head, line.signature.components
+        if costs.extra_seconds(task.spec, line.signature, worker) == 0.0:
+            run_seconds = costs.resident_seconds(task.spec, line.signature, worker)
+            sharing = _with_patches(workers, line.signature) if components else workers.count
+            seconds += len(line.tasks) * run_seconds / max(1, sharing)
+            wanted.update(dict.fromkeys(components))
+    return seconds, wanted
+
+
+def is_switch_of(worker: Worker, signature: Signature, wanted: Container[ComponentKey]) -> bool:
+    """Some of what is `wanted` there would get other patches for it."""
+    entries = worker.entries
+    return any(
+        use.component in wanted and use.component in entries and entries[use.component].patch_digest != use.patch_digest
+        for use in signature.uses
+    )
+
+
+def _with_patches(workers: Whereabouts, signature: Signature) -> int:
+    """Workers that have the first component that it uses in its patches; no more are counted than matter."""
+    use, found = signature.uses[0], 0
+    for other in islice(workers.holders.get(use.component, ()), MOST_HOLDERS):
+        found += other.entries[use.component].patch_digest == use.patch_digest
+    return found
+
+
+def comes_beside(
+    costs: Costs, backlog: Backlog, workers: Whereabouts, worker: Worker, running: Signature, coming: Signature
+) -> bool:
+    """All that `coming` lacks there could be brought beside a run of `running`, without taking from what waits there;
+    and nothing says that it would not be: a worker that was told of as much before has it, if it does what it is
+    told."""
+    setup = costs.setup(coming, worker)
+    if setup is None or not is_at_hand(costs, worker, coming):
+        return False
+    whole_bytes = sum([costs.components[key].upload_bytes for key in coming.components])
+    if worker.ahead.get(coming, 0) >= whole_bytes:
+        return False
+    _, wanted = worked_with(costs, backlog, workers, worker)
+    if is_switch_of(worker, coming, wanted):
+        return False
+    kept = [key for key in wanted if key not in coming.components]
+    return ahead_of(costs, worker, held_by(worker, running, 1, kept), coming).upload_bytes >= setup.upload_bytes

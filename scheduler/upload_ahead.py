@@ -1,0 +1,223 @@
+"""Which weights a worker should bring to its GPU while it runs something: those of tasks that are next to need some.
+
+Rules
+1. A worker that begins a run is told of some tasks for its length, of no more than fit into it; one that was told of
+   nothing is told when a job comes in. What is told holds for this run only: when the next one begins it is decided
+   anew.
+2. What follows from the run itself comes first, then what waits, in order, each with what follows from it.
+3. A line is brought when the work for what is on that GPU will be done before its load would be, or when its first task
+   waited for many times the length of its load: beside a run a load takes no time of the GPU, but its room, and what
+   leaves for it may have to be loaded again.
+4. None is brought that other workers should have done before this one could begin with it; nor at the cost of what
+   waits for weights that are there: these do not leave for it, and get no other patches. What was brought because
+   somebody waited long is used before more is brought for that reason.
+5. Only files that the machine has in memory: a run must not wait for its disk. Nothing beside runs that stream, which
+   need the link themselves, or of unknown length.
+6. What will have arrived by the end of the run is taken to be there (`pool.ahead`, over the link); its report corrects
+   that. So a load that is hidden costs nothing in the choices to come, and one that is half hidden half of it.
+7. The placement puts off a load for who waited long where it can be done beside a run (`Choice.beside`): that comes
+   before all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from math import inf
+
+from pool.ahead import Held
+from pool.errors import format_bytes
+from pool.outlook import Outlook
+from pool.spec import ComponentKey, TaskId, WorkerId
+from scheduler.beside import ahead_of, held_by, is_at_hand, is_switch_of, worked_with
+from scheduler.config import SchedulerConfig
+from scheduler.costs import Costs
+from scheduler.demand import Demand
+from scheduler.jobs import Task
+from scheduler.messages import Command, UploadAhead
+from scheduler.outlook import expected
+from scheduler.placement import Choice
+from scheduler.signatures import Signature
+from scheduler.story import Story
+from scheduler.workers import Fleet, Worker
+
+#: tasks that one run's worker is told of
+MOST_TASKS = 3
+#: lines of waiting tasks, in order, that are looked at
+MOST_LINES = 8
+#: tasks that read what a run makes, and holders of a component, that are looked at
+MOST_READERS = 4
+MOST_HOLDERS = 8
+#: busy workers, soonest free first, of which one is told when a job comes in
+MOST_TOLD = 4
+#: who would load for more than this part of a load is no better place than any other
+MOST_OF_LOAD = 0.5
+#: of a load that is hidden, as much counts here: it takes room, and what leaves for it is loaded again
+COUNTED = 3.0
+#: less than this is not worth a message
+LEAST_SAVED_SECONDS = 0.005
+#: work for what is there, as a multiple of the load that comes: below it the load begins. On the trace of
+#: benchmarks/against_ray.py, at 1 four workers load half as often again for no more throughput; at 0.5 two are slower
+WORK_LEFT = 0.6
+#: a line is brought whatever work there is when its first task waited for so many times the length of its load ...
+PATIENCE = 20.0
+#: ... unless for so many tasks something was brought that was not used yet
+MOST_UNUSED = 1
+
+
+class UploadingAhead:
+    """Tells workers what to bring beside their runs. Appends its commands to `out`."""
+
+    def __init__(
+        self, config: SchedulerConfig, costs: Costs, demand: Demand, fleet: Fleet, story: Story, out: list[Command]
+    ) -> None:
+        self._config = config
+        self._costs = costs
+        self._demand = demand
+        self._fleet = fleet
+        self._story = story
+        self._out = out
+        #: workers that began a run since the last look, with the task that was put off for it
+        self._started: list[tuple[Worker, Task | None]] = []
+        #: workers that were told of something since their run began
+        self._told: set[WorkerId] = set()
+
+    def run_started(self, worker: Worker, signature: Signature, choice: Choice) -> None:
+        """A worker began a run, and what that leaves on it is assumed."""
+        self._told.discard(worker.worker_id)
+        worker.ahead = {one: size for one, size in worker.ahead.items() if one is not signature and one.tasks}
+        why = choice.why
+        if why.streamed_bytes or worker.expected_end is None:
+            worker.loaded_at = None
+            return
+        worker.loaded_at = self._costs.at + why.chosen.extra_seconds
+        self._started.append((worker, choice.beside))
+
+    def look(self, job_came: bool) -> None:
+        """All that can start has started: tell those that began to run, and another one when a job came in."""
+        for worker, put_off in self._started:
+            if not worker.is_idle and worker.live:
+                self._tell(worker, put_off)
+        self._started.clear()
+        if job_came and len(self._demand.backlog):
+            for _, _, worker in self._fleet.whereabouts.busy[:MOST_TOLD]:
+                if worker.worker_id not in self._told and worker.loaded_at is not None:
+                    self._tell(worker)
+                    return
+
+    def _tell(self, worker: Worker, put_off: Task | None = None) -> None:
+        """Tell the worker, and assume what comes of it."""
+        assert worker.expected_end is not None, f"{worker.name} runs for nobody knows how long"
+        assert worker.loaded_at is not None, f"{worker.name} streams"
+        window_seconds = worker.expected_end - max(self._costs.at, worker.loaded_at)
+        if window_seconds < LEAST_SAVED_SECONDS or not worker.wanted:
+            return
+        sooner = dict.fromkeys(key for signature in worker.ahead for key in signature.components)
+        found = self._candidates(worker, window_seconds, sooner)
+        if put_off is not None and put_off.ready_at is not None:
+            found = [put_off, *(task for task in found if task.signature is not put_off.signature)]
+        tasks = [
+            task
+            for task in found
+            if is_at_hand(self._costs, worker, task.signature) and not is_switch_of(worker, task.signature, sooner)
+        ][:MOST_TASKS]
+        if not tasks:
+            return
+        running = self._demand.tasks[worker.task_ids[0]]
+        coming = {key for task in tasks for key in task.signature.components}
+        kept = tuple([key for key in sooner if key in worker.entries and key not in coming])
+        held, told = held_by(worker, running.signature, worker.members, kept), list[TaskId]()
+        stays_bytes = sum([entry.resident_bytes for key, entry in worker.entries.items() if key in held.components])
+        if stays_bytes + held.run_bytes >= (worker.capacity_bytes or 0):
+            return  # what follows takes longer than to see that
+        needed = expected(running, worker, self._demand, self._fleet.whereabouts)
+        for task in tasks:
+            ahead = ahead_of(self._costs, worker, held, task.signature, Outlook(needed))
+            patch_seconds = ahead.switches * self._costs.patch_seconds(worker)
+            hidden_bytes = int((window_seconds - patch_seconds) * worker.link_bytes_per_second)
+            hidden_bytes = min(hidden_bytes, ahead.upload_bytes)
+            if hidden_bytes < LEAST_SAVED_SECONDS * worker.link_bytes_per_second:
+                continue
+            assert worker.residency is not None, f"{worker.name} is not up"
+            self._fleet.assume(worker, ahead.after(worker.residency, hidden_bytes))
+            worker.ahead[task.signature] = worker.ahead.get(task.signature, 0) + hidden_bytes
+            told.append(task.spec.task_id)
+            self._story.note(task, f"{format_bytes(hidden_bytes)} for it go to {worker.name} beside the run there")
+            window_seconds -= patch_seconds + ahead.upload_bytes / worker.link_bytes_per_second
+            held = Held(held.components.union(task.signature.components), held.run_bytes)
+        if told:
+            self._told.add(worker.worker_id)
+            self._out.append(UploadAhead(worker.worker_id, worker.incarnation, tuple(told), needed, kept))
+
+    def _candidates(self, worker: Worker, window_seconds: float, sooner: dict[ComponentKey, None]) -> list[Task]:
+        """Tasks whose weights would be brought, the first to be tried first. Notes in `sooner` what is needed before
+        them."""
+        backlog, costs = self._demand.backlog, self._costs
+        left_seconds, found = 0.0, dict[Signature, Task]()
+        for task in self._readers(worker):
+            extra = costs.extra_seconds(task.spec, task.signature, worker)
+            if extra == 0.0:
+                left_seconds += costs.resident_seconds(task.spec, task.signature, worker)
+                sooner.update(dict.fromkeys(task.signature.components))
+            elif extra is not None and not self._is_sooner_elsewhere(task, 1, worker, extra, window_seconds):
+                found[task.signature] = task
+        if not len(backlog):
+            return list(found.values())
+        for signature in worker.ahead:
+            line = backlog.line(signature)
+            if line is not None and costs.extra_seconds(line.head.spec, signature, worker):
+                found[signature] = line.head
+        work_seconds, wanted = worked_with(costs, backlog, self._fleet.whereabouts, worker)
+        left_seconds += work_seconds
+        sooner.update(wanted)
+        patience = PATIENCE if len(worker.ahead) < MOST_UNUSED else inf
+        for line in islice(backlog.lines(worker.capacity_bytes or 0), MOST_LINES):
+            waited_seconds = 0.0 if line.head.batch else line.head.waited_seconds(costs.at)
+            for task in (line.head, *self._readers_of(line.head)):
+                extra = costs.extra_seconds(task.spec, task.signature, worker)
+                if extra is None or extra < LEAST_SAVED_SECONDS:
+                    continue
+                is_due = left_seconds < WORK_LEFT * extra or waited_seconds >= patience * extra
+                here_seconds = window_seconds + left_seconds
+                if is_due and not self._is_sooner_elsewhere(task, len(line.tasks), worker, extra, here_seconds):
+                    found.setdefault(task.signature, task)
+            if found:
+                break
+            sooner.update(dict.fromkeys(line.head.signature.components))
+        return list(found.values())
+
+    def _readers(self, worker: Worker) -> Iterable[Task]:
+        """The tasks that read what the worker makes now."""
+        for task_id in worker.task_ids:
+            yield from self._readers_of(self._demand.tasks[task_id])
+
+    def _readers_of(self, task: Task) -> Iterable[Task]:
+        if self._config.batch_limit > 1:
+            return  # they wait for others of their kind, wherever those are
+        readers, tasks = self._demand.results.readers, self._demand.tasks
+        for reader in islice(readers.get(task.spec.task_id, ()), MOST_READERS):
+            if not tasks[reader].on_worker:
+                yield tasks[reader]
+
+    def _is_sooner_elsewhere(
+        self, task: Task, count: int, worker: Worker, load_seconds: float, here_seconds: float
+    ) -> bool:
+        """A worker that has most of its weights, or gets them, should be done with so many of its like before this one
+        could be with the first, which it could begin with in so many seconds."""
+        costs, signature = self._costs, task.signature
+        if not signature.components:
+            return False
+        run_seconds = costs.resident_seconds(task.spec, signature, worker)
+        stay_together = self._config.batch_limit > 1  # a line in two places makes smaller batches
+        for other in islice(self._fleet.whereabouts.holders.get(signature.components[0], ()), MOST_HOLDERS):
+            if other is worker:
+                continue
+            extra, wait = costs.extra_seconds(task.spec, signature, other), other.wait_seconds(costs.at)
+            if extra is None or wait is None or extra > MOST_OF_LOAD * load_seconds:
+                continue
+            if (
+                stay_together
+                or wait + extra + count * run_seconds <= here_seconds + COUNTED * load_seconds + run_seconds
+            ):
+                return True
+        return False

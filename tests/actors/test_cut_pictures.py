@@ -1,0 +1,222 @@
+"""Requests with pictures, cut: what is equal is one task, what a task reads is in order, the recipe says it all; and
+the whole way through a pool."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.cut import CutJob, cut_request
+from actors.given_pictures import GivenPictures
+from actors.outputs.png_text import parameters_text, recipe_from_json
+from actors.recipe import Recipe
+from actors.requests import GenerateRequest
+from pool.errors import UnusableField
+from pool.spec import JobId, Role, Stage, TaskId
+from pool.work import DecodeWork, EncodePictureWork, EncodeWork, Mask, Picture, RegionWork, SampleWork, Work, roles_of
+from tests.actors.fakes import FILLS_HOLES, FakeCatalog, picture_of
+from tests.actors.loop_line import open_pool
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (40, 64, 3), np.uint8)
+MASK = PIXELS[:, :, 0] > 100
+
+
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"model": "shapes", "prompt": "p", "seed": 1, **fields})
+
+
+def cut(**fields: Any) -> tuple[Recipe, CutJob, dict[TaskId, Any]]:
+    sent, given = GivenPictures(lambda result: result).bring(request(**fields))
+    return *cut_request(sent, JobId("job"), FakeCatalog()), given
+
+
+def works_of(job: CutJob) -> list[Work]:
+    return [job.works[task.task_id] for task in job.job.tasks]
+
+
+def read_by(job: CutJob, kind: type, given: dict[TaskId, Any]) -> list[type]:
+    """The kinds of what the last task of a kind reads."""
+    task = [t for t in job.job.tasks if isinstance(job.works[t.task_id], kind)][-1]
+    return [type(given[need]) if need in given else type(job.works[need]) for need in task.needs]
+
+
+def test_a_picture_is_encoded_by_a_task_of_its_own_that_seeds_and_strengths_share() -> None:
+    _, one, given = cut(image=PIXELS, strength=0.5)
+    _, other, _ = cut(image=PIXELS, strength=0.8, seed=2, prompt="q")
+    assert [t.stage for t in one.job.tasks] == [Stage.ENCODE] * 3 + [Stage.SAMPLE, Stage.DECODE]
+    assert one.job.given == tuple(given)
+    encodes = [
+        {t.task_id for t in job.job.tasks if isinstance(job.works[t.task_id], EncodePictureWork)}
+        for job in (one, other)
+    ]
+    assert encodes[0] == encodes[1]
+    assert read_by(one, SampleWork, given) == [EncodeWork, EncodeWork, EncodePictureWork]
+    sample = next(work for work in works_of(one) if isinstance(work, SampleWork))
+    assert (sample.width, sample.height, sample.first_step, sample.steps_run) == (64, 40, 10, 10)
+    uses = {t.stage: t.uses[0].passes for t in one.job.tasks}
+    assert uses[Stage.SAMPLE] == 10
+
+
+def test_another_picture_is_another_task() -> None:
+    _, one, _ = cut(image=PIXELS)
+    _, other, _ = cut(image=255 - PIXELS)
+    assert one.job.wanted != other.job.wanted
+
+
+def test_a_hole_is_read_by_what_samples_and_by_what_pastes() -> None:
+    _, job, given = cut(image=PIXELS, mask=MASK, cfg=1)
+    assert read_by(job, SampleWork, given) == [EncodeWork, EncodePictureWork, Mask]
+    assert read_by(job, DecodeWork, given) == [SampleWork, Picture, Mask]
+    _, unpasted, given = cut(image=PIXELS, mask=MASK, cfg=1, paste=False)
+    assert read_by(unpasted, DecodeWork, given) == [SampleWork]
+    assert job.job.tasks[-2].task_id == unpasted.job.tasks[-2].task_id
+
+
+def test_a_model_that_fills_holes_is_told_of_the_hole_and_starts_from_noise_where_all_is_made_anew() -> None:
+    _, part, given = cut(model=FILLS_HOLES, image=PIXELS, mask=MASK, strength=0.5, cfg=1)
+    assert read_by(part, SampleWork, given) == [EncodeWork, EncodePictureWork, Mask, EncodePictureWork]
+    assert read_by(part, EncodePictureWork, given) == [Picture, Mask]
+    _, whole, given = cut(model=FILLS_HOLES, image=PIXELS, mask=MASK, cfg=1)
+    assert read_by(whole, SampleWork, given) == [EncodeWork, Mask, EncodePictureWork]
+    assert [work.hides for work in works_of(whole) if isinstance(work, EncodePictureWork)] == [True]
+
+
+def test_a_model_that_fills_holes_is_refused_without_one() -> None:
+    for fields in ({}, {"image": PIXELS}):
+        with pytest.raises(UnusableField, match=r"mask: found 'nothing', expected a picture and a mask"):
+            cut(model=FILLS_HOLES, **fields)
+
+
+@pytest.mark.parametrize(
+    ("via", "kinds"),
+    [
+        ("latent", [SampleWork, SampleWork, DecodeWork]),
+        ("picture", [SampleWork, DecodeWork, EncodePictureWork, SampleWork, DecodeWork]),
+    ],
+)
+def test_a_second_pass_is_tasks_of_one_job_and_shares_the_first(via: str, kinds: list[type]) -> None:
+    recipe, job, _ = cut(hires={"scale": 1.6, "strength": 0.5, "steps": 8, "via": via})
+    assert [type(work) for work in works_of(job) if not isinstance(work, EncodeWork)] == kinds
+    first, second = [work for work in works_of(job) if isinstance(work, SampleWork)]
+    assert second == replace(first, width=104, height=104, steps=8, first_step=4, starts=True)
+    _, plain, _ = cut()
+    assert {t.task_id for t in plain.job.tasks if t.stage is Stage.SAMPLE} < {t.task_id for t in job.job.tasks}
+    assert (recipe.width, recipe.height) == (64, 64)
+    assert (works_of(job)[-1].width, works_of(job)[-1].height) == (104, 104)
+
+
+def test_a_second_pass_that_would_be_too_large_is_refused() -> None:
+    with pytest.raises(UnusableField, match=r"hires.scale: found 8.0, expected one that makes sides of up to 16384"):
+        cut(hires=8, width=4096)
+
+
+def test_the_recipe_says_what_a_picture_was_made_from_and_reads_it_back() -> None:
+    recipe, _, given = cut(image=PIXELS, mask=MASK, strength=0.5, hires=None)
+    assert recipe.pictures is not None
+    assert {f"given-picture-{recipe.pictures.image_sha256[:20]}", f"given-mask-{recipe.pictures.mask_sha256[:20]}"} == {
+        *given
+    }
+    assert recipe_from_json(recipe.as_json()) == recipe
+    assert "Denoising strength: 0.5" in parameters_text(recipe)
+    twice, _, _ = cut(hires="2:0.5:10")
+    assert "Denoising strength: 0.5, Hires upscale: 2, Hires steps: 10, Hires upscaler: Latent" in parameters_text(
+        twice
+    )
+    assert recipe_from_json(twice.as_json()) == twice
+
+
+CANNY = {"model": "canny", "image": PIXELS, "strength": 0.5, "end": 0.8}
+
+
+def test_controlnets_are_used_by_what_samples_after_the_diffusion_model() -> None:
+    recipe, job, given = cut(controls=[CANNY, {**CANNY, "model": "depth", "image": 255 - PIXELS}], cfg=1)
+    assert read_by(job, SampleWork, given) == [EncodeWork, Picture, Picture]
+    sample = next(t for t in job.job.tasks if t.stage is Stage.SAMPLE)
+    roles = {component.key: component.role for component in job.components}
+    expected = [Role.DIFFUSION_MODEL, Role.CONTROLNET, Role.CONTROLNET]
+    assert [roles[use.component] for use in sample.uses] == expected
+    assert roles_of(job.works[sample.task_id], 3) == tuple(expected)
+    assert {use.passes for use in sample.uses} == {20}
+    assert recipe.pictures is not None
+    assert [(c.name, c.strength, c.start, c.end) for c in recipe.pictures.controls] == [
+        ("canny", 0.5, 0.0, 0.8),
+        ("depth", 0.5, 0.0, 0.8),
+    ]
+    assert recipe_from_json(recipe.as_json()) == recipe
+    _, other, _ = cut(controls=[{**CANNY, "end": 0.7}], cfg=1)
+    _, one, _ = cut(controls=[CANNY], cfg=1)
+    assert other.job.wanted != one.job.wanted
+
+
+def test_a_controlnet_of_strength_0_is_left_out() -> None:
+    recipe, job, _ = cut(controls=[{**CANNY, "strength": 0}])
+    plain_recipe, plain, _ = cut()
+    assert job.job.wanted == plain.job.wanted
+    assert recipe.digest == plain_recipe.digest
+
+
+BOX = {"prompt": "a square", "box": (32, 0, 32, 40), "strength": 1.5}
+
+
+def test_regions_have_texts_of_their_own_and_what_samples_reads_them_after_the_negative_prompt() -> None:
+    regions = [BOX, {"prompt": "a circle", "mask": MASK}]
+    recipe, job, given = cut(image=PIXELS, mask=~MASK, regions=regions, controls=[CANNY])
+    expected = [EncodeWork] * 4 + [EncodePictureWork, Mask, Mask, Picture]
+    assert read_by(job, SampleWork, given) == expected
+    sample = next(work for work in works_of(job) if isinstance(work, SampleWork))
+    assert sample.regions == (RegionWork(1.5, (0.5, 0.0, 0.5, 1.0)), RegionWork(1.0))
+    assert sample.texts == 4
+    assert recipe_from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+    _, other, _ = cut(image=PIXELS, mask=~MASK, regions=[BOX, {"prompt": "a circle", "mask": ~MASK}])
+    assert other.job.wanted != job.job.wanted
+
+
+def test_a_region_of_a_second_pass_is_where_it_was() -> None:
+    _, job, _ = cut(regions=[{**BOX, "box": (16, 8, 32, 40)}], hires=2)
+    first, second = [work for work in works_of(job) if isinstance(work, SampleWork)]
+    assert first.regions == second.regions == (RegionWork(1.5, (0.25, 0.125, 0.5, 0.625)),)
+
+
+def test_a_box_that_reaches_out_of_the_picture_is_refused() -> None:
+    with pytest.raises(UnusableField, match=r"regions.box: found \(40, 0, 32, 40\), expected one within the 64x64"):
+        cut(regions=[{**BOX, "box": (40, 0, 32, 40)}])
+
+
+FROM_PICTURES: list[dict[str, Any]] = [
+    {"image": PIXELS},
+    {"image": PIXELS, "mask": MASK, "seed": 2},
+    {"image": PIXELS, "mask": MASK, "model": FILLS_HOLES, "strength": 0.5},
+    {"image": 255 - PIXELS, "hires": 2},
+    {"hires": {"via": "picture"}},
+    {"regions": [BOX, {"prompt": "a circle", "mask": MASK}], "cfg": 1},
+    {"controls": [CANNY, {**CANNY, "image": 255 - PIXELS}], "image": PIXELS},
+]
+
+
+def test_pictures_go_through_a_pool_and_it_forgets_them() -> None:
+    """What comes back is what the tasks make of the pictures; afterwards nothing of a driver is held."""
+    wanted = [request(steps=4, **fields) for fields in FROM_PICTURES]
+    with open_pool() as pool:
+        images = sorted(pool.submit(wanted).images(), key=lambda image: image.index)
+        assert [type(recipe) for recipe in pool.recipes(wanted)] == [Recipe] * len(wanted)
+        book = pool._line.controller._book
+        assert not book._given
+    for image, one in zip(images, wanted, strict=True):
+        assert image.request == one
+        sent, given = GivenPictures(lambda result: result).bring(one)
+        recipe, job = cut_request(sent, JobId("x"), FakeCatalog())
+        assert (image.pixels == picture_of(job.works, job.job.tasks, given=given).pixels_HWC).all()
+        assert image.recipe.digest == recipe.digest
+
+
+def test_a_picture_that_cannot_be_brought_is_told_before_anything_is_queued() -> None:
+    with open_pool() as pool:
+        bad = request(image=PIXELS, mask=MASK[:, :8])
+        with pytest.raises(UnusableField, match="mask"):
+            pool.submit([request(), bad])
+        assert [type(found) for found in pool.recipes([bad, request()])] == [UnusableField, Recipe]
+        assert not pool._line.controller._jobs

@@ -1,0 +1,75 @@
+"""Films and sounds in a driver's hands: results, files, manifest, and what is read back from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.outputs.finished import read_film_recipe
+from actors.requests import GenerateRequest
+from modelpool import FilmResult, SoundResult
+from pool.errors import UserError
+from tests.actors.fakes import FILMS, SOUNDS
+from tests.actors.loop_line import open_pool
+
+
+def film(**fields) -> GenerateRequest:
+    return GenerateRequest(**{"model": FILMS, "prompt": "a red circle", "seed": 1, "frames": 5, **fields})
+
+
+def sound(**fields) -> GenerateRequest:
+    return GenerateRequest(**{"model": SOUNDS, "prompt": "rain", "seed": 1, "seconds": 0.5, **fields})
+
+
+def test_a_film_is_frames_and_their_rate_and_a_file_that_says_how_it_was_made(tmp_path: Path) -> None:
+    with open_pool() as pool:
+        (made,) = pool.submit(film(frame_rate=10), output=tmp_path).films()
+    assert isinstance(made, FilmResult)
+    assert made.frames.shape == (5, 64, 64, 3)
+    assert made.frame_rate == 10.0
+    assert made.path is not None and made.path.suffix == ".mp4"
+    assert read_film_recipe(made.path) == made.recipe
+    copy = made.save(tmp_path / "copy.gif")
+    assert read_film_recipe(copy) == made.recipe
+
+
+def test_a_sound_is_samples_and_their_rate(tmp_path: Path) -> None:
+    with open_pool() as pool:
+        (made,) = pool.submit(sound(format="flac"), output=tmp_path).sounds()
+    assert isinstance(made, SoundResult)
+    assert made.samples.shape == (4000, 2)
+    assert made.samples_per_second == 8000
+    assert made.path is not None and made.path.suffix == ".flac"
+    assert read_film_recipe(made.path) == made.recipe
+    assert read_film_recipe(made.save(tmp_path / "copy.wav")) == made.recipe
+
+
+def test_all_kinds_of_one_submission_are_handed_out_and_listed_once(tmp_path: Path) -> None:
+    picture = GenerateRequest(model="shapes", prompt="a red circle", seed=1)
+    with open_pool() as pool:
+        jobs = pool.submit([film(), sound(), picture, film(format="webm")], output=tmp_path)
+        kinds = {result.index: type(result).__name__ for result in jobs.results()}
+        assert kinds == {0: "FilmResult", 1: "SoundResult", 2: "ImageResult", 3: "FilmResult"}
+        again = [pool.recipe(one).digest for one in (film(), sound(), picture, film(format="webm"))]
+    lines = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
+    assert {line["digest"] for line in lines} == set(again)
+    assert {Path(line["file"]).suffix for line in lines} == {".mp4", ".webm", ".wav", ".png"}
+    for line in lines:
+        assert (tmp_path / line["file"]).is_file()
+    assert len({line["pixels_sha256"] for line in lines}) == 3  # both files of the film have its frames
+
+
+def test_frames_of_a_film_are_those_of_its_seed() -> None:
+    with open_pool() as pool:
+        first, second, other = sorted(pool.submit([film(), film(), film(seed=2)]).films(), key=lambda one: one.index)
+    np.testing.assert_array_equal(first.frames, second.frames)
+    assert not np.array_equal(first.frames, other.frames)
+
+
+@pytest.mark.parametrize("fields", [{"frames": 6}, {"seconds": 1.0}, {"format": "png"}])
+def test_what_is_wrong_raises_in_the_driver_and_queues_nothing(fields: dict[str, object]) -> None:
+    with open_pool() as pool, pytest.raises(UserError, match=f"^{next(iter(fields))}: "):
+        pool.submit(film(**fields))

@@ -1,0 +1,239 @@
+"""Pictures that requests name: checked at the door, brought once, at the size that they are used in, as a hash."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from actors.given_pictures import GivenPictures, wanted_size
+from actors.orders import given_id
+from actors.picture_fields import GivenPicture, Pixels, steps_left_out
+from actors.requests import SIZE_STEP, GenerateRequest
+from pool.errors import UnusableField, UserError
+from pool.pictures import covering, pasted
+from pool.work import Mask, Picture, Result
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (40, 64, 3), np.uint8)
+MASK = np.zeros((40, 64), np.uint8)
+MASK[10:20, 8:40] = 255
+
+
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"model": "shapes", "prompt": "p", "seed": 1, **fields})
+
+
+def bring(**fields: Any) -> tuple[GenerateRequest, list[Result]]:
+    """A request as it is sent, and the results that were put where workers find them."""
+    put: list[Result] = []
+    sent, refs = GivenPictures(lambda result: put.append(result) or len(put) - 1).bring(request(**fields))
+    assert list(refs.values()) == list(range(len(put)))
+    return sent, put
+
+
+@pytest.mark.parametrize("kind", ["file", "path", "pillow", "array"])
+def test_a_picture_comes_in_every_form(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(PIXELS).save(path)
+    forms = {"file": str(path), "path": path, "pillow": Image.fromarray(PIXELS), "array": PIXELS}
+    sent, (picture,) = bring(image=forms[kind])
+    assert isinstance(picture, Picture)
+    assert (picture.pixels_HWC == PIXELS).all()
+    other, _ = bring(image=PIXELS)
+    assert isinstance(sent.image, GivenPicture)
+    assert sent.image.sha256 == other.image.sha256
+    assert sent.image.file == ("a.png" if kind in ("file", "path") else "")
+    assert (sent.width, sent.height) == (64, 40)
+
+
+def test_what_is_sent_is_a_hash_and_no_picture() -> None:
+    large = RNG.integers(0, 256, (512, 512, 3), np.uint8)
+    sent, _ = bring(image=large, mask=large[:, :, 0] > 10)
+    assert len(pickle.dumps(sent)) < 4096
+
+
+def test_what_is_changed_after_the_request_was_made_changes_nothing() -> None:
+    pixels = PIXELS.copy()
+    asked = request(image=pixels)
+    pixels[:] = 0
+    assert isinstance(asked.image, Pixels)
+    assert (asked.image.pixels == PIXELS).all()
+    assert asked == request(image=PIXELS)
+    assert pickle.loads(pickle.dumps(asked)) == asked
+
+
+def test_a_mask_is_scaled_with_its_picture() -> None:
+    """And the same pixels in another size are another picture."""
+    sent, (picture, mask) = bring(image=PIXELS, mask=MASK, width=48)
+    assert isinstance(picture, Picture)
+    assert isinstance(mask, Mask)
+    assert picture.pixels_HWC.shape == (32, 48, 3)
+    assert mask.values_HW.shape == (32, 48)
+    whole, _ = bring(image=PIXELS, mask=MASK == 255)
+    assert sent.image.sha256 != whole.image.sha256
+    assert given_id(sent.mask, is_mask=True) != given_id(whole.mask, is_mask=True)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.none() | st.integers(1, 64), st.none() | st.integers(1, 64))
+def test_sizes_are_whole_steps_and_what_is_said_holds(own_width, own_height, width, height) -> None:
+    said = [None if n is None else n * SIZE_STEP for n in (width, height)]
+    found = wanted_size(*said, (own_width, own_height))
+    for side, asked, own in zip(found, said, (own_width, own_height), strict=True):
+        assert side % SIZE_STEP == 0
+        assert side > 0
+        if asked is not None:
+            assert side == asked
+        elif said == [None, None] and own >= SIZE_STEP:
+            assert own - SIZE_STEP < side <= own
+
+
+def test_a_picture_covers_its_size_and_is_cropped_about_its_centre() -> None:
+    wide = np.zeros((20, 60, 3), np.uint8)
+    wide[:, 20:40] = 255
+    assert (covering(wide, 20, 20) == 255).all()
+    assert covering(wide, 60, 20) is wide
+    assert covering(wide, 30, 40).shape == (40, 30, 3)
+
+
+@given(st.integers(0, 255))
+def test_what_a_mask_keeps_is_kept_to_the_bit(value: int) -> None:
+    new, kept = RNG.integers(0, 256, (2, 5, 7, 3), np.uint8)
+    mask = np.full((5, 7), value, np.uint8)
+    mixed = pasted(new, kept, mask)
+    low, high = np.minimum(new, kept), np.maximum(new, kept)
+    assert ((low <= mixed) & (mixed <= high)).all()
+    if value in (0, 255):
+        assert (mixed == (new if value else kept)).all()
+
+
+def test_a_picture_is_read_once_for_all_requests_that_use_it_in_one_size(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(PIXELS).save(path)
+    put: list[Result] = []
+    pictures = GivenPictures(lambda result: put.append(result) or len(put))
+    for seed in range(3):
+        pictures.bring(request(image=path, seed=seed))
+    assert len(put) == 1
+    pictures.bring(request(image=path, width=32))
+    Image.fromarray(PIXELS[:32]).save(path)
+    changed, _ = pictures.bring(request(image=path))
+    assert len(put) == 3
+    assert changed.height == 32
+
+
+def test_pictures_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> None:
+    turned = Image.fromarray(PIXELS)
+    exif = turned.getexif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    turned.save(tmp_path / "turned.jpg", exif=exif)
+    assert bring(image=tmp_path / "turned.jpg")[0].height == 64
+    clear = Image.fromarray(np.dstack([PIXELS, np.zeros((40, 64), np.uint8)]))
+    assert (bring(image=clear)[1][0].pixels_HWC == 255).all()
+    grey = Image.fromarray(PIXELS[:, :, 0])
+    assert (bring(image=grey)[1][0].pixels_HWC == PIXELS[:, :, :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image": "nowhere.png"}, r"image: found 'nowhere.png', expected a file that is there"),
+        ({"image": 7}, r"image: found 'int', expected the path of a picture"),
+        ({"image": PIXELS.astype(float)}, r"image: found 'an array \[40, 64, 3\] of float64'"),
+        ({"image": PIXELS[:, :, 0]}, r"image: found 'an array \[40, 64\] of uint8'"),
+        ({"image": np.zeros((0, 5, 3), np.uint8)}, r"image: found 'a picture of 5x0 pixels'"),
+        ({"image": Image.new("I;16", (8, 8))}, r"image: found 'a picture of mode I;16', expected one of 8 bits"),
+        ({"image": PIXELS, "mask": PIXELS}, r"mask: found 'an array \[40, 64, 3\] of uint8'"),
+        ({"mask": MASK}, r"image: found 'nothing', expected a picture to start from, since mask is given"),
+        ({"strength": 0.5}, r"image: found 'nothing', expected a picture to start from, since strength is given"),
+        ({"image": PIXELS, "strength": 0.0}, r"strength: found 0.0, expected a number above 0"),
+        ({"image": PIXELS, "strength": 1.5}, r"strength: found 1.5"),
+        ({"image": PIXELS, "strength": 0.04}, r"strength: found 0.04, expected at least 0.05: with 20 steps"),
+        ({"image": PIXELS, "mask": MASK, "hires": 2}, r"hires: found 'a second pass', expected none with a mask"),
+        ({"controls": ["canny"]}, r"controls: found 'canny', expected NAME=FILE"),
+        ({"controls": ["canny=nowhere.png:1"]}, r"controls.image: found 'nowhere.png', expected a file that is there"),
+        ({"controls": [{"model": "canny", "image": None}]}, r"controls.image: found 'nothing'"),
+        ({"controls": [{"model": "canny", "image": PIXELS, "strength": -1}]}, r"controls.strength: found -1"),
+        (
+            {"controls": [{"model": "canny", "image": PIXELS, "end": 0}]},
+            r"controls.start, controls.end: found '0 to 0'",
+        ),
+        ({"regions": ["0,0,8=x"]}, r"regions: found '0,0,8=x', expected X,Y,WIDTH,HEIGHT=TEXT"),
+        ({"regions": [{"prompt": "x"}]}, r"regions: found 'neither', expected a box or a mask for 'x'"),
+        ({"regions": [{"prompt": "x", "mask": MASK, "box": (0, 0, 8, 8)}]}, r"regions: found 'both'"),
+        ({"regions": [{"prompt": "x", "box": (0, 0, 0, 8)}]}, r"regions.box: found \(0, 0, 0, 8\)"),
+        ({"regions": [{"prompt": "x", "box": (0, 0, 8, 8), "strength": -1}]}, r"regions.strength: found -1"),
+        ({"hires": 9}, r"hires.scale: found 9.0, expected a number above 1 up to 8"),
+        ({"hires": "2:0"}, r"hires.strength: found 0.0"),
+        ({"hires": "2:0.1:5"}, r"hires.strength: found 0.1, expected at least 0.2: with 5 steps"),
+        ({"hires": "1:2:3:4"}, r"hires: found '1:2:3:4', expected SCALE"),
+        ({"hires": {"scale": 2, "by": 3}}, r"unknown field of Hires 'by'"),
+        ({"hires": {"via": "magic"}}, r"via: found 'magic'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_sent(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        request(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mask": MASK[:, :32]}, r"mask: found '32x40', expected 64x40 pixels, the size of the image"),
+        ({"mask": MASK * 0}, r"mask: found 'a mask that is black all over'"),
+    ],
+)
+def test_pictures_that_do_not_go_together_are_refused_when_they_are_brought(fields, message) -> None:
+    with pytest.raises(UnusableField, match=message):
+        bring(image=PIXELS, **fields)
+
+
+def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"image: .*a\.png cannot be read as a picture"):
+        request(image=path)
+    Image.fromarray(PIXELS).save(path)
+    path.write_bytes(path.read_bytes()[:-4000])
+    with pytest.raises(UserError, match=r"image: the picture cannot be read"):
+        bring(image=path)
+
+
+@given(st.integers(1, 999), st.floats(0.001, 1))
+def test_a_part_of_the_steps_is_made_as_diffusers_counts_them(steps: int, strength: float) -> None:
+    made = min(int(steps * strength), steps)
+    if made:
+        assert steps - steps_left_out("strength", strength, steps) == made
+    else:
+        with pytest.raises(UnusableField, match="strength"):
+            steps_left_out("strength", strength, steps)
+
+
+@pytest.mark.parametrize(
+    ("ending", "numbers"),
+    [("", (1, 0, 1)), (":0.8", (0.8, 0, 1)), (":0.8:0.1", (0.8, 0.1, 1)), (":1:0:0.5", (1, 0, 0.5))],
+)
+def test_controlnets_have_short_forms(ending: str, numbers: tuple[float, ...], tmp_path: Path) -> None:
+    path = tmp_path / "a:1.5.png"  # whose name has a number after a colon
+    Image.fromarray(PIXELS).save(path)
+    (control,) = request(controls=[f"canny={path}{ending}"]).controls
+    assert (control.model, control.image) == ("canny", str(path))
+    assert (control.strength, control.start, control.end) == numbers
+
+
+def test_regions_have_short_forms() -> None:
+    plain, strong = request(regions=["0, 8,16,24=a=b", "0,8,16,24:1.5=x: y"]).regions
+    assert (plain.prompt, plain.box, plain.strength) == ("a=b", (0, 8, 16, 24), 1.0)
+    assert (strong.prompt, strong.strength) == ("x: y", 1.5)
+
+
+def test_a_picture_is_made_anew_by_a_part_and_what_a_mask_shows_all() -> None:
+    assert request(image=PIXELS).first_step() == 8
+    assert request(image=PIXELS, mask=MASK).first_step() == 0
+    assert request().first_step() == 0

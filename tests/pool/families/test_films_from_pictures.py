@@ -1,0 +1,144 @@
+"""Films that begin with a picture: equal to diffusers on the same weights, texts, picture and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from torch import Tensor
+
+from pool.latent_pixels import latent_shape
+from pool.sampling.noise import PictureNoise
+from pool.spec import Role
+from pool.work import Encoded, EncodePictureWork, Latent, Picture
+from tests.pool.diffusion_models import video_published as video_layouts
+from tests.pool.families.tiny_transformers import FAMILIES, T5_WORDS, WIDTH, TinyFamily
+from tests.pool.families.whole_transformer import FRAME_RATE, SEED, STEPS, Whole
+from tests.pool.families.whole_transformer import HEIGHT as PIXELS_HIGH
+from tests.pool.families.whole_transformer import WIDTH as PIXELS_WIDE
+from tests.pool.text_encoders import cases as texts
+from tests.pool.vaes import published
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+_UMT5 = {"umt5_xxl": (lambda: texts.umt5(words=T5_WORDS), texts.t5_file)}
+
+
+def _wan(channels: int, read: int) -> Any:
+    return diffusers.WanTransformer3DModel(
+        num_attention_heads=1, attention_head_dim=128, in_channels=read, out_channels=channels, text_dim=WIDTH,
+        freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=1024,
+    )  # fmt: skip
+
+
+def _wan_22_vae() -> Any:
+    return diffusers.AutoencoderKLWan(
+        base_dim=4, decoder_base_dim=6, z_dim=48, num_res_blocks=1, is_residual=True, patch_size=2, in_channels=12,
+        out_channels=12, scale_factor_spatial=16, latents_mean=[0.0] * 48, latents_std=[1.0] * 48,
+    )  # fmt: skip
+
+
+JOINED = TinyFamily(
+    "wan22_i2v", lambda: _wan(16, 36), video_layouts.wan, _UMT5,
+    lambda: diffusers.AutoencoderKLWan(base_dim=4, z_dim=16, num_res_blocks=1), published.wan21,
+)  # fmt: skip
+KEPT = TinyFamily("wan22_ti2v", lambda: _wan(48, 48), video_layouts.wan, _UMT5, _wan_22_vae, published.wan22)
+
+
+def picture() -> Picture:
+    pixels = np.random.default_rng(4).integers(0, 256, (PIXELS_HIGH, PIXELS_WIDE, 3), np.uint8)
+    return Picture(pixels)
+
+
+def _as_tensor(one: Picture) -> Tensor:
+    """Pixels as pipelines take them: 0 to 1."""
+    return torch.from_numpy(one.pixels_HWC.copy()).permute(2, 0, 1)[None].float() / 255
+
+
+def _noise(whole: Whole) -> Tensor:
+    return PictureNoise(SEED).draw((1, *latent_shape(PIXELS_WIDE, PIXELS_HIGH, whole.frames, whole.opened.latent)))
+
+
+def _call(whole: Whole, texts_read: tuple[Encoded, ...]) -> dict[str, Any]:
+    usual = whole.family.sampling.usual
+    assert usual is not None
+    contexts = [torch.from_numpy(text.context_LD)[None] for text in texts_read]
+    return {
+        "prompt_embeds": contexts[0], "negative_prompt_embeds": contexts[1], "guidance_scale": usual.cfg,
+        "height": PIXELS_HIGH, "width": PIXELS_WIDE, "num_frames": whole.frames, "num_inference_steps": STEPS,
+        "output_type": "latent", "image": _as_tensor(picture()),
+    }  # fmt: skip
+
+
+def _wan_pipeline(whole: Whole, texts_read: tuple[Encoded, ...]) -> Tensor:
+    vae, model = whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL)
+    vae.register_to_config(latents_mean=whole.opened.latent.means, latents_std=whole.opened.latent.deviations)
+    pipeline = diffusers.WanImageToVideoPipeline(
+        None, None, vae, FlowMatchEulerDiscreteScheduler(shift=5.0), transformer=model,
+        expand_timesteps=whole.family.name == KEPT.name,
+    )  # fmt: skip
+    found: Tensor = pipeline(**_call(whole, texts_read), latents=_noise(whole)).frames
+    return found
+
+
+def _ltx_pipeline(whole: Whole, texts_read: tuple[Encoded, ...]) -> Tensor:
+    """Its encoder draws from what it says of a picture; here, as in ours, it is the mean."""
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, max_image_seq_len=4096,
+        shift_terminal=0.1,
+    )  # fmt: skip
+    vae, model = whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL)
+    pipeline = diffusers.LTXImageToVideoPipeline(scheduler, vae, None, None, model)
+    noise = _noise(whole)
+    mean = vae.encode(_as_tensor(picture()).unsqueeze(2) * 2 - 1).latent_dist.mode()
+    noise[:, :, :1] = pipeline._normalize_latents(mean, vae.latents_mean, vae.latents_std)
+    given = _call(whole, texts_read)
+    for side, text in zip(("", "negative_"), texts_read, strict=True):
+        mask = text.others.get("context_mask", np.ones(len(text.context_LD), bool))
+        given[f"{side}prompt_attention_mask"] = torch.from_numpy(mask)[None]
+    found = pipeline(**given, latents=pipeline._pack_latents(noise, 1, 1), frame_rate=FRAME_RATE).frames
+    unpacked: Tensor = pipeline._unpack_latents(found, *noise.shape[2:], 1, 1)
+    return unpacked
+
+
+CASES: Mapping[str, tuple[TinyFamily, Callable[[Whole, tuple[Encoded, ...]], Tensor]]] = {
+    "wan22_i2v": (JOINED, _wan_pipeline),
+    "wan22_ti2v": (KEPT, _wan_pipeline),
+    "ltxv": (FAMILIES["ltxv"], _ltx_pipeline),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_film_from_a_picture_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
+    tiny, pipeline = CASES[name]
+    whole = Whole(tmp_path, tiny)
+    assert whole.family.name == name
+    read, begins = whole.texts(), whole.family.sampling.film
+    assert begins is not None and begins.begins is not None
+    frames = whole.frames if begins.begins.name == "JOINED" else 0
+    first = whole.run(EncodePictureWork(whole.model, PIXELS_WIDE, PIXELS_HIGH, frames=frames), picture())
+    assert isinstance(first, Latent)
+    latent = whole.latent(read, beginning=first)
+    with torch.no_grad():
+        expected = pipeline(whole, read)
+    np.testing.assert_allclose(latent.samples_CHW, expected[0], atol=1e-4 * max(1.0, float(expected.std())))
+    film = whole.pixels(latent)
+    assert film.shape == (whole.frames, PIXELS_HIGH, PIXELS_WIDE, 3)
+    whole.engine.close()
+
+
+@pytest.mark.parametrize("name", ["wan22_ti2v", "ltxv"])
+def test_a_kept_picture_is_the_first_cell_of_the_film(name: str, tmp_path: Path) -> None:
+    whole = Whole(tmp_path, CASES[name][0])
+    read = whole.texts()
+    first = whole.run(EncodePictureWork(whole.model, PIXELS_WIDE, PIXELS_HIGH), picture())
+    assert isinstance(first, Latent)
+    with_it, without = whole.latent(read, beginning=first).samples_CHW, whole.latent(read).samples_CHW
+    np.testing.assert_allclose(with_it[:, 0], first.samples_CHW, atol=1e-4)
+    assert not np.allclose(with_it[:, 1:], without[:, 1:], atol=1e-2)
+    whole.engine.close()

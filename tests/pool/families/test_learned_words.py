@@ -1,0 +1,75 @@
+"""Textual inversions and CLIP skip, from a request to the text that the diffusion model reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pool.errors import AdapterMismatch, UnknownName
+from pool.spec import Role
+from pool.text.encode import read_texts
+from pool.text.tokenizer import BEGIN_ID, END_ID, ClipTokenizer
+from pool.work import Encoded, EncodeWork
+from tests.pool.checkpoints import layouts
+from tests.pool.families.tiny_model import TinyModel
+
+RUN = {"steps": 1, "cfg": 1.0, "width": 32, "height": 32}
+PROMPT = "a (embedding:worn:1.2) chair"
+
+
+def encoded(tiny: TinyModel, **fields: Any) -> Encoded:
+    (found,) = tiny.made(**RUN, **fields).of(EncodeWork)
+    assert isinstance(found, Encoded)
+    return found
+
+
+def test_a_prompt_reads_the_vectors_that_it_names(tmp_path: Path) -> None:
+    tiny = TinyModel(tmp_path, layouts.tiny_sd1())
+    vectors = torch.randn(2, 32, generator=torch.Generator().manual_seed(4))
+    (tmp_path / "embeddings").mkdir()
+    save_file({"emb_params": vectors}, tmp_path / "embeddings" / "worn.safetensors")
+    found = encoded(tiny, prompt=PROMPT)
+    module, tokenizer = tiny.module(Role.TEXT_ENCODER), ClipTokenizer.load()
+    (expected,) = read_texts(module, tokenizer, [PROMPT], torch.device("cpu"), embeddings={"worn": vectors})
+    np.testing.assert_allclose(found.context_LD, expected.context_LD, atol=1e-6)
+    plain = encoded(tiny, prompt="a (worn:1.2) chair")
+    assert not np.allclose(plain.context_LD, found.context_LD, atol=1e-3)
+    tiny.close()
+
+
+def test_a_name_that_nobody_knows_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    tiny = TinyModel(tmp_path, layouts.tiny_sd1())
+    (tmp_path / "embeddings").mkdir()
+    save_file({"emb_params": torch.zeros(2, 32)}, tmp_path / "embeddings" / "worn.safetensors")
+    with pytest.raises(UnknownName, match="embedding.*'torn'.*worn"):
+        encoded(tiny, prompt="a embedding:torn chair")
+    tiny.close()
+
+
+def test_vectors_of_another_width_are_refused_by_name(tmp_path: Path) -> None:
+    tiny = TinyModel(tmp_path, layouts.tiny_sd1())
+    (tmp_path / "embeddings").mkdir()
+    save_file({"emb_params": torch.zeros(1, 48)}, tmp_path / "embeddings" / "wide.safetensors")
+    with pytest.raises(AdapterMismatch, match="embedding 'wide': found vectors of 48 numbers, expected 32 for clip_l"):
+        encoded(tiny, prompt="a embedding:wide chair")
+    tiny.close()
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_layers_are_skipped_as_diffusers_counts_them(skipped: int, tmp_path: Path) -> None:
+    tiny = TinyModel(tmp_path, layouts.tiny_sd1())
+    found = encoded(tiny, prompt="a chair", clip_skip=skipped)
+    module = tiny.module(Role.TEXT_ENCODER)
+    tokens = ClipTokenizer.load().encode("a chair")
+    ids = torch.tensor([[BEGIN_ID, *tokens, END_ID, *[END_ID] * (75 - len(tokens))]])
+    with torch.no_grad():
+        states = module(ids, output_hidden_states=True).hidden_states
+        inner = getattr(module, "text_model", module)
+        expected = inner.final_layer_norm(states[-(1 + skipped)])[0]
+    np.testing.assert_allclose(found.context_LD, expected, atol=1e-5)
+    tiny.close()

@@ -1,0 +1,123 @@
+"""A tiny file of a family that runs on transformers, on the CPU, run stage by stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from pool.catalog import Catalog
+from pool.checkpoints.sampling_facts import Guidance
+from pool.engine import Engine, EngineSettings
+from pool.spec import Role, TaskSpec
+from pool.text.text_tokenizer import KINDS
+from pool.work import (
+    DecodeWork,
+    Encoded,
+    EncodePictureWork,
+    EncodeWork,
+    Film,
+    Latent,
+    LoraRef,
+    ModelRef,
+    Picture,
+    Result,
+    SampleWork,
+    Sound,
+    Work,
+    stage_of,
+    task_id,
+)
+from tests.pool.families.tiny_transformers import TinyFamily
+from tests.pool.pipeline import QUIET
+from tests.pool.text.tiny_tokenizers import tiny
+
+PROMPT, NEGATIVE = "a small red cat on the moon", "a dog"
+WIDTH, HEIGHT, STEPS, SEED, FRAME_RATE = 96, 64, 3, 11, 12.0
+SECONDS = 0.125
+
+
+class Whole:
+    """A tiny file on the CPU, run stage by stage."""
+
+    def __init__(
+        self, folder: Path, tiny_family: TinyFamily, left_out: tuple[str, ...] = (), *, write: bool = True, sampler: str = ""
+    ) -> None:
+        """`write` is False where the file is there. `sampler` is another than the usual one."""
+        self.seconds, self._sampler = SECONDS, sampler
+        self.path = folder / "tiny.safetensors"
+        if write:
+            save_file(tiny_family.file(left_out), self.path)
+        for member in tiny_family.encoders:
+            if member in KINDS and member not in left_out:
+                place = folder / f"tokenizer_{member}"
+                place.mkdir()
+                tiny(KINDS[member]).save(str(place / "tokenizer.json"))
+        self.catalog = Catalog((folder,), (), "cpu")
+        self.model: ModelRef = self.catalog.find_model("tiny")
+        self.engine = Engine.open(EngineSettings("cpu"))
+        self.opened = self.engine._opened(self.model)
+        self.family = self.opened.checkpoint.family
+
+    def module(self, role: Role) -> Any:
+        """The component as diffusers or transformers has it."""
+        return self.opened.component(role).built.module
+
+    def run(self, work: Work, *inputs: Result) -> Result:
+        roles = {
+            EncodeWork: self.family.text_encoders,
+            SampleWork: (Role.DIFFUSION_MODEL,),
+            DecodeWork: (Role.VAE,),
+            EncodePictureWork: (Role.VAE,),
+        }[type(work)]
+        loras = work.loras if isinstance(work, SampleWork) else ()
+        uses = tuple(self.catalog.use(self.model, role, loras) for role in roles)
+        needed = self.catalog.figures.activation_bytes(self.model, work)
+        task = TaskSpec(task_id(work, ()), stage_of(work), uses, needed, 0.1)
+        return self.engine.run(task, work, inputs, QUIET)[0]
+
+    def texts(self) -> tuple[Encoded, ...]:
+        """The prompt, and the negative prompt where the model reads one."""
+        usual = self.family.sampling.usual
+        assert usual is not None
+        wanted = (PROMPT, NEGATIVE) if usual.guidance is Guidance.CLASSIFIER_FREE else (PROMPT,)
+        found = [self.run(EncodeWork(self.model, (), text)) for text in wanted]
+        return tuple(text for text in found if isinstance(text, Encoded))
+
+    def latent(
+        self, texts: tuple[Encoded, ...], loras: tuple[LoraRef, ...] = (), beginning: Latent | None = None
+    ) -> Latent:
+        usual = self.family.sampling.usual
+        assert usual is not None
+        cfg, guidance = (usual.cfg, 0.0) if len(texts) > 1 else (1.0, usual.cfg)
+        width, height, duration = self.extent
+        work = SampleWork(
+            self.model, loras, width, height, STEPS, cfg, self._sampler or usual.sampler, usual.schedule, SEED, guidance=guidance,
+            pictured=beginning is not None, **duration,
+        )  # fmt: skip
+        latent = self.run(work, *texts, *([] if beginning is None else [beginning]))
+        assert isinstance(latent, Latent)
+        return latent
+
+    @property
+    def frames(self) -> int:
+        """Of the film that is made; 0 where a picture is."""
+        film = self.family.sampling.film
+        return 0 if film is None else 1 + film.multiple
+
+    @property
+    def extent(self) -> tuple[int, int, dict[str, Any]]:
+        """Width, height, and how long."""
+        if self.family.sampling.sound is not None:
+            return 0, 0, {"seconds": self.seconds}
+        return WIDTH, HEIGHT, {"frames": self.frames, "frame_rate": FRAME_RATE} if self.frames else {}
+
+    def pixels(self, latent: Latent) -> Any:
+        """[H, W, C], of a film [T, H, W, C], of a sound its samples [S, C]."""
+        width, height, duration = self.extent
+        made = self.run(DecodeWork(self.model, width, height, **duration), latent)
+        if isinstance(made, Sound):
+            return made.samples_SC
+        assert isinstance(made, Film if self.frames else Picture)
+        return made.frames_THWC if isinstance(made, Film) else made.pixels_HWC
