@@ -25,7 +25,7 @@ from actors.orders import DecodeOrder, EncodeOrder, GivenLatent, Order, SampleOr
 from actors.outcomes import PoolLost
 from actors.picture_writer import PictureWriter
 from actors.recipe import Recipe
-from actors.requests import SIZE_STEP, GenerateRequest, LoraChoice
+from actors.requests import GenerateRequest, LoraChoice
 from actors.stage_result import StageResult
 from actors.status import PoolStatus, WorkerStatus
 from actors.terms import TOO_LATE, user_of_this_process
@@ -190,8 +190,12 @@ class ModelPool:
         width: int | None = None,
         height: int | None = None,
         seed: int | None = None,
+        frames: int | None = None,
+        frame_rate: float | None = None,
+        seconds: float | None = None,
     ) -> StageResult:
-        """A denoised `Latent`. Without `negative`, guidance is against the empty text. Raises UserError."""
+        """A denoised `Latent`, of a film or a sound where `model` makes those. Without `negative`, guidance is against
+        the empty text. Raises UserError."""
         checked = _with_seed(
             GenerateRequest(
                 model=model,
@@ -204,6 +208,9 @@ class ModelPool:
                 width=width,
                 height=height,
                 seed=seed,
+                frames=frames,
+                frame_rate=frame_rate,
+                seconds=seconds,
             )
         )
         assert checked.seed is not None, "a seed was drawn"
@@ -220,16 +227,19 @@ class ModelPool:
             width=width,
             height=height,
             seed=checked.seed,
+            frames=checked.frames,
+            frame_rate=checked.frame_rate,
+            seconds=checked.seconds,
         )
         return self._stage(order, {**positive.held, **(negative.held if negative else {})})
 
     def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
-        """The `Picture` of a latent, which may be the driver's own. Raises UserError."""
+        """The `Picture`, `Film` or `Sound` of a latent, which may be the driver's own. Raises UserError."""
         if isinstance(latent, Latent):
             shape_CHW = latent.samples_CHW.shape
             digest = hashlib.sha256(latent.samples_CHW.tobytes()).hexdigest()[:20]
             task_id = TaskId(f"given-{'x'.join(map(str, shape_CHW))}-{digest}")
-            own = GivenLatent(task_id, shape_CHW[2] * SIZE_STEP, shape_CHW[1] * SIZE_STEP)
+            own = GivenLatent(task_id, tuple(shape_CHW[1:]))
             return self._stage(DecodeOrder(own, model), {own.task_id: self._line.give(latent)})
         if not isinstance(latent.order, SampleOrder):
             raise unusable_field("latent", type(latent.order).__name__, "a result of sample(), or a Latent")

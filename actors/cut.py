@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from actors.cut_catalog import Catalog as Catalog
 from actors.cut_catalog import Controls as Controls
-from actors.extents import duration_of, format_of, size_of
+from actors.extents import duration_of, extent_of, format_of, size_of
 from actors.film_cut import check_film, film_beginning
 from actors.model_usual import as_usual, guided, usual_schedule
 from actors.orders import (
@@ -28,8 +28,9 @@ from actors.orders import (
     order_for,
 )
 from actors.recipe import PICTURE_FORMAT, Recipe, RecipeLora, RecipePictures
-from actors.requests import GenerateRequest, LoraChoice
-from pool.checkpoints.sampling_facts import Beginning
+from actors.requests import SIZE_STEP, GenerateRequest, LoraChoice
+from actors.shown_cut import check_shown, fitting_picture, given_task, reference_size, shown_picture, sized_as_reference
+from pool.checkpoints.sampling_facts import Beginning, Shown
 from pool.errors import DoesNotFit, does_not_fit, format_bytes, unusable_field
 from pool.residency import needed_bytes
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
@@ -69,9 +70,12 @@ class CutJob:
 def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tuple[Recipe, CutJob]:
     """`request`, whose seed must be set, as a recipe (without versions) and a job; what it leaves open is the model's
     own. Raises UserError."""
-    facts = catalog.made_for(catalog.find_model(request.model)).sampling
+    made_for = catalog.made_for(catalog.find_model(request.model))
+    facts = made_for.sampling
     check_film(request, facts)
-    request = as_usual(request, facts.usual)
+    check_shown(request, facts)
+    request = fitting_picture(as_usual(request, facts.usual), facts)
+    request = sized_as_reference(request, made_for)
     order = order_for(request)
     cutter = _Cutter(catalog)
     wanted = cutter.task_for(order)
@@ -93,7 +97,7 @@ def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tu
         height=sample.height,
         seed=sample.seed,
         warnings=tuple(cutter.warnings),
-        pictures=None if pictures is None else replace(pictures, first_step=sample.first_step),
+        pictures=None if pictures is None else _as_used(pictures, sample),
         frames=sample.frames,
         frame_rate=sample.frame_rate,
         seconds=sample.seconds,
@@ -102,6 +106,11 @@ def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tu
         embeddings=cutter.embeddings(),
     )
     return recipe, cutter.cut_job(job_id, wanted)
+
+
+def _as_used(pictures: RecipePictures, sample: SampleWork) -> RecipePictures:
+    numbers = {"first_step": sample.first_step, "image_cfg": sample.picture_cfg, "noise_level": sample.noise_level}
+    return replace(pictures, **numbers)  # type: ignore[arg-type] # each field has its own type
 
 
 def cut_order(order: Order, job_id: JobId, catalog: Catalog, given: frozenset[TaskId] = frozenset()) -> CutJob:
@@ -201,8 +210,9 @@ class _Cutter:
         model = self._catalog.find_model(order.model)
         roles = (Role.DIFFUSION_MODEL,)
         loras = self._loras(model, roles, order.loras)
-        width, height = self._size(model, order)
         facts = self._catalog.made_for(model).sampling
+        shows = shown_picture(order, model.name, facts)
+        width, height = (side * shows.enlarges for side in self._size(model, order))
         sampler, schedule = usual_schedule(facts.usual, order.sampler, order.schedule)
         cfg, guidance = guided(facts.usual, order.cfg)
         reads_negative = order.negative is not None and cfg != 1
@@ -212,6 +222,8 @@ class _Cutter:
             self.warnings[f"negative prompt: model {model.name!r} reads none, it is left out"] = None
         duration, begins = duration_of(order, model.name, facts), film_beginning(order, model.name, facts)
         read, told_hidden = self._started(model, order, begins, duration.frames)
+        pictured = begins is not None or shows.is_shown
+        referred, reference = self._reference(model, order)
         work = SampleWork(
             model=model,
             loras=loras,
@@ -223,16 +235,19 @@ class _Cutter:
             sampler=sampler,
             schedule=schedule,
             seed=order.seed,
-            first_step=0 if begins else order.first_step,
+            first_step=0 if pictured else order.first_step,
             frames=duration.frames,
             frame_rate=duration.frame_rate,
             seconds=duration.seconds,
-            pictured=begins is not None,
-            starts=order.start is not None and begins is None and not (told_hidden and order.first_step == 0),
+            pictured=pictured,
+            starts=order.start is not None and not pictured and not (told_hidden and order.first_step == 0),
             masked=order.hole is not None and not told_hidden,
             told_hidden=told_hidden,
             regions=tuple(self._region(model, order, region) for region in order.regions),
             controls=tuple(self._catalog.controls.find(c.model, c.strength, c.start, c.end) for c in order.controls),
+            reference=reference,
+            picture_cfg=shows.picture_cfg,
+            noise_level=shows.noise_level,
         )
         pictures = tuple(region.mask.task_id for region in order.regions if region.mask is not None)
         pictures += tuple(control.picture.task_id for control in order.controls)
@@ -240,6 +255,7 @@ class _Cutter:
             *(self._encode(text) for text in texts),
             *(read[0:1] if work.starts or work.pictured else ()),
             *read[1:],
+            *referred,
             *pictures,
         )
         lengths = tuple(self._catalog.text_tokens(model, text.text) for text in texts)
@@ -271,6 +287,8 @@ class _Cutter:
             raise unusable_field("mask", "nothing", expected)
         if order.start is None:
             return (), told_hidden
+        if self._catalog.made_for(model).sampling.shown is Shown.PIXELS:
+            return (given_task(order.start),), told_hidden
         if begins is Beginning.JOINED and isinstance(order.start, EncodePictureOrder):
             return (self._encode_picture(replace(order.start, frames=frames)),), told_hidden
         start = self.task_for(order.start)
@@ -281,6 +299,16 @@ class _Cutter:
         assert isinstance(order.start, EncodePictureOrder), "a hole is in a picture"
         hidden = self._encode_picture(replace(order.start, hidden=order.hole.mask))
         return (start, order.hole.mask.task_id, hidden), told_hidden
+
+    def _reference(self, model: ModelRef, order: SampleOrder) -> tuple[tuple[TaskId, ...], tuple[int, int] | None]:
+        """The latent of the picture to work from, if there is one, and the size that it is read in: its own
+        proportions, and about as large as the picture that is made, before that is scaled up."""
+        if order.reference is None:
+            return (), None
+        width, height = self._size(model, replace(order, scale=1.0))
+        step = self._catalog.made_for(model).sampling.side_multiple or SIZE_STEP
+        size = reference_size(order.reference.size, width * height, step)
+        return (self._encode_picture(EncodePictureOrder(order.reference.picture, order.model, *size)),), size
 
     def _encode_picture(self, order: EncodePictureOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
@@ -294,7 +322,9 @@ class _Cutter:
         model = self._catalog.find_model(order.model)
         latent = order.latent
         if isinstance(latent, GivenLatent):
-            return self._add(DecodeWork(model, latent.width, latent.height), (Role.VAE,), (), (latent.task_id,))
+            width, height, lasts = extent_of(latent.cells, model.name, self._catalog.made_for(model))
+            work = DecodeWork(model, width, height, False, lasts.frames, lasts.frame_rate, lasts.seconds)
+            return self._add(work, (Role.VAE,), (), (latent.task_id,))
         need, sample = self._sample(latent)
         kept = latent.hole if latent.hole is not None and latent.hole.paste else None
         work = DecodeWork(

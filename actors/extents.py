@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from actors.film_fields import FILM_FORMATS, SOUND_FORMATS
 from actors.picture_fields import MOST_SIDE
 from actors.requests import SIZE_STEP
-from pool.checkpoints.sampling_facts import FilmFacts, SamplingFacts, SoundFacts
+from pool.checkpoints.sampling_facts import FilmFacts, MadeFor, SamplingFacts, SoundFacts
 from pool.errors import unusable_field
 
 #: what is made
@@ -91,6 +91,20 @@ def duration_of(order: Lasting, model: str, facts: SamplingFacts) -> Duration:
     if facts.sound is not None:
         return Duration(seconds=_fitting_seconds(order.seconds, model, facts.sound))
     return Duration()
+
+
+def extent_of(cells: tuple[int, ...], model: str, made_for: MadeFor) -> tuple[int, int, Duration]:
+    """Width and height in pixels, and how long it is, what `model` decodes from a latent of so many `cells` behind
+    channels. Raises UnusableField for those of another kind."""
+    facts, sides = made_for.sampling, tuple(cell * made_for.downscale for cell in cells[-2:])
+    if facts.sound is not None and cells == (facts.sound.cells,):
+        return 0, 0, Duration(seconds=facts.sound.seconds)
+    if facts.film is not None and len(cells) == 3:
+        return sides[1], sides[0], Duration(1 + (cells[0] - 1) * facts.film.multiple, facts.film.rate)
+    if kind_of(facts) == "picture" and len(cells) == 2:
+        return sides[1], sides[0], Duration()
+    expected = f"those of a {kind_of(facts)}: model {model!r} makes {_PLURALS[kind_of(facts)]}"
+    raise unusable_field("latent", f"cells {cells}", expected)
 
 
 def format_of(format_name: str | None, model: str, facts: SamplingFacts) -> str:

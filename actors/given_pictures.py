@@ -3,6 +3,7 @@ store. In the driver's process; what travels with a request is a hash and a refe
 
 Rules
 1. Left out sizes are the picture's own, in whole steps of `SIZE_STEP`; of one left out, in proportion to the other.
+   They stay left out of the request: in which steps its model has them is known where it is cut.
 2. The picture is scaled to cover that size and cropped about its centre (`pool.pictures.covering`); the mask likewise,
    so it must have the picture's own size.
 3. A picture that several requests of a submission use in the same size is read and brought once.
@@ -17,6 +18,8 @@ from typing import Any, TypeAlias
 
 from actors.orders import given_id
 from actors.picture_fields import (
+    MOST_PIXELS,
+    MOST_SIDE,
     Control,
     GivenPicture,
     PictureSource,
@@ -29,13 +32,15 @@ from actors.picture_fields import (
 from actors.requests import SIZE_STEP, GenerateRequest
 from actors.wire import ResultRef
 from pool.errors import UserError, unusable_field
-from pool.pictures import covering
+from pool.pictures import HALF, covering
 from pool.recent import Recent
 from pool.spec import TaskId
 from pool.work import Mask, Picture, PixelArray, Result
 
 #: pictures that are remembered for requests that use them again; what is remembered is a reference
 REMEMBERED = 256
+#: what is said to whoever gives masks that are as good as black
+_BOOL = "; arrays of 0 and 1 are read as bool alone"
 
 Brought: TypeAlias = tuple[GivenPicture, ResultRef]
 
@@ -63,20 +68,22 @@ class GivenPictures:
         self._read: Recent[Hashable, _Read] = Recent(2)
 
     def bring(self, request: GenerateRequest) -> tuple[GenerateRequest, dict[TaskId, ResultRef]]:
-        """`request` with its pictures given and its size said, and their references. Raises UserError naming the field
-        for what cannot be read, or does not go together."""
+        """`request` with its pictures given, and their references. Raises UserError naming the field for what cannot be
+        read, or does not go together."""
         changed: dict[str, Any] = {}
         refs: dict[TaskId, ResultRef] = {}
         if request.image is not None and not isinstance(request.image, GivenPicture):
             key = (_identity(request.image), _identity(request.mask), request.width, request.height)
             (image, ref), *masks = self._brought.get(key, lambda: tuple(self._pictures_of(request)))
-            changed |= {"image": image, "width": image.width, "height": image.height}
+            changed["image"] = image
             refs[given_id(image)] = ref
             for mask, mask_ref in masks:
                 changed["mask"] = mask
                 refs[given_id(mask, is_mask=True)] = mask_ref
         if request.controls:
             changed["controls"] = tuple(self._bring_control(control, refs) for control in request.controls)
+        if request.reference is not None and not isinstance(request.reference, GivenPicture):
+            changed["reference"] = self._bring_whole("reference", request.reference, refs)
         if any(region.mask is not None for region in request.regions):
             changed["regions"] = tuple(self._bring_region(region, refs) for region in request.regions)
         return (request.model_copy(update=changed) if changed else request), refs
@@ -88,6 +95,8 @@ class GivenPictures:
 
         def bring() -> tuple[Brought, ...]:
             read = self._pixels("regions.mask", region.mask, is_mask=True)
+            if (brightest := int(read.pixels.max())) <= 1:
+                raise unusable_field("regions.mask", _brightest(brightest), f"white (255) where the text counts{_BOOL}")
             return (self._brought_as(read, read.pixels, Mask),)
 
         ((given, ref),) = self._brought.get(("region", _identity(region.mask)), bring)
@@ -98,14 +107,19 @@ class GivenPictures:
         """`control` with its picture given, at its own size; its reference goes to `refs`."""
         if isinstance(control.image, GivenPicture):
             return control
+        given = self._bring_whole("controls.image", control.image, refs)
+        return control.model_copy(update={"image": given})
+
+    def _bring_whole(self, name: str, source: PictureSource, refs: dict[TaskId, ResultRef]) -> GivenPicture:
+        """The picture in the field `name`, given at its own size; its reference goes to `refs`."""
 
         def bring() -> tuple[Brought, ...]:
-            read = self._pixels("controls.image", control.image, is_mask=False)
+            read = self._pixels(name, source, is_mask=False)
             return (self._brought_as(read, read.pixels, Picture),)
 
-        ((given, ref),) = self._brought.get(("control", _identity(control.image)), bring)
+        ((given, ref),) = self._brought.get(("whole", _identity(source)), bring)
         refs[given_id(given)] = ref
-        return control.model_copy(update={"image": given})
+        return given
 
     def bring_all(
         self, requests: Iterable[GenerateRequest]
@@ -134,8 +148,9 @@ class GivenPictures:
         if mask.size != image.size:
             raise unusable_field("mask", _times(mask.size), f"{_times(image.size)} pixels, the size of the image")
         values = covering(mask.pixels, *size)
-        if not values.any():
-            raise unusable_field("mask", "a mask that is black all over", "white where the picture is to be made anew")
+        if (brightest := int(values.max())) < HALF:
+            expected = f"white (255) where the picture is to be made anew{_BOOL}"
+            raise unusable_field("mask", _brightest(brightest), expected)
         yield self._brought_as(mask, values, Mask)
 
     def _brought_as(self, read: _Read, pixels: PixelArray, kind: Callable[[PixelArray], Result]) -> Brought:
@@ -150,17 +165,27 @@ class GivenPictures:
 
 
 def wanted_size(width: int | None, height: int | None, own: tuple[int, int]) -> tuple[int, int]:
-    """The width and height that a picture of its `own` size is used in."""
+    """The width and height that a picture of its `own` size is used in. Raises UnusableField naming the side left out
+    where that would have too many pixels, or both where both are said."""
     if width is None and height is None:
         return max(SIZE_STEP, own[0] // SIZE_STEP * SIZE_STEP), max(SIZE_STEP, own[1] // SIZE_STEP * SIZE_STEP)
-    if width is None:
-        assert height is not None
-        return _stepped(height * own[0] / own[1]), height
-    return width, _stepped(width * own[1] / own[0]) if height is None else height
+    found = width or _stepped(own[0], height, own[1]), height or _stepped(own[1], width, own[0])
+    if max(found) > MOST_SIDE or found[0] * found[1] > MOST_PIXELS:
+        missing = "width" if width is None else "height" if height is None else "width, height"
+        left_out = "" if width and height else f", in proportion to a picture of {_times(own)}"
+        expected = f"a picture of up to {MOST_SIDE} pixels on a side and {MOST_PIXELS} in all"
+        raise unusable_field(missing, f"{_times(found)}{left_out}", expected)
+    return found
 
 
-def _stepped(pixels: float) -> int:
-    return max(SIZE_STEP, round(pixels / SIZE_STEP) * SIZE_STEP)
+def _stepped(own: int, other: int | None, own_other: int) -> int:
+    """One side in proportion to the `other`, which is said, of a picture with these sides of its own."""
+    assert other is not None, "of a side and the other, one is said"
+    return max(SIZE_STEP, round(other * own / own_other / SIZE_STEP) * SIZE_STEP)
+
+
+def _brightest(value: int) -> str:
+    return "a mask that is black all over" if value == 0 else f"a mask whose brightest pixel is {value} of 255"
 
 
 def _times(size: tuple[int, int]) -> str:

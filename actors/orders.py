@@ -48,6 +48,14 @@ class EncodePictureOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceOrder:
+    """A picture to work from, and its own width and height."""
+
+    picture: GivenOrder
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Hole:
     """What of a picture is made anew.
 
@@ -89,6 +97,9 @@ class SampleOrder:
     hole        what of `start` is made anew; None is all of it
     scale       the sizes are so many times these, in whole cells of a latent
     frames, frame_rate, seconds  of a film, of a sound; None is the model's own
+    reference   a picture to work from
+    image_cfg   how strongly the picture counts that the model is shown; None is the model's own
+    noise_level  how much noise is put on the picture that is enlarged; None is the model's own
     """
 
     positive: EncodeOrder
@@ -111,15 +122,18 @@ class SampleOrder:
     frames: int | None = None
     frame_rate: float | None = None
     seconds: float | None = None
+    reference: ReferenceOrder | None = None
+    image_cfg: float | None = None
+    noise_level: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GivenLatent:
-    """A latent that the driver brings itself, under an id of its own making. Sizes are of the picture."""
+    """A latent that the driver brings itself, under an id of its own making. `cells` are its sizes behind channels:
+    height and width, of a film those of time before, of a sound its length."""
 
     task_id: TaskId
-    width: int
-    height: int
+    cells: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +173,9 @@ def order_for(request: GenerateRequest) -> DecodeOrder:
         frames=request.frames,
         frame_rate=request.frame_rate,
         seconds=request.seconds,
+        reference=_reference(request.reference),
+        image_cfg=request.image_cfg,
+        noise_level=request.noise_level,
         regions=tuple(
             RegionOrder(
                 EncodeOrder(request.model, loras, region.prompt, request.clip_skip),
@@ -193,6 +210,13 @@ def _control(control: Control) -> ControlOrder:
     picture = _given(control.image)
     assert picture is not None, "a ControlNet has a picture"
     return ControlOrder(control.model, picture, control.strength, control.start, control.end)
+
+
+def _reference(source: PictureSource | None) -> ReferenceOrder | None:
+    given = _given(source)
+    if given is None or not isinstance(source, GivenPicture):
+        return None
+    return ReferenceOrder(given, (source.width, source.height))
 
 
 def _given(source: PictureSource | None, is_mask: bool = False) -> GivenOrder | None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
 from actors.strict import Strict
-from pool.errors import UserError, unusable_field
+from pool.checkpoints.files.regular_file import open_regular
+from pool.errors import CorruptFile, UserError, unusable_field
 from pool.sampling.names import MAX_STEPS
 
 if TYPE_CHECKING:
@@ -25,6 +28,14 @@ if TYPE_CHECKING:
 
 #: most pixels along a side, and in all: what is read would take four times as many bytes
 MOST_SIDE, MOST_PIXELS = 16384, 1 << 26
+#: what files of pictures are read as, in Pillow's names: formats of pixels. Others that Pillow opens are read by other
+#: programs (EPS), are no pictures, or are hardly ever met
+PICTURE_FORMATS = (
+    *("PNG", "JPEG", "MPO", "WEBP", "AVIF", "JPEG2000", "GIF", "BMP", "TIFF", "PPM"),
+    *("TGA", "QOI", "ICO", "PCX", "SGI", "PSD"),
+)
+#: regions, and ControlNets, of one request: each is computed with at every step
+MOST_PARTS = 16
 #: how much of a picture is made anew where nobody says: a part; of what a mask shows, all
 USUAL_STRENGTH, USUAL_MASKED_STRENGTH = 0.6, 1.0
 #: far beyond what ControlNets were trained with
@@ -73,8 +84,8 @@ def checked_picture(name: str, value: Any, is_mask: bool = False) -> PictureSour
         return value
     if isinstance(value, (str, os.PathLike)):
         path = os.fsdecode(value)
-        open_picture(name, path).close()
-        return path
+        with open_picture(name, path):
+            return path
     import numpy as np
     from PIL import Image
 
@@ -88,22 +99,36 @@ def checked_picture(name: str, value: Any, is_mask: bool = False) -> PictureSour
     return Pixels(pixels_digest(pixels), pixels)
 
 
-def open_picture(name: str, path: str) -> Image:
-    """The picture at `path`, its header read and its size checked. Raises UserError naming the field `name`."""
+@contextmanager
+def open_picture(name: str, path: str) -> Iterator[Image]:
+    """The picture at `path`, its header read and its size checked. Raises UserError naming the field `name`, for what
+    is no regular file too."""
+    from PIL import Image, UnidentifiedImageError
+
+    if not os.path.exists(path):
+        raise unusable_field(name, path, "a file that is there")
+    try:
+        with open_regular(path, "a picture") as (file, _):
+            try:
+                picture = Image.open(file, formats=_readable())
+            except UnidentifiedImageError:
+                expected = f"expected one of {', '.join(PICTURE_FORMATS)}"
+                raise UserError(f"{name}: {path} cannot be read as a picture, {expected}") from None
+            except Exception as error:  # what decoders raise over damaged files is not told beforehand
+                raise UserError(f"{name}: {path} cannot be read as a picture ({error})") from None
+            with picture:
+                check_size(name, picture.size)
+                yield picture
+    except CorruptFile as problem:
+        raise UserError(f"{name}: {problem}") from None
+
+
+def _readable() -> tuple[str, ...]:
+    """Those of `PICTURE_FORMATS` that this Pillow has."""
     from PIL import Image
 
-    try:
-        picture = Image.open(path)
-    except FileNotFoundError:
-        raise unusable_field(name, path, "a file that is there") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{name}: {path} cannot be read as a picture ({error})") from None
-    try:
-        check_size(name, picture.size)
-    except UserError:
-        picture.close()
-        raise
-    return picture
+    Image.init()
+    return tuple(name for name in PICTURE_FORMATS if name in Image.OPEN)
 
 
 def check_size(name: str, size: tuple[int, int]) -> None:
@@ -128,8 +153,15 @@ def plain_pixels(name: str, picture: Image, is_mask: bool) -> PixelArray:
             under = Image.new("RGBA", picture.size, "black" if is_mask else "white")
             picture = Image.alpha_composite(under, picture.convert("RGBA"))
         return np.array(picture.convert("L" if is_mask else "RGB"))
-    except (OSError, SyntaxError, ValueError) as error:
+    except Exception as error:  # what decoders raise over damaged files is not told beforehand
         raise UserError(f"{name}: the picture cannot be read ({error})") from None
+
+
+def checked_parts(name: str, value: Any) -> Any:
+    """As many regions or ControlNets as a request may have. Raises UnusableField."""
+    if isinstance(value, (list, tuple)) and len(value) > MOST_PARTS:
+        raise unusable_field(name, f"{len(value)} of them", f"up to {MOST_PARTS}: each is computed with at every step")
+    return value
 
 
 def _of_array(name: str, array: Any, is_mask: bool) -> PixelArray:

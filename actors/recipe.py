@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 #: what pictures are written as
 PICTURE_FORMAT = "png"
 #: fields that recipes had not always
+_LATER_PICTURES = ("controls", "regions", "reference_sha256", "image_cfg", "noise_level")
 _LATER = ("pictures", "frames", "frame_rate", "seconds", "format", "clip_skip", "embeddings")
 
 
@@ -69,21 +70,29 @@ class RecipePictures:
     hires: Mapping[str, Any] = field(default_factory=dict)
     controls: tuple[RecipeControl, ...] = ()
     regions: tuple[RecipeRegion, ...] = ()
+    reference_sha256: str = ""
+    reference_file: str = ""
+    #: as it was used; 0 where no picture counts so
+    image_cfg: float = 0.0
+    noise_level: int = 0
 
     @classmethod
     def of(cls, request: GenerateRequest, controls: Sequence[ControlRef] = ()) -> RecipePictures | None:
         """What `request`, whose pictures are given, says of them; None where it says nothing. `controls` are what its
         ControlNets are."""
         regions = tuple(region for region in request.regions if region.strength != 0)
-        if request.image is None and request.hires is None and not controls and not regions:
+        told_of = (request.image, request.reference, request.hires)
+        if told_of == (None, None, None) and not controls and not regions:
             return None
         named = [control for control in request.controls if control.strength != 0]
-        image, mask = request.image, request.mask
+        image, mask, reference = request.image, request.mask, request.reference
         return cls(
             image_sha256="" if image is None else image.sha256,
             image_file="" if image is None else image.file,
             mask_sha256="" if mask is None else mask.sha256,
             mask_file="" if mask is None else mask.file,
+            reference_sha256="" if reference is None else reference.sha256,
+            reference_file="" if reference is None else reference.file,
             first_step=request.first_step(),
             paste=mask is not None and request.paste,
             hires={} if request.hires is None else request.hires.model_dump(),
@@ -101,7 +110,7 @@ class RecipePictures:
         digest that is known."""
         content = {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_file")}
         content["controls"] = [{k: v for k, v in c.items() if k != "image_file"} for c in content["controls"]]
-        return {k: v for k, v in content.items() if v or k not in ("controls", "regions")}
+        return {k: v for k, v in content.items() if v or k not in _LATER_PICTURES}
 
 
 @dataclass(frozen=True, slots=True)

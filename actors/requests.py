@@ -17,6 +17,7 @@ from actors.picture_fields import (
     Control,
     Hires,
     Region,
+    checked_parts,
     checked_picture,
     checked_strength,
     steps_left_out,
@@ -29,12 +30,15 @@ from pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG, SCHEDULES, resolve_
 #: sizes are multiples of this: the VAE halves a picture three times
 SIZE_STEP = 8
 MAX_SEED = 2**64 - 1
+#: with which pictures were enlarged in training. Source: `max_noise_level` of stabilityai/stable-diffusion-x4-upscaler
+MOST_NOISE_LEVEL = 350
 #: CLIP-G has 32 layers, and two are read
 MOST_SKIPPED = 30
 _SIZE = f"a multiple of {SIZE_STEP} from {SIZE_STEP} to 16384"
 #: what is expected of each field that is a whole number
 _WHOLE = {
     "steps": f"a whole number from 1 to {MAX_STEPS}",
+    "noise_level": f"a whole number from 0 to {MOST_NOISE_LEVEL}",
     "clip_skip": f"a whole number from 0 to {MOST_SKIPPED}",
     "width": _SIZE,
     "height": _SIZE,
@@ -73,6 +77,10 @@ class GenerateRequest(Strict):
     hires     make the picture small, scale it up, and make a part of it again (`Hires`)
     controls  ControlNets, each with the picture that it speaks of (`Control`)
     regions   texts for parts of the picture (`Region`)
+    reference    a picture to work from, for models that are told one beside what they make: its proportions are kept,
+                 and it is read in about as many pixels as what is made; sizes left out follow it
+    image_cfg    how strongly `image` counts where a model is guided by text and picture; left out, the model's own
+    noise_level  how much noise, 0 to 350, is put on `image` where a model makes it larger; left out, the model's own
 
     frames      of a film. Left out, as many as its model was made for; models make multiples of a number, and one more
     frame_rate  frames a second of it; left out, the model's own
@@ -81,7 +89,8 @@ class GenerateRequest(Strict):
                 them: what A1111 calls "Clip skip", less one
     format      what it is written as: pictures "png"; films "mp4", "webm" or "gif"; sounds "wav" or "flac". Left out,
                 the first of these. A film of 1 frame is a film
-    A film may begin with `image`, where its model is made for that.
+    A film may begin with `image`, where its model is made for that. Models that are shown a picture and change or
+    enlarge it are shown `image`; `strength` is not for them.
 
     `priority`, `user` and `deadline` do not change the picture. Of those that wait, a higher `priority` goes first.
     `user` is whose share it counts for; left out, it is the driver's. `deadline` is a time from submission, such as 90
@@ -117,6 +126,10 @@ class GenerateRequest(Strict):
     seconds: float | None = None
     format: str | None = None
     clip_skip: int = 0
+    #: once checked, a `PictureSource`
+    reference: Any = None
+    image_cfg: float | None = None
+    noise_level: int | None = None
 
     @field_validator(*_WHOLE, mode="before")
     @classmethod
@@ -200,10 +213,29 @@ class GenerateRequest(Strict):
     def _format(cls, value: Any) -> str | None:
         return checked_format(value)
 
-    @field_validator("image", "mask", mode="before")
+    @field_validator("image_cfg")
+    @classmethod
+    def _image_cfg(cls, value: float | None) -> float | None:
+        if value is not None and not 1 <= value <= MAX_CFG:
+            raise unusable_field("image_cfg", value, f"a number from 1 (as much as by itself) to {MAX_CFG:g}")
+        return value
+
+    @field_validator("noise_level")
+    @classmethod
+    def _noise_level(cls, value: int | None) -> int | None:
+        if value is not None and not 0 <= value <= MOST_NOISE_LEVEL:
+            raise unusable_field("noise_level", value, _WHOLE["noise_level"])
+        return value
+
+    @field_validator("image", "mask", "reference", mode="before")
     @classmethod
     def _picture(cls, value: Any, info: Any) -> Any:
         return checked_picture(info.field_name, value, is_mask=info.field_name == "mask")
+
+    @field_validator("controls", "regions", mode="before")
+    @classmethod
+    def _parts(cls, value: Any, info: Any) -> Any:
+        return checked_parts(info.field_name, value)
 
     @field_validator("strength")
     @classmethod
@@ -217,9 +249,11 @@ class GenerateRequest(Strict):
                 raise unusable_field("image", "nothing", f"a picture to start from, since {name} is given")
         if self.mask is not None and self.hires is not None:
             raise unusable_field("hires", "a second pass", "none with a mask: make the picture first, then fill it")
-        if self.image is not None:
+        # steps left out are the model's own: what is left of those is told where the request is cut
+        says_steps = "steps" in self.model_fields_set
+        if says_steps and self.strength is not None:
             self.first_step()
-        if self.hires is not None:
+        if self.hires is not None and (says_steps or self.hires.steps):
             steps_left_out("hires.strength", self.hires.strength, self.hires.steps or self.steps)
         return self
 

@@ -45,16 +45,18 @@ def main(names: Sequence[str], runs: int) -> None:
 
 
 def turns(name: str, files: Files, is_cold: bool, runs: int) -> Costs:
-    """Each way so many times, in turns."""
+    """Each way so many times, in turns that begin with another one each."""
     costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
-    for _ in range(runs):
-        for way, taken in costs.items():
+    ways = list(WAYS)
+    for number in range(runs):
+        first = number % len(ways)
+        for way in ways[first:] + ways[:first]:
             for file in files.all():
                 prepare(file, is_cold)
-            taken.append(in_child(measure, way, name, files))
+            costs[way].append(in_child(measure, way, name, files))
     checks = {way: taken[0].check for way, taken in costs.items()}
-    first = checks["modelpool"]
-    assert all(abs(check - first) <= 0.02 * first for check in checks.values()), f"other results: {checks}"
+    ours = checks["modelpool"]
+    assert all(abs(check - ours) <= 0.02 * ours for check in checks.values()), f"other results: {checks}"
     return costs
 
 
@@ -70,9 +72,7 @@ def prepare(file: Path, is_cold: bool) -> None:
             pass
 
 
-def in_child(
-    call: Callable[Arguments, Result], /, *arguments: Arguments.args, **named: Arguments.kwargs
-) -> Result:
+def in_child(call: Callable[Arguments, Result], /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
     """What `call` gives in a fresh process that has imported everything."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.loading_ways"])
@@ -82,24 +82,29 @@ def in_child(
 
 def print_tables(name: str, files: Files, is_cold: bool, costs: Costs) -> None:
     """A row for each way: medians, and the median of its ratio to the first in the same turn."""
-    weights_bytes = files.weights.stat().st_size
-    print(f"\n{MODELS[name].title}: a diffusion model of {weights_bytes / MIB:.0f} MiB in a single file of")
-    print(f"{files.single.stat().st_size / MIB:.0f} MiB; {'not ' if is_cold else ''}in the page cache\n")
-    print("| what | module, s | first forward, s | CPU s | ratio | own memory, MiB | and file, MiB | x model | peak |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    weights_bytes, single_bytes = files.weights.stat().st_size, files.single.stat().st_size
+    print(f"\n{MODELS[name].title}: a diffusion model of {weights_bytes / MIB:.0f} MiB in a single file of ", end="")
+    print(f"{single_bytes / MIB:.0f} MiB, {'not ' if is_cold else ''}in the page cache:\n")
+    print("| what | module, s | first forward, s | ratio | CPU s | ratio | own MiB | of files, MiB | x file | most |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     first = costs["modelpool"]
     for way, taken in costs.items():
-        ratio = statistics.median(t.seconds / f.seconds for t, f in zip(taken, first, strict=True))
+        ratio, cpu_ratio = (ratio_to(first, taken, field) for field in ("seconds", "cpu_seconds"))
         own, shared, peak = (median(taken, f"{kind}_bytes") for kind in ("private", "file", "peak"))
         print(
-            f"| {WAYS[way][0]} | {median(taken, 'loaded_seconds'):.2f} | {median(taken, 'seconds'):.2f} "
-            f"| {median(taken, 'cpu_seconds'):.2f} | {ratio:.2f} | {own / MIB:.0f} | {shared / MIB:.0f} "
-            f"| {(own + shared) / weights_bytes:.2f} | {peak / weights_bytes:.2f} |",
+            f"| {WAYS[way][0]} | {median(taken, 'loaded_seconds'):.2f} | {median(taken, 'seconds'):.2f} | {ratio:.2f} "
+            f"| {median(taken, 'cpu_seconds'):.2f} | {cpu_ratio:.2f} | {own / MIB:.0f} | {shared / MIB:.0f} "
+            f"| {(own + shared) / single_bytes:.2f} | {peak / single_bytes:.2f} |",
             flush=True,
         )
     read_bytes = min(median(taken, "read_bytes") for taken in costs.values())
     if is_cold and read_bytes < COLD_SHARE * weights_bytes:
         print(f"\nThe files were not cold: only {read_bytes / weights_bytes:.0%} of the model came from the disk.")
+
+
+def ratio_to(first: Sequence[Cost], taken: Sequence[Cost], field: str) -> float:
+    """The median of the ratios of one figure to that of `first` in the same turn."""
+    return statistics.median(getattr(t, field) / getattr(f, field) for t, f in zip(taken, first, strict=True))
 
 
 def median(taken: Sequence[Cost], field: str) -> float:

@@ -40,8 +40,7 @@ from pool.spec import Division, Role, RunCost, TaskSpec
 from pool.stages import latent_cells
 from pool.text.chunks import spelled_out
 from pool.text.tokenizer import ClipTokenizer
-from pool.text.weights import parse_weights
-from pool.text_encoders.lengths import context_tokens, empty_told, tokens_read
+from pool.text_encoders.lengths import context_tokens, empty_told, length_read
 from pool.text_encoders.readings import readings_of
 from pool.work import (
     ControlRef,
@@ -224,14 +223,15 @@ class ActivationFigures:
 
     def _read_shape(self, opened: OpenModel, text: str) -> TextShape:
         """The shape of a text that several kinds of encoders read."""
-        family, lengths = opened.checkpoint.family, [0] * len(TEXT_ROLES)
+        family, lengths, read = opened.checkpoint.family, [0] * len(TEXT_ROLES), []
         for role in family.text_encoders:
             own = opened.reading(role)
-            lengths[own.place] = tokens_read(own.reading, own.tokenizer or self._load_tokenizer(), text)
+            read.append(length_read(own.reading, own.tokenizer or self._load_tokenizer(), text))
+            lengths[own.place] = read[-1].tokens
         readings = readings_of(family.text_set)
         assert readings is not None, f"nothing says how the texts of {family.text_set} are read"
-        weighted = any(part.weight != 1.0 for part in parse_weights(text))
-        return TextShape(weighted, context_tokens(family.text_set, lengths[: len(readings)]))
+        weighted = any(each.weighted for each in read)
+        return TextShape(weighted, context_tokens(family.text_set, lengths[: len(readings)]), tuple(read))
 
     def _load_tokenizer(self) -> ClipTokenizer:
         if self._tokenizer is None:
@@ -286,8 +286,14 @@ def _size_of(work: Work) -> tuple[object, ...]:
         case EncodeWork():
             return (stage_of(work),)
         case SampleWork():
-            beside = (work.starts, work.masked, work.pictured, len(work.regions))
-            reads = (*beside, *(control.sha256 for control in work.controls))
+            shown = (work.pictured, work.reference, work.asks_without_picture)
+            reads = (
+                work.starts,
+                work.masked,
+                *shown,
+                len(work.regions),
+                *(control.sha256 for control in work.controls),
+            )
             return (stage_of(work), work.width, work.height, work.frames, work.cfg == 1, work.sampler, *reads)
         case EncodePictureWork():
             return (stage_of(work), work.width, work.height, work.frames)

@@ -26,7 +26,7 @@ from pool.latent_pixels import KL, codec_of, latent_shape
 from pool.sampling.asking import CONTEXT, FRAME_RATE, ask, numbers_told
 from pool.sampling.beginnings import beginning_shape, told_of_beginning
 from pool.sampling.conditions import Condition
-from pool.sampling.extras import empty_extras
+from pool.sampling.extras import IMAGE, empty_extras
 from pool.sampling.inpainting import Inpainting
 from pool.sampling.regions import Regions
 from pool.sampling.run import denoise_pictures
@@ -35,6 +35,7 @@ from pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
 from pool.text.encode import AnyTokenizer, ReadText, matched_length, read_texts
 from pool.text.reading import Reading
 from pool.text.tokenizer import ClipTokenizer
+from pool.text_encoders.lengths import ReadLength
 from pool.tiling.vae import Tiling, decode_latent, encode_moments
 from pool.work import DecodeWork, EncodePictureWork, EncodeWork, RunHooks, SampleWork, Stopped, Work
 
@@ -54,10 +55,12 @@ class TextShape:
 
     weighted  some token weighs other than 1: the empty text is encoded with it
     tokens    that the diffusion model reads
+    read      how each text encoder reads it, where they read otherwise than all in the same chunks
     """
 
     weighted: bool
     tokens: int
+    read: tuple[ReadLength, ...] = ()
 
 
 def text_shape(tokenizer: ClipTokenizer, text: str) -> TextShape:
@@ -138,11 +141,13 @@ def sample_bytes(
         inputs = _inputs(diffusion_model.module, work, shape_CHW, batch, length, facts, told)
         said = control_bytes(controls, diffusion_model.compute_dtype, batch, cells, length)
         called_bytes = said.held_bytes + _model_call_bytes(diffusion_model, facts, inputs)
-        model_bytes[batch, length] = max(said.peak_bytes, called_bytes)
-    width = text_width(diffusion_model.module) if told is None else told(lengths[0])[CONTEXT].shape[-1]
-    contexts = [torch.empty(length, width) for length in lengths]
-    regions = [torch.empty(length, width) for length in of_regions]
-    return _loop_bytes(predict_noise, work, shape_CHW, contexts, regions, most_at_once, facts)
+        # texts of some models have one length, whatever is asked for
+        model_bytes[batch, inputs.context_BLD.shape[1]] = max(said.peak_bytes, called_bytes)
+    texts, regions = (
+        [_held(_inputs(diffusion_model.module, work, shape_CHW, 1, length, facts, told)) for length in those]
+        for those in (lengths, of_regions)
+    )
+    return _loop_bytes(predict_noise, work, shape_CHW, texts, regions, most_at_once)
 
 
 def _decode(module: nn.Module, latent_BC: Tensor, latent: LatentFacts, dtype: torch.dtype) -> Tensor:
@@ -245,7 +250,10 @@ def _read_bytes(encoder: TextStage, text: str) -> tuple[int, int]:
         read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts))
 
     peak_bytes = encoder.module.peak_bytes(call)
-    return peak_bytes, sum(one.context_LD.nbytes for one in read)
+    kept = [tensor for one in read for tensor in (one.context_LD, one.pooled_V) if tensor is not None]
+    # a part of a tensor holds all of it; a mask is counted for texts too that need none
+    mask_bytes = sum(one.context_LD.shape[-2] for one in read)
+    return peak_bytes, mask_bytes + sum(tensor.untyped_storage().nbytes() for tensor in kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,6 +297,12 @@ def _inputs(
     return _Inputs(x_BC, level_B, context_BLD, {**{k: v for k, v in texts.items() if k in facts.reads}, **beside})
 
 
+def _held(inputs: _Inputs) -> Condition:
+    """What a run holds of one text and of what goes beside it, on the host until it begins."""
+    beside = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in inputs.extras.items()}
+    return Condition(torch.empty(inputs.context_BLD.shape), extras=beside)
+
+
 def _common_length(lengths: Sequence[int], told: EmptyTold | None) -> int | None:
     """The length at which both texts of a run are in one batch; None where they run apart."""
     if told is None:
@@ -301,15 +315,13 @@ def _model_call_bytes(model: StageModule, facts: SamplingFacts, inputs: _Inputs)
     return model.peak_bytes(lambda module: inputs.ask(facts, module, model.compute_dtype))
 
 
-
 def _loop_bytes(
     predict_noise: Callable[[Tensor, Tensor, Tensor], Tensor],
     work: SampleWork,
     shape_CHW: tuple[int, ...],
-    contexts: Sequence[Tensor],
-    regions: Sequence[Tensor],
+    texts: Sequence[Condition],
+    regions: Sequence[Condition],
     most_at_once: int,
-    facts: SamplingFacts,
 ) -> int:
     """The peak of the first steps of the sampler's loop around `predict_noise`."""
     done = 0
@@ -319,12 +331,8 @@ def _loop_bytes(
         done = steps_done
 
     hooks = RunHooks(on_step, lambda: done >= _STEPS_LOOKED_AT)
-    shown = empty_told(facts, work, shape_CHW, 1)
-    cond, uncond, *parts = [
-        *(Condition(text[None], extras=shown) for text in contexts),
-        *[None] * (2 - len(contexts)),
-    ] + [Condition(text[None], extras=shown) for text in regions]
-    assert cond is not None, "sampling reads a prompt"
+    cond, uncond = texts[0], texts[1] if len(texts) > 1 else None
+    without = {name: value for name, value in cond.extras.items() if name == IMAGE}
     start = torch.empty((1, *shape_CHW)) if work.starts else None
     kept = None if start is None or not work.masked else Inpainting(start, start[:, :1])
     counter = PeakCounter()
@@ -343,10 +351,10 @@ def _loop_bytes(
                 most_at_once=most_at_once,
                 start_BCHW=start,
                 regions=Regions(
-                    tuple(part for part in parts if part is not None),
-                    tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in parts),
+                    tuple(regions),
+                    tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions),
                 ),
-                without_picture=shown if work.asks_without_picture else None,
+                without_picture=without if work.asks_without_picture else None,
             )
         except Stopped:
             return counter.peak_bytes

@@ -118,22 +118,26 @@ def plan_ahead(
 
     `now` is what is there while the run goes on, with the whole capacity. Nothing when the task does not fit the GPU.
     """
-    try:
-        coming = plan(now, uses, specs, activation_bytes, outlook=outlook)
-    except DoesNotFit:
+    before = {entry.component: entry for entry in now.entries}
+    coming = _coming(now, before, uses, specs, activation_bytes, outlook)
+    if coming is None:
         return NOTHING_AHEAD
-    used = {use.component for use in uses}
-    fixed = used | held.components
-    leaving = [move for move in coming.evict if move.component not in fixed]
+    targets, evict = coming
     working_bytes = held.run_bytes + held.run_bytes // MARGIN_PART + needed_bytes(uses, 0)
-    free_bytes = now.capacity_bytes - working_bytes - now.used_bytes
-    room_bytes = free_bytes + sum(move.bytes for move in leaving)
+    free_bytes = room_bytes = now.capacity_bytes - working_bytes - sum([e.resident_bytes for e in now.entries])
+    leaving: list[Move] = []
+    if evict:
+        fixed = held.components.union(targets)
+        leaving = [move for move in evict if move.component not in fixed]
+        room_bytes += sum([move.bytes for move in leaving])
+    if len(uses) > 1:
+        uses = sorted(uses, key=lambda use: -_missing_bytes(before.get(use.component), use, specs, targets))
     found: list[Arrival] = []
-    for use in sorted(uses, key=lambda use: -_missing_bytes(now, use, specs, coming.after)):
-        arrival = None if use.component in held.components else _arrival(now, use, specs, coming.after, room_bytes)
+    for use in uses:
+        there = before.get(use.component)
+        arrival = None if use.component in held.components else _arrival(there, use, specs, targets, room_bytes)
         if arrival is not None:
-            before = now.of(use.component)
-            grown_bytes = arrival.to_bytes - (0 if before is None else before.resident_bytes)
+            grown_bytes = arrival.to_bytes - (0 if there is None else there.resident_bytes)
             room_bytes -= grown_bytes
             free_bytes -= grown_bytes
             found.append(arrival)
@@ -142,22 +146,45 @@ def plan_ahead(
     return AheadPlan(_as_needed(leaving, -free_bytes), tuple(found))
 
 
-def _arrival(
+def _coming(
     now: Residency,
+    before: Mapping[ComponentKey, Resident],
+    uses: Sequence[ComponentUse],
+    specs: Mapping[ComponentKey, ComponentSpec],
+    activation_bytes: int,
+    outlook: Outlook,
+) -> tuple[Mapping[ComponentKey, int], Sequence[Move]] | None:
+    """What the task will have of each component when it runs, and what its plan lets leave; None when it does not fit.
+    Where there is room for all of it beside what is there the plan is known without making it. `before` has the
+    entries of `now`."""
+    whole = {use.component: specs[use.component].weight_bytes for use in uses}
+    stays_bytes = sum([entry.resident_bytes for key, entry in before.items() if key not in whole])
+    if stays_bytes + sum(whole.values()) + needed_bytes(uses, activation_bytes) <= now.capacity_bytes:
+        return whole, ()
+    try:
+        moves = plan(now, uses, specs, activation_bytes, outlook=outlook)
+    except DoesNotFit:
+        return None
+    after = {entry.component: entry.resident_bytes for entry in moves.after.entries}
+    return {key: after.get(key, 0) for key in whole}, moves.evict
+
+
+def _arrival(
+    before: Resident | None,
     use: ComponentUse,
     specs: Mapping[ComponentKey, ComponentSpec],
-    coming: Residency,
+    targets: Mapping[ComponentKey, int],
     room_bytes: int,
 ) -> Arrival | None:
     """What arrives of one component where there is so much room; None where nothing does."""
-    spec, before, target = specs[use.component], now.of(use.component), coming.of(use.component)
+    spec, target_bytes = specs[use.component], targets[use.component]
     there_bytes = from_bytes = 0 if before is None else before.resident_bytes
     is_switch = before is not None and before.patch_digest != use.patch_digest
     if before is not None and is_switch:
         from_bytes -= min(there_bytes, before.patched_bytes + use.patched_bytes)
-    if target is None or target.resident_bytes < spec.weight_bytes:
+    if target_bytes < spec.weight_bytes:
         return None
-    to_bytes = min(target.resident_bytes, there_bytes + room_bytes)
+    to_bytes = min(target_bytes, there_bytes + room_bytes)
     if to_bytes <= from_bytes:
         return None
     start = Resident(use.component, from_bytes, use.patch_digest) if from_bytes else None
@@ -166,12 +193,13 @@ def _arrival(
 
 
 def _missing_bytes(
-    now: Residency, use: ComponentUse, specs: Mapping[ComponentKey, ComponentSpec], coming: Residency
+    before: Resident | None,
+    use: ComponentUse,
+    specs: Mapping[ComponentKey, ComponentSpec],
+    targets: Mapping[ComponentKey, int],
 ) -> int:
     """Bytes on the bus that the coming task's plan has for a component."""
-    target = coming.of(use.component)
-    target_bytes = 0 if target is None else target.resident_bytes
-    return upload_bytes_of(now.of(use.component), use, specs[use.component], target_bytes)
+    return upload_bytes_of(before, use, specs[use.component], targets[use.component])
 
 
 def _as_needed(leaving: Sequence[Move], missing_bytes: int) -> tuple[Move, ...]:

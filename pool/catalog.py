@@ -133,9 +133,11 @@ class Catalog:
         return self._specs[model.sha256]
 
     def made_for(self, model: ModelRef) -> MadeFor:
-        """The size that the model was trained for, and how it is sampled."""
-        checkpoint = self._open(model).checkpoint
-        return MadeFor(*native_size(checkpoint.family, checkpoint.header), checkpoint.family.sampling)
+        """The size that the model was trained for, how it is sampled, and how large cells of its latents are."""
+        opened = self._open(model)
+        checkpoint = opened.checkpoint
+        size = native_size(checkpoint.family, checkpoint.header)
+        return MadeFor(*size, checkpoint.family.sampling, opened.latent.downscale)
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         """What a run of one component with `loras` needs. Raises AdapterMismatch for a LoRA of another architecture."""
@@ -182,8 +184,7 @@ class Catalog:
         spec = self.components(model)[role_of(work)]
         if isinstance(work, EncodeWork):
             return _PRIOR_SECONDS
-        frames = 0 if isinstance(work, EncodeWork) else work.frames
-        cells = math.prod(latent_shape(work.width, work.height, frames, self._open(model).latent)[1:])
+        cells = math.prod(latent_shape(work.width, work.height, work.frames, self._open(model).latent)[1:])
         passes = work.steps_run * work.texts if isinstance(work, SampleWork) else 16
         return _PRIOR_SECONDS + passes * cells * spec.weight_bytes * _PRIOR_SECONDS_PER_CELL_BYTE
 

@@ -18,9 +18,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from pool.activation_book import ActivationError
-from pool.activation_needs import stage_call, text_width
+from pool.activation_needs import text_width
 from pool.checkpoints.assembled import members_of
-from pool.checkpoints.describe import native_size
 from pool.checkpoints.families import LatentFacts
 from pool.compute_tools import ComputeTools
 from pool.controlnets.patchers import ControlPatchers
@@ -50,6 +49,7 @@ from pool.task_runner import Run, TaskRunner
 from pool.text.embeddings import Embedding, read_embedding
 from pool.text.tokenizer import ClipTokenizer
 from pool.together import joint_hooks, joint_task, run_together
+from pool.usual_work import usual_call
 from pool.vram_manager import Lease, VramManager, Wanted, with_extras
 from pool.work import (
     DecodeWork,
@@ -247,12 +247,7 @@ class Engine:
                 self._device.torch_device,
                 component.form,
                 self._tools,
-                stage_call(
-                    _usual_work(opened, role),
-                    component.form.compute_dtype,
-                    opened.latent,
-                    opened.checkpoint.family.sampling,
-                ),
+                usual_call(opened, role),
             )
             self._patchers[component.key] = base
             self.vram.add(base)
@@ -362,21 +357,6 @@ def _text_encoder(opened: OpenModel, patcher: ModelPatcher, role: Role) -> TextE
         return TextEncoder(patcher, family.texts[role], name=name)
     text = opened.reading(role)
     return TextEncoder(patcher, text.reading, text.place, text.tokenizer, text.reading.encoder)
-
-
-def _usual_work(opened: OpenModel, role: Role) -> Work:
-    """A run of a usual size, whose share of work by module is much as that of any."""
-    model, checkpoint = opened.ref, opened.checkpoint
-    width, height = native_size(checkpoint.family, checkpoint.header)
-    match role:
-        case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3 | Role.TEXT_ENCODER_4:
-            return EncodeWork(model, (), "")
-        case Role.DIFFUSION_MODEL:
-            return SampleWork(model, (), width, height, 1, 5.0, "euler", "normal", 0)
-        case Role.VAE:
-            return DecodeWork(model, width, height)
-        case _:
-            raise AssertionError(f"no work is made of a {role.value} alone")
 
 
 def _all_of(found: Sequence[object], kind: type[Kind]) -> tuple[Kind, ...]:

@@ -9,6 +9,7 @@ Shape legend: B batch, C channels, H W height and width of a latent (of a pictur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ from pool.checkpoints.families import LatentFacts
 from pool.checkpoints.infer import shown_channels
 from pool.checkpoints.sampling_facts import SamplingFacts, Shown
 from pool.latent_pixels import as_vae_has_it
-from pool.pictures import HALF
+from pool.pictures import HALF, covering
 from pool.sampling.extras import IMAGE
 from pool.sampling.noise import PictureNoise
 from pool.sampling.schedules import sigma_table
@@ -67,6 +68,7 @@ def told_of_pictures(
             told[IMAGE] = as_vae_has_it(told[IMAGE], latent)
     if work.told_hidden:
         masks = [next(one.values_HW for one in read if isinstance(one, Mask)) for read in inputs]
+        masks = [covering(mask, work.width, work.height) for mask in masks]
         told[IMAGE] = _hole(facts.shown, masks, _next(latents), cells, latent.downscale)
     if work.reference is not None:
         told[REFERENCE] = _next(latents)
@@ -96,7 +98,8 @@ def empty_told(
 def cell_corners(mask_HW: PixelArray, cells: tuple[int, int]) -> Tensor:
     """The mask that models are told, [H, W] of 0 and 1: whether the first pixel of each cell is made anew, which is how
     those were trained. Source: diffusers, `prepare_mask_latents` of StableDiffusionInpaintPipeline."""
-    return functional.interpolate(_white(mask_HW)[None, None], size=cells)[0, 0]
+    corners_HW: Tensor = functional.interpolate(_white(mask_HW)[None, None], size=cells)[0, 0]
+    return corners_HW
 
 
 def cell_pixels(mask_HW: PixelArray, cells: tuple[int, int], downscale: int) -> Tensor:
@@ -104,7 +107,8 @@ def cell_pixels(mask_HW: PixelArray, cells: tuple[int, int], downscale: int) -> 
     diffusers, `prepare_mask_latents` of FluxFillPipeline."""
     height, width = cells
     by_cell = _white(mask_HW).reshape(height, downscale, width, downscale)
-    return by_cell.permute(1, 3, 0, 2).reshape(downscale**2, height, width)
+    pixels_CHW: Tensor = by_cell.permute(1, 3, 0, 2).reshape(downscale**2, height, width)
+    return pixels_CHW
 
 
 def _hole(
@@ -125,7 +129,7 @@ def _noisy(work: SampleWork, read: Sequence[Result], facts: SamplingFacts) -> Te
     pixels_CHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
     sigma = sigma_table(facts.noise).sigmas[work.noise_level]
     noise_CHW = PictureNoise(_LAST_SEED - work.seed).draw((1, *pixels_CHW.shape))[0]
-    return (pixels_CHW + noise_CHW * sigma) / (1.0 + sigma**2) ** 0.5
+    return (pixels_CHW + noise_CHW * sigma) / math.hypot(1.0, sigma)
 
 
 def _next(latents: Sequence[Iterator[Latent]]) -> Tensor:

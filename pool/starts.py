@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pool.pictures import covering
 from pool.sampling.inpainting import Inpainting
 from pool.work import Latent, Mask, PixelArray, Result, SampleWork
 
@@ -48,6 +49,7 @@ def start_of(works: Sequence[SampleWork], inputs: Sequence[Sequence[Result]], ce
         return Start(latent)
     # a run's own mask comes before those of its regions
     masks = [next(one.values_HW for one in read if isinstance(one, Mask)) for read in inputs]
+    masks = [covering(mask, work.width, work.height) for mask in masks]
     return Start(latent, Inpainting(latent, torch.stack([cell_shares(mask, cells) for mask in masks])[:, None]))
 
 

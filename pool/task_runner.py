@@ -98,6 +98,7 @@ class TaskRunner:
         not; OutOfHostMemory; Stopped; and what `compute` raises. Nothing is leased afterwards, and residency is exact.
         """
         trying = Try(self._first_division(run))
+        self.ahead.begin()
         while True:
             stop_if_asked(run.should_stop)
             weight_bytes, progress = self._weight_bytes(run, trying), _Progress()

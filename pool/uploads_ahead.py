@@ -78,6 +78,11 @@ class UploadsAhead:
             self._end()
             self._road.catch_up()
 
+    def begin(self) -> None:
+        """Another run is tried for the first time: what was brought beside the one before stays whatever becomes of
+        this one."""
+        self._before.clear()
+
     def advance(self, coming: Coming | None) -> None:
         """Bring a slice of what `coming` wants, if it is time. Raises nothing that is not our mistake."""
         if not self._is_allowed or (coming is self._coming and self._steps is None):

@@ -12,18 +12,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from pool.checkpoints.files.assembly import Assembly, Source
+from pool.results import Encoded as Encoded
+from pool.results import Film as Film
+from pool.results import FloatArray as FloatArray
+from pool.results import Latent as Latent
+from pool.results import Made as Made
+from pool.results import Mask as Mask
+from pool.results import Picture as Picture
+from pool.results import PixelArray as PixelArray
+from pool.results import Result as Result
+from pool.results import Sound as Sound
 from pool.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-PixelArray: TypeAlias = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,66 +211,6 @@ class DecodeWork:
 Work: TypeAlias = EncodeWork | EncodePictureWork | SampleWork | DecodeWork
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A text as the diffusion model reads it. `pooled_V` is all of it in one vector, for models that are told that.
-
-    others  what a model is told of the text beside these, by the names of `pool.diffusion_models.architecture`
-    """
-
-    context_LD: FloatArray
-    pooled_V: FloatArray | None = None
-    others: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-
-    @property
-    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        """All that it consists of."""
-        pooled = () if self.pooled_V is None else (self.pooled_V,)
-        return (self.context_LD, *pooled, *(self.others[name] for name in sorted(self.others)))
-
-
-@dataclass(frozen=True, slots=True)
-class Latent:
-    """A denoised latent in the model's own scale (what the VAE reads after un-scaling)."""
-
-    samples_CHW: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """RGB pixels, 0 to 255."""
-
-    pixels_HWC: PixelArray
-
-
-@dataclass(frozen=True, slots=True)
-class Film:
-    """Frames of RGB pixels, 0 to 255, and how many there are to a second."""
-
-    frames_THWC: PixelArray
-    frame_rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sound:
-    """Samples of each channel, -1 to 1, and how many there are to a second."""
-
-    samples_SC: FloatArray
-    samples_per_second: int
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """Where a picture is made anew: 255 for all of it, 0 where it is kept."""
-
-    values_HW: PixelArray
-
-
-Result: TypeAlias = Encoded | Latent | Picture | Film | Sound | Mask
-#: what people ask for
-Made: TypeAlias = Picture | Film | Sound
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Coming:
     """Tasks that are expected after the run that is under way, and whose weights may be brought beside it, one task's
@@ -364,13 +308,14 @@ def stage_of(work: Work) -> Stage:
 
 
 def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
-    """What works on the same weights must have in common to go through a module at once: all but texts and seeds.
+    """What works on the same weights must have in common to go through a module at once: all but texts and seeds. The
+    model is among it: two that have equal components may read texts, noise and latents otherwise.
 
     `context_tokens` are the lengths of the texts that sampling reads. The same as a `pool.spec.TaskSpec.together`.
     """
     match work:
         case EncodeWork():
-            return "encode"
+            return f"encode {_model_key(work)} {work.layers_skipped}"
         case SampleWork():
             lengths = ",".join(str(length) for length in context_tokens)
             how = f"{work.steps} {work.cfg!r} {work.guidance!r} {work.sampler} {work.schedule}"
@@ -378,11 +323,15 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
             reads += f" {work.reference} {work.picture_cfg!r} {work.noise_level}"
             reads += "".join(f" {region}" for region in work.regions)
             reads += "".join(f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r}" for c in work.controls)
-            return f"sample {_size_key(work)} {how} {lengths} {reads}"
+            return f"sample {_model_key(work)} {_size_key(work)} {how} {lengths} {reads}"
         case EncodePictureWork():
             return ""  # one picture fills a device
         case DecodeWork():
-            return f"decode {_size_key(work)} {work.pastes:d}"
+            return f"decode {_model_key(work)} {_size_key(work)} {work.pastes:d}"
+
+
+def _model_key(work: Work) -> str:
+    return work.model.sha256[:16]
 
 
 def _size_key(work: SampleWork | DecodeWork) -> str:

@@ -170,6 +170,11 @@ class Backlog:
         parts = [iter(lines) if after is None else lines.from_order(after) for lines in filled]
         return parts[0] if len(parts) == 1 else merge(*parts, key=_ORDER)
 
+    def first_lines(self, capacity_bytes: int, most: int) -> Iterable[Line]:
+        """The first of `lines`."""
+        filled = self._filled(capacity_bytes)
+        return filled[0].first(most) if len(filled) == 1 else islice(merge(*filled, key=_ORDER), most)
+
     @property
     def reads_adapters(self) -> bool:
         """A task here reads an adapter."""

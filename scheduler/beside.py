@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from itertools import islice
 
-from pool.ahead import AheadPlan, Held, plan_ahead
+from pool.ahead import MARGIN_PART, AheadPlan, Held, plan_ahead
 from pool.outlook import NO_OUTLOOK, Outlook
 from pool.spec import ComponentKey
 from scheduler.backlog import Backlog
@@ -43,18 +43,39 @@ def is_at_hand(costs: Costs, worker: Worker, signature: Signature) -> bool:
     return setup is not None and not setup.streamed_bytes and (node is None or node.has(setup.reads, costs.at))
 
 
+def may_come(costs: Costs, worker: Worker, held: Held, signature: Signature, least_bytes: float) -> bool:
+    """Whether `ahead_of` may find so many bytes to bring. A bound that costs little: most tasks that it is asked for
+    lack too little there, or find no room beside what the run holds."""
+    setup, entries = costs.setup(signature, worker), worker.entries
+    if setup is None or setup.upload_bytes < least_bytes:
+        return False
+    if setup.switches:
+        return True  # what is there with other patches needs no more room
+    free_bytes = (worker.capacity_bytes or 0) - held.run_bytes - held.run_bytes // MARGIN_PART
+    room_bytes = free_bytes - signature.scratch_bytes - worker.used_bytes
+    leaving_bytes = worker.used_bytes - setup.own_bytes - setup.room_bytes
+    if leaving_bytes > 0:  # of these, what the run holds stays
+        stays = held.components.union(signature.components)
+        room_bytes += min(
+            leaving_bytes, sum([entry.resident_bytes for key, entry in entries.items() if key not in stays])
+        )
+    return room_bytes > 0
+
+
 def worked_with(
     costs: Costs, backlog: Backlog, workers: Whereabouts, worker: Worker
 ) -> tuple[float, dict[ComponentKey, None]]:
     """What waits for weights that the worker has, in seconds of it when all that have them share it; and these."""
     seconds, wanted = 0.0, dict[ComponentKey, None]()
     for line in backlog.using(worker.entries.values()):
-        task, components = line.head, line.signature.components
-        if costs.extra_seconds(task.spec, line.signature, worker) == 0.0:
-            run_seconds = costs.resident_seconds(task.spec, line.signature, worker)
-            sharing = _with_patches(workers, line.signature) if components else workers.count
+        task, signature = line.head, line.signature
+        if costs.extra_seconds(task.spec, signature, worker) == 0.0:
+            run_seconds = costs.resident_seconds(task.spec, signature, worker)
+            components = signature.components
+            sharing = _with_patches(workers, signature) if components else workers.count
             seconds += len(line.tasks) * run_seconds / max(1, sharing)
-            wanted.update(dict.fromkeys(components))
+            for key in components:
+                wanted[key] = None
     return seconds, wanted
 
 
@@ -69,9 +90,14 @@ def is_switch_of(worker: Worker, signature: Signature, wanted: Container[Compone
 
 def _with_patches(workers: Whereabouts, signature: Signature) -> int:
     """Workers that have the first component that it uses in its patches; no more are counted than matter."""
-    use, found = signature.uses[0], 0
-    for other in islice(workers.holders.get(use.component, ()), MOST_HOLDERS):
-        found += other.entries[use.component].patch_digest == use.patch_digest
+    component, digest = signature.uses[0].component, signature.uses[0].patch_digest
+    holders = workers.holders.get(component)
+    if holders is None or len(holders) < 2:
+        return 1
+    found = 0
+    for other in islice(holders, MOST_HOLDERS):
+        if other.entries[component].patch_digest == digest:
+            found += 1
     return found
 
 
@@ -87,6 +113,8 @@ def comes_beside(
     whole_bytes = sum([costs.components[key].upload_bytes for key in coming.components])
     if worker.ahead.get(coming, 0) >= whole_bytes:
         return False
+    if setup.upload_bytes and not may_come(costs, worker, held_by(worker, running, 1), coming, 0.0):
+        return False  # what follows takes longer than to see that
     _, wanted = worked_with(costs, backlog, workers, worker)
     if is_switch_of(worker, coming, wanted):
         return False

@@ -38,6 +38,8 @@ class SchedulerConfig:
     #: part of the GPUs' time that loads may take which serve who waited long while there is work for what is loaded;
     #: a task waits for its load's length over this before that. 0 never does, but for `overtaking_limit`
     switch_share: float = 0.05
+    #: workers are told what to bring to their GPUs beside the runs that they are at (`scheduler.upload_ahead`)
+    upload_ahead: bool = True
     #: lines of waiting tasks, in order, that one placement looks at
     window: int = 32
     #: what users may have; UserId("*") stands for all that are not named, else they have weight 1 and no limit
@@ -81,13 +83,16 @@ class SchedulerConfig:
             raise unknown_name("placement", self.placement, PLACEMENT_NAMES)
         for field in fields(self):
             found = getattr(self, field.name)
-            if not isinstance(found, int | float):
+            if not isinstance(found, int | float) or field.name in _SWITCHES:
                 continue
             if isinstance(found, bool) or (isinstance(found, float) and not math.isfinite(found)):
                 raise unusable_field(field.name, found, "a finite number")
             if found < _LEAST.get(field.name, 0):
                 raise unusable_field(field.name, found, f"at least {_LEAST.get(field.name, 0)}")
 
+
+#: true or false, not numbers
+_SWITCHES = frozenset({"upload_ahead"})
 
 _LEAST = {
     "max_attempts": 1,

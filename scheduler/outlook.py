@@ -7,7 +7,7 @@ changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain
 
 from pool.spec import ComponentKey, TaskId
 from scheduler.costs import Costs
@@ -39,8 +39,8 @@ def expected(task: Task, worker: Worker, demand: Demand, whereabouts: Whereabout
     return needed_next(
         task,
         worker,
-        [line.head for line in islice(demand.backlog.lines(worker.capacity_bytes or 0), MOST_WAITING)],
-        [demand.tasks[w.task_id] for _, _, w in whereabouts.busy[:MOST_RUNNING] if w.task_id is not None],
+        (line.head for line in demand.backlog.first_lines(worker.capacity_bytes or 0, MOST_WAITING)),
+        (demand.tasks[w.task_id] for _, _, w in whereabouts.busy[:MOST_RUNNING] if w.task_id is not None),
         demand.tasks,
         demand.results.readers,
     )

@@ -192,7 +192,7 @@ def _ripe(question: Question, oldest: Task, cheaper: Choice) -> Choice | None:
             continue
         if first_for_idle(look, line, *best) == 0:
             is_worked_on = best[0] is cheaper.worker and cheaper.why.chosen.extra_seconds == 0.0
-            if is_worked_on and _comes_beside(question, best[0], cheaper.task, task):
+            if is_worked_on and question.config.upload_ahead and _comes_beside(question, best[0], cheaper.task, task):
                 cheaper.beside = task
                 return cheaper
             note = f"it waited {task.waited_seconds(question.at):.0f} s"

@@ -11,8 +11,8 @@ Rules
 4. None is brought that other workers should have done before this one could begin with it; nor at the cost of what
    waits for weights that are there: these do not leave for it, and get no other patches. What was brought because
    somebody waited long is used before more is brought for that reason.
-5. Only files that the machine has in memory: a run must not wait for its disk. Nothing beside runs that stream, which
-   need the link themselves, or of unknown length.
+5. None of which the run hides a small part only. Only files that the machine has in memory: a run must not wait for its
+   disk. Nothing beside runs that stream, which need the link themselves, or of unknown length.
 6. What will have arrived by the end of the run is taken to be there (`pool.ahead`, over the link); its report corrects
    that. So a load that is hidden costs nothing in the choices to come, and one that is half hidden half of it.
 7. The placement puts off a load for who waited long where it can be done beside a run (`Choice.beside`): that comes
@@ -21,15 +21,15 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
 
 from pool.ahead import Held
 from pool.errors import format_bytes
-from pool.outlook import Outlook
+from pool.outlook import NO_OUTLOOK, Outlook
 from pool.spec import ComponentKey, TaskId, WorkerId
-from scheduler.beside import ahead_of, held_by, is_at_hand, is_switch_of, worked_with
+from scheduler.beside import ahead_of, held_by, is_at_hand, is_switch_of, may_come, worked_with
 from scheduler.config import SchedulerConfig
 from scheduler.costs import Costs
 from scheduler.demand import Demand
@@ -56,6 +56,9 @@ MOST_OF_LOAD = 0.5
 COUNTED = 3.0
 #: less than this is not worth a message
 LEAST_SAVED_SECONDS = 0.005
+#: nor is a run that hides less than this part of a load. On the zipf rows and the batch of benchmarks/scheduling.py
+#: loads take as long with it as without, and a tenth of the core's time is saved; at 0.5 they take up to 14% longer
+LEAST_PART = 0.25
 #: work for what is there, as a multiple of the load that comes: below it the load begins. On the trace of
 #: benchmarks/against_ray.py, at 1 four workers load half as often again for no more throughput; at 0.5 two are slower
 WORK_LEFT = 0.6
@@ -84,6 +87,8 @@ class UploadingAhead:
 
     def run_started(self, worker: Worker, signature: Signature, choice: Choice) -> None:
         """A worker began a run, and what that leaves on it is assumed."""
+        if not self._config.upload_ahead:
+            return
         self._told.discard(worker.worker_id)
         worker.ahead = {one: size for one, size in worker.ahead.items() if one is not signature and one.tasks}
         why = choice.why
@@ -99,7 +104,7 @@ class UploadingAhead:
             if not worker.is_idle and worker.live:
                 self._tell(worker, put_off)
         self._started.clear()
-        if job_came and len(self._demand.backlog):
+        if job_came and self._demand.backlog.count:
             for _, _, worker in self._fleet.whereabouts.busy[:MOST_TOLD]:
                 if worker.worker_id not in self._told and worker.loaded_at is not None:
                     self._tell(worker)
@@ -112,40 +117,61 @@ class UploadingAhead:
         window_seconds = worker.expected_end - max(self._costs.at, worker.loaded_at)
         if window_seconds < LEAST_SAVED_SECONDS or not worker.wanted:
             return
-        sooner = dict.fromkeys(key for signature in worker.ahead for key in signature.components)
+        sooner: dict[ComponentKey, None] = {}
+        for signature in worker.ahead:
+            sooner.update(dict.fromkeys(signature.components))
         found = self._candidates(worker, window_seconds, sooner)
         if put_off is not None and put_off.ready_at is not None:
             found = [put_off, *(task for task in found if task.signature is not put_off.signature)]
-        tasks = [
-            task
-            for task in found
-            if is_at_hand(self._costs, worker, task.signature) and not is_switch_of(worker, task.signature, sooner)
-        ][:MOST_TASKS]
-        if not tasks:
-            return
+        tasks: list[Task] = []
+        for task in found:
+            if is_at_hand(self._costs, worker, task.signature) and not is_switch_of(worker, task.signature, sooner):
+                tasks.append(task)
+                if len(tasks) == MOST_TASKS:
+                    break
+        if tasks:
+            self._bring(worker, tasks, window_seconds, sooner)
+
+    def _bring(
+        self, worker: Worker, tasks: Sequence[Task], window_seconds: float, sooner: Mapping[ComponentKey, None]
+    ) -> None:
+        """Tell the worker of those of these tasks of which something fits beside its run, in its room and its time."""
+        costs, entries = self._costs, worker.entries
         running = self._demand.tasks[worker.task_ids[0]]
         coming = {key for task in tasks for key in task.signature.components}
-        kept = tuple([key for key in sooner if key in worker.entries and key not in coming])
+        kept = tuple([key for key in sooner if key in entries and key not in coming])
         held, told = held_by(worker, running.signature, worker.members, kept), list[TaskId]()
-        stays_bytes = sum([entry.resident_bytes for key, entry in worker.entries.items() if key in held.components])
+        stays_bytes = sum([entry.resident_bytes for key, entry in entries.items() if key in held.components])
         if stays_bytes + held.run_bytes >= (worker.capacity_bytes or 0):
             return  # what follows takes longer than to see that
-        needed = expected(running, worker, self._demand, self._fleet.whereabouts)
+        least_bytes = LEAST_SAVED_SECONDS * worker.link_bytes_per_second
+        needed: tuple[ComponentKey, ...] | None = None
         for task in tasks:
-            ahead = ahead_of(self._costs, worker, held, task.signature, Outlook(needed))
-            patch_seconds = ahead.switches * self._costs.patch_seconds(worker)
-            hidden_bytes = int((window_seconds - patch_seconds) * worker.link_bytes_per_second)
-            hidden_bytes = min(hidden_bytes, ahead.upload_bytes)
-            if hidden_bytes < LEAST_SAVED_SECONDS * worker.link_bytes_per_second:
+            if window_seconds < LEAST_SAVED_SECONDS:
+                break
+            if not may_come(costs, worker, held, task.signature, least_bytes):
                 continue
+            outlook = NO_OUTLOOK
+            if costs.makes_room(task.signature, worker):
+                if needed is None:
+                    needed = expected(running, worker, self._demand, self._fleet.whereabouts)
+                outlook = Outlook(needed)
+            ahead = ahead_of(costs, worker, held, task.signature, outlook)
+            upload_bytes, patch_seconds = ahead.upload_bytes, ahead.switches * costs.patch_seconds(worker)
+            hidden_bytes = int((window_seconds - patch_seconds) * worker.link_bytes_per_second)
+            hidden_bytes = min(hidden_bytes, upload_bytes)
+            if hidden_bytes < least_bytes:
+                continue
+            if needed is None:
+                needed = expected(running, worker, self._demand, self._fleet.whereabouts)
             assert worker.residency is not None, f"{worker.name} is not up"
             self._fleet.assume(worker, ahead.after(worker.residency, hidden_bytes))
             worker.ahead[task.signature] = worker.ahead.get(task.signature, 0) + hidden_bytes
             told.append(task.spec.task_id)
             self._story.note(task, f"{format_bytes(hidden_bytes)} for it go to {worker.name} beside the run there")
-            window_seconds -= patch_seconds + ahead.upload_bytes / worker.link_bytes_per_second
+            window_seconds -= patch_seconds + upload_bytes / worker.link_bytes_per_second
             held = Held(held.components.union(task.signature.components), held.run_bytes)
-        if told:
+        if told and needed is not None:
             self._told.add(worker.worker_id)
             self._out.append(UploadAhead(worker.worker_id, worker.incarnation, tuple(told), needed, kept))
 
@@ -153,51 +179,59 @@ class UploadingAhead:
         """Tasks whose weights would be brought, the first to be tried first. Notes in `sooner` what is needed before
         them."""
         backlog, costs = self._demand.backlog, self._costs
-        left_seconds, found = 0.0, dict[Signature, Task]()
+        left_seconds, most_seconds, found = 0.0, window_seconds / LEAST_PART, dict[Signature, Task]()
         for task in self._readers(worker):
             extra = costs.extra_seconds(task.spec, task.signature, worker)
             if extra == 0.0:
                 left_seconds += costs.resident_seconds(task.spec, task.signature, worker)
                 sooner.update(dict.fromkeys(task.signature.components))
-            elif extra is not None and not self._is_sooner_elsewhere(task, 1, worker, extra, window_seconds):
+            elif extra is None or extra > most_seconds:
+                continue
+            elif not self._is_sooner_elsewhere(task, 1, worker, extra, window_seconds):
                 found[task.signature] = task
-        if not len(backlog):
+        if not backlog.count:
             return list(found.values())
         for signature in worker.ahead:
             line = backlog.line(signature)
-            if line is not None and costs.extra_seconds(line.head.spec, signature, worker):
-                found[signature] = line.head
+            if line is not None:
+                extra = costs.extra_seconds(line.head.spec, signature, worker)
+                if extra and extra <= most_seconds:
+                    found[signature] = line.head
         work_seconds, wanted = worked_with(costs, backlog, self._fleet.whereabouts, worker)
         left_seconds += work_seconds
         sooner.update(wanted)
         patience = PATIENCE if len(worker.ahead) < MOST_UNUSED else inf
-        for line in islice(backlog.lines(worker.capacity_bytes or 0), MOST_LINES):
-            waited_seconds = 0.0 if line.head.batch else line.head.waited_seconds(costs.at)
-            for task in (line.head, *self._readers_of(line.head)):
+        here_seconds = window_seconds + left_seconds
+        for line in backlog.first_lines(worker.capacity_bytes or 0, MOST_LINES):
+            head = line.head
+            waited_seconds = 0.0 if head.batch else head.waited_seconds(costs.at)
+            for task in (head, *self._readers_of(head)):
                 extra = costs.extra_seconds(task.spec, task.signature, worker)
-                if extra is None or extra < LEAST_SAVED_SECONDS:
+                if extra is None or not LEAST_SAVED_SECONDS <= extra <= most_seconds:
                     continue
                 is_due = left_seconds < WORK_LEFT * extra or waited_seconds >= patience * extra
-                here_seconds = window_seconds + left_seconds
                 if is_due and not self._is_sooner_elsewhere(task, len(line.tasks), worker, extra, here_seconds):
                     found.setdefault(task.signature, task)
             if found:
                 break
-            sooner.update(dict.fromkeys(line.head.signature.components))
+            sooner.update(dict.fromkeys(head.signature.components))
         return list(found.values())
 
     def _readers(self, worker: Worker) -> Iterable[Task]:
         """The tasks that read what the worker makes now."""
-        for task_id in worker.task_ids:
-            yield from self._readers_of(self._demand.tasks[task_id])
+        tasks = self._demand.tasks
+        if not worker.mates:
+            return () if worker.task_id is None else self._readers_of(tasks[worker.task_id])
+        return [reader for task_id in worker.task_ids for reader in self._readers_of(tasks[task_id])]
 
     def _readers_of(self, task: Task) -> Iterable[Task]:
-        if self._config.batch_limit > 1:
-            return  # they wait for others of their kind, wherever those are
-        readers, tasks = self._demand.results.readers, self._demand.tasks
-        for reader in islice(readers.get(task.spec.task_id, ()), MOST_READERS):
-            if not tasks[reader].on_worker:
-                yield tasks[reader]
+        """The first that read its result and run nowhere yet."""
+        readers = self._demand.results.readers.get(task.spec.task_id)
+        if readers is None or self._config.batch_limit > 1:
+            return ()  # with batches they wait for others of their kind, wherever those are
+        tasks = self._demand.tasks
+        found = [tasks[reader] for reader in islice(readers, MOST_READERS)]
+        return [reader for reader in found if not reader.on_worker]
 
     def _is_sooner_elsewhere(
         self, task: Task, count: int, worker: Worker, load_seconds: float, here_seconds: float

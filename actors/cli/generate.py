@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import shlex
 from collections.abc import Sequence
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,11 @@ from actors.cli import film_options, options, picture_options
 from actors.cli.options import PoolOptions
 from actors.cli.session import session_of
 from pool.errors import unusable_field
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from actors.cli.session import Session
 
 #: seeds that are drawn stay small enough to read out
 _DRAWN_SEEDS = 2**32
@@ -39,6 +45,9 @@ def generate(
     hires: picture_options.Hires = None,
     control: picture_options.Controls = None,
     region: picture_options.Regions = None,
+    reference: picture_options.Reference = None,
+    image_cfg: picture_options.ImageCfg = None,
+    noise_level: picture_options.NoiseLevel = None,
     frames: film_options.Frames = None,
     fps: film_options.Rate = None,
     seconds: film_options.Seconds = None,
@@ -59,31 +68,47 @@ def generate(
     pool: options.PoolName = None,
 ) -> None:
     """Make pictures, or what the model makes: -n of each PROMPT, as PNG, MP4 or WAV files that carry their recipe."""
+    fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size)
+    fields |= options.terms(priority, user, deadline)
+    fields |= picture_options.picture_fields(image, mask, strength, no_paste, hires, control, region)
+    fields |= picture_options.shown_fields(reference, image_cfg, noise_level)
+    fields |= film_options.film_fields(frames, fps, seconds, format_name)
+    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
+    first_seed = secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
+    wanted = _Wanted(tuple(prompts), n, first_seed, model, fields)
+    raise typer.Exit(_make(session_of(context), where, wanted, out, resume, as_json))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """`n` of each of `prompts`, from `first_seed` on, with these fields of a request."""
+
+    prompts: tuple[str, ...]
+    n: int
+    first_seed: int
+    model: str | None
+    fields: dict[str, Any]
+
+
+def _make(session: Session, where: PoolOptions, wanted: _Wanted, out: Path | None, resume: bool, as_json: bool) -> int:
+    """Make it; the exit code. Raises UserError, for what is wrong with a request before a pool is started."""
     from actors.cli.opening import output_for
     from actors.cli.running import Run, Wanted, make_all, started
     from actors.requests import GenerateRequest
 
-    if n < 1:
-        raise unusable_field("-n", n, "a whole number from 1")
-    for text in (*prompts, negative or ""):
+    if wanted.n < 1:
+        raise unusable_field("-n", wanted.n, "a whole number from 1")
+    for text in (*wanted.prompts, wanted.fields.get("negative", "")):
         options.require_text("PROMPT", text)
-    first_seed = secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
-    fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size)
-    fields |= options.terms(priority, user, deadline)
-    fields |= picture_options.picture_fields(image, mask, strength, no_paste, hires, control, region)
-    fields |= film_options.film_fields(frames, fps, seconds, format_name)
-    GenerateRequest(model=model or "any", prompt="", seed=first_seed, **fields)  # complain before a pool is started
-    session = session_of(context)
-    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
+    GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
     with started(session, where) as running:
-        name = options.model_or_only_one(model, running)
-        wanted = [
-            Wanted(place, GenerateRequest(model=name, prompt=prompt, seed=a_seed, **fields))
-            for place, (prompt, a_seed) in enumerate(prompts_and_seeds(prompts, first_seed, n))
-        ]
-        go_on = how_to_go_on(session.arguments, first_seed)
-        run = Run(tuple(wanted), output_for(where, out), resume, as_json, go_on, all_or_nothing=True)
-        raise typer.Exit(make_all(run, running))
+        name = options.model_or_only_one(wanted.model, running)
+        requests = tuple(
+            Wanted(place, GenerateRequest(model=name, prompt=prompt, seed=a_seed, **wanted.fields))
+            for place, (prompt, a_seed) in enumerate(prompts_and_seeds(wanted.prompts, wanted.first_seed, wanted.n))
+        )
+        go_on = how_to_go_on(session.arguments, wanted.first_seed)
+        return make_all(Run(requests, output_for(where, out), resume, as_json, go_on, all_or_nothing=True), running)
 
 
 def prompts_and_seeds(prompts: Sequence[str], first_seed: int, n: int) -> list[tuple[str, int]]:

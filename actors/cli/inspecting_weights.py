@@ -80,14 +80,18 @@ def files_of_weights(place: Path) -> tuple[Path, ...]:
 
 
 def verdict(facts: FileFacts) -> str:
-    """One sentence on a file: what it is, how large, and whether our dependencies know its architecture."""
+    """One sentence on a file: what it is, how large, and whether its family runs."""
+    from pool.checkpoints.running import running_families, why_not
+
     if not facts.components:
         return f"{facts.title} ({_tensors(facts.other_tensors)})"
     first = facts.diffusion or facts.components[0]
     said = f"recognised as {first.title} ({_size(first)})"
     if facts.diffusion is None or not first.name:
         return said
-    return said + ("" if first.runs else "; this version has no architecture for it")
+    if first.name in running_families():
+        return f"{said}; its family runs"
+    return f"{said}; recognised, does not run: {why_not(first.runs)}"
 
 
 def components_table(components: Mapping[str, ComponentFacts]) -> RenderableType:

@@ -22,12 +22,18 @@ _STRENGTH = "How much of it is made anew (default: 0.6, or 1 with a mask)."
 _CONTROL = "A ControlNet, its picture, and how strongly (and from which share of the steps to which); again for more."
 _REGION = "A text for a box of the picture, and how strongly it counts there (default: 1); again for more."
 _HIRES = "Make it small, scale it up, make a part again: 2, 2:0.5 or 2:0.5:10 (scale, strength, steps)."
+_REFERENCE = "A picture to work from, for models that are told one (Flux Kontext, Flux 2)."
+_IMAGE_CFG = "How strongly --image counts with models that do to it what PROMPT says (default: the model's own)."
+_NOISE_LEVEL = "Noise, 0 to 350, on an --image that the model makes larger (default: the model's own)."
 
 Image = Annotated[str | None, _option("--image", "A picture to start from; sets the size.", "FILE")]
 Mask = Annotated[str | None, _option("--mask", "A picture that is white where it is made anew.", "FILE")]
 Strength = Annotated[float | None, _option("--strength", _STRENGTH, "X")]
 NoPaste = Annotated[bool, _option("--no-paste", "Do not put back what the mask keeps (default: do).", _NO_VALUE)]
 Hires = Annotated[str | None, _option("--hires", _HIRES, "X:Y:N")]
+Reference = Annotated[str | None, _option("--reference", _REFERENCE, "FILE")]
+ImageCfg = Annotated[float | None, _option("--image-cfg", _IMAGE_CFG, "X")]
+NoiseLevel = Annotated[int | None, _option("--noise-level", _NOISE_LEVEL, "N")]
 
 
 Controls = Annotated[list[str] | None, _option("--control", _CONTROL, "NAME=FILE:X")]
@@ -54,4 +60,10 @@ def picture_fields(
         "controls": tuple(control) if control else None,
         "regions": tuple(region) if region else None,
     }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def shown_fields(reference: str | None, image_cfg: float | None, noise_level: int | None) -> dict[str, Any]:
+    """The fields of a request that were given, of models that are shown a picture."""
+    said = {"reference": reference, "image_cfg": image_cfg, "noise_level": noise_level}
     return {name: value for name, value in said.items() if value is not None}

@@ -12,20 +12,21 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from actors.film_fields import FILM_FORMATS, SOUND_FORMATS
+from actors.outputs.film import FilmKind
+from actors.outputs.sound import SoundKind
 
 _WAVE_PIXELS = (384, 192)
 _INK, _PAPER = (58, 90, 140), (255, 255, 255)
 #: films that Pillow reads itself
-_OF_PILLOW = "gif"
+_OF_PILLOW = FilmKind.GIF.value
 
 
 def first_picture(path: Path) -> Image.Image:
     """The picture that stands for the file. Raises OSError when it cannot be read as what its name says."""
-    ending = path.suffix.lower().removeprefix(".")
-    if ending in SOUND_FORMATS:
+    ending = path.suffix.lower()
+    if ending in {kind.value for kind in SoundKind}:
         return wave_picture(_samples(path))
-    if ending in FILM_FORMATS and ending != _OF_PILLOW:
+    if ending in {kind.value for kind in FilmKind} and ending != _OF_PILLOW:
         return _first_frame(path)
     with Image.open(path) as opened:
         return opened.convert("RGB")
@@ -49,8 +50,7 @@ def _first_frame(path: Path) -> Image.Image:
 
     with av.open(str(path)) as container:
         for frame in container.decode(video=0):
-            pixels: npt.NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-            return Image.fromarray(pixels)
+            return Image.fromarray(np.asarray(frame.to_ndarray(format="rgb24"), np.uint8))
     raise OSError(f"{path}: found no frame in this film")
 
 

@@ -148,6 +148,8 @@ def _picture_pairs(recipe: Recipe) -> dict[str, str]:
         return pairs
     if made.image_sha256:
         pairs["Denoising strength"] = f"{1 - made.first_step / recipe.steps:.4g}"
+    if made.image_cfg:
+        pairs["Image CFG scale"] = f"{made.image_cfg:g}"
     if made.hires:
         pairs.setdefault("Denoising strength", f"{made.hires['strength']:g}")
         pairs |= {"Hires upscale": f"{made.hires['scale']:g}", "Hires steps": str(made.hires["steps"] or recipe.steps)}

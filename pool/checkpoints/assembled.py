@@ -24,6 +24,7 @@ from pool.checkpoints.recognition.text_encoders import (
     stands_for,
 )
 from pool.checkpoints.recognition.vaes import recognise_vae
+from pool.checkpoints.running import LIST, why_not
 from pool.checkpoints.safetensors_file import Header, Shape, TensorEntry
 from pool.checkpoints.transformers import TRANSFORMERS
 from pool.errors import MissingParts, UnknownArchitecture
@@ -206,7 +207,10 @@ def _family(
     known = (*FAMILIES, *TRANSFORMERS.values())
     candidates = sorted((f for f in known if f.name in names), key=lambda family: family.name != model.name)
     if not candidates:
-        raise UnknownArchitecture(f"{model_path}: recognised as {model.title}, which this version cannot run yet")
+        raise UnknownArchitecture(
+            f"{model_path}: recognised as {model.title}, which this version cannot run yet: "
+            f"{why_not(model.runs, model.name)} ({LIST} lists what runs)"
+        )
 
     def faults(family: Family) -> tuple[int, int]:
         placed = _places(family, encoders)

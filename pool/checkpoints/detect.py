@@ -27,6 +27,7 @@ from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_dif
 from pool.checkpoints.recognition.other_files import folder_part, other_file
 from pool.checkpoints.recognition.prediction import NOISE_WORD, VELOCITY_WORD, said_prediction
 from pool.checkpoints.recognition.signature import Naming
+from pool.checkpoints.running import LIST, why_not
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from pool.checkpoints.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
@@ -85,7 +86,8 @@ def detect(header: Header) -> Family:
     title = (title if family is None else family.title) + variant
     if family is None or variant:
         raise UnknownArchitecture(
-            f"{header.path}: recognised as {title}, which this version cannot run yet; {_expected()}"
+            f"{header.path}: recognised as {title}, which this version cannot run yet"
+            f"{'' if variant else f': {why_not(found.runs, found.name)}'} ({LIST} lists what runs); {_expected()}"
         )
     missing = [role for role in family.prefixes if not _has_component(family, shapes, role)]
     if len(missing) > 1 and Role.DIFFUSION_MODEL in missing:  # it was found, under another prefix or none

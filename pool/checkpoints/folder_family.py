@@ -7,7 +7,6 @@ the classes of diffusers 0.42 and transformers 5.23 take then.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -24,7 +23,7 @@ from pool.checkpoints.families import (
     TextFacts,
 )
 from pool.checkpoints.files.folder_header import CLASS
-from pool.checkpoints.files.strict_json import brief
+from pool.checkpoints.files.strict_json import brief, finite_number
 from pool.checkpoints.recognition.diffusion import recognise_diffusion
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
@@ -314,9 +313,10 @@ def _number(name: str, said: Said, key: str, otherwise: float) -> float:
     value = said.get(key)
     if value is None:
         return otherwise
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    number = finite_number(value)
+    if number is None:
         raise _wrong(name, key, value, "a number")
-    return float(value)
+    return number
 
 
 def _numbers(name: str, said: Said, key: str, count: int) -> tuple[float, ...]:

@@ -86,7 +86,12 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
             return lambda tensors: _moved(tensors, prefix, "")
         case Architecture.OPEN_CLIP_TEXT:
             return lambda tensors: open_clip_text(_moved(tensors, prefix, ""))
-        case Architecture.VAE | Architecture.DIFFUSION_TRANSFORMER | Architecture.TEXT_MODEL:
+        case (
+            Architecture.VAE
+            | Architecture.DIFFUSION_TRANSFORMER
+            | Architecture.SOUND_TRANSFORMER
+            | Architecture.TEXT_MODEL
+        ):
             raise AssertionError(f"{architecture.name} is planned by its own package")
 
 

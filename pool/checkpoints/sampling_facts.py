@@ -49,6 +49,15 @@ class SizeConditions(Enum):
     AESTHETICS = "aesthetics"
 
 
+#: beyond it every level of a flow but the last is noise alone as float32 has it, or none is; a line that goes on to the
+#: largest latents would leave what floats hold
+_MOST_EXPONENT = 30.0
+
+
+def _shift_of(exponent: float) -> float:
+    return math.exp(max(-_MOST_EXPONENT, min(_MOST_EXPONENT, exponent)))
+
+
 @dataclass(frozen=True, slots=True)
 class ShiftBySize:
     """A shift that grows with the picture: exp(mu), and mu is a straight line through these two points.
@@ -67,7 +76,7 @@ class ShiftBySize:
 
     def shift(self, tokens: int, steps: int) -> float:
         """The shift for a latent of so many patches, in any number of steps."""
-        return math.exp(self.exponent(tokens))
+        return _shift_of(self.exponent(tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +95,17 @@ class ShiftBySizeAndSteps:
         """The shift for a latent of so many patches in so many steps."""
         many = self.many.exponent(tokens)
         if tokens > self.largest:
-            return math.exp(many)
+            return _shift_of(many)
         few, (low, high) = self.few.exponent(tokens), self.steps
-        return math.exp(few + (many - few) * (steps - low) / (high - low))
+        return _shift_of(few + (many - few) * (steps - low) / (high - low))
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseFacts:
     """The noise that a diffusion model was trained with.
 
-    sigma_min, sigma_max  ends of its levels, where they are not a table's
+    sigma_min, sigma_max  ends of its levels, where they are not a table's; of a flow, those of the noise beside the
+                          picture, where its levels are ratios of such
     sigma_data            deviation of clean latents, as the model's input and answer are scaled for
     beta_start, beta_end  of a table: the noise that its first and its last level add
     shift                 of a flow: how much more of the way is spent where there is much noise; 1 is even
@@ -265,11 +275,13 @@ class SamplingFacts:
 
 @dataclass(frozen=True, slots=True)
 class MadeFor:
-    """What a model was made for: the width and height that it was trained for, in pixels, and how it is sampled."""
+    """What a model was made for: the width and height that it was trained for, in pixels, how it is sampled, and how
+    many pixels along a side one cell of its latents stands for."""
 
     width: int
     height: int
     sampling: SamplingFacts
+    downscale: int = 8
 
 
 #: a diffusion model without anything out of the way: SD1's

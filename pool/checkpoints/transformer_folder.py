@@ -6,13 +6,12 @@ the scale of latents, the shift of the scheduler. Configurations come from outsi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pool.checkpoints.families import Family
-from pool.checkpoints.files.strict_json import brief
+from pool.checkpoints.files.strict_json import brief, finite_number
 from pool.checkpoints.recognition.diffusion import recognise_diffusion
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
@@ -28,6 +27,12 @@ TRANSFORMER, VAE, SCHEDULER = "transformer", "vae", "scheduler"
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     "hunyuan_video": {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
 }
+#: what the shift of a scheduler may be; those of published models are between 1 and 12
+_SHIFTS = (0.001, 1000.0)
+#: the same for its logarithm at the two sizes that a scheduler names, up or down; published ones are below 3
+_MOST_EXPONENT = 20.0
+#: patches of a latent that a scheduler may name
+_MOST_PATCHES = 1 << 32
 #: `__init__` of FlowMatchEulerDiscreteScheduler in diffusers 0.42
 _FLOW_DEFAULTS: Said = {
     "shift": 1.0,
@@ -58,13 +63,16 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Fa
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
     noise = _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
     said = header.configs.get(VAE, {})
+    scale = _number(VAE, said, "scaling_factor", base.scaling_factor)
+    if not scale > 0.0:
+        raise _wrong(VAE, "scaling_factor", scale, "a number above 0")
     return replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
         texts={role: facts for role, facts in base.texts.items() if role in folders},
         configs={Role.DIFFUSION_MODEL: header.configs.get(TRANSFORMER, {}), Role.VAE: said},
         sampling=replace(base.sampling, noise=noise),
-        scaling_factor=_number(VAE, said, "scaling_factor", base.scaling_factor),
+        scaling_factor=scale,
         latent_shift=_number(VAE, said, "shift_factor", base.latent_shift),
     )
 
@@ -93,18 +101,32 @@ def _noise(noise: NoiseFacts, said: Said) -> NoiseFacts:
         return replace(noise, shift=_shift(told), shift_by_size=None, last_share=last)
     if noise.shift_by_size is not None and not isinstance(noise.shift_by_size, ShiftBySize):
         return noise  # the pipeline has a rule of its own
-    tokens = tuple(_number(SCHEDULER, told, key, 0.0) for key in ("base_image_seq_len", "max_image_seq_len"))
-    exponents = tuple(_number(SCHEDULER, told, key, 0.0) for key in ("base_shift", "max_shift"))
-    if not 0 < tokens[0] < tokens[1]:
-        raise _wrong(SCHEDULER, "base_image_seq_len and max_image_seq_len", tokens, "rising numbers above 0")
-    by_size = ShiftBySize((int(tokens[0]), int(tokens[1])), (exponents[0], exponents[1]))
+    low, high = (_patches(told, key) for key in ("base_image_seq_len", "max_image_seq_len"))
+    if not low < high:
+        raise _wrong(SCHEDULER, "base_image_seq_len and max_image_seq_len", (low, high), "rising numbers")
+    by_size = ShiftBySize((low, high), (_exponent(told, "base_shift"), _exponent(told, "max_shift")))
     return replace(noise, shift_by_size=by_size, last_share=last)
+
+
+def _patches(told: Said, key: str) -> int:
+    found = _number(SCHEDULER, told, key, 0.0)
+    if not found.is_integer() or not 0 < found <= _MOST_PATCHES:
+        raise _wrong(SCHEDULER, key, found, f"a whole number from 1 to {_MOST_PATCHES}")
+    return int(found)
+
+
+def _exponent(told: Said, key: str) -> float:
+    found = _number(SCHEDULER, told, key, 0.0)
+    if not abs(found) <= _MOST_EXPONENT:
+        raise _wrong(SCHEDULER, key, found, f"a number from {-_MOST_EXPONENT} to {_MOST_EXPONENT}")
+    return found
 
 
 def _shift(told: Said) -> float:
     shift = _number(SCHEDULER, told, "shift", 1.0)
-    if not 0.0 < shift < 1000.0:
-        raise _wrong(SCHEDULER, "shift", shift, "a number above 0")
+    least, most = _SHIFTS
+    if not least <= shift <= most:
+        raise _wrong(SCHEDULER, "shift", shift, f"a number from {least} to {most}")
     return shift
 
 
@@ -112,9 +134,10 @@ def _number(name: str, said: Said, key: str, otherwise: float) -> float:
     value = said.get(key)
     if value is None:
         return otherwise
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    number = finite_number(value)
+    if number is None:
         raise _wrong(name, key, value, "a number")
-    return float(value)
+    return number
 
 
 def _wrong(name: str, key: str, found: object, expected: str) -> UnknownArchitecture:

@@ -53,6 +53,7 @@ _ENDING_ABOVE = frozenset(
 _OWN_SCHEDULES: Mapping[str, str] = {
     "mochi": "linear_quadratic",
     "cosmos_t2v": "karras",
+    "cosmos2_t2i": "karras",
     "stable_audio_1": "exponential",
 }
 #: of noise that ends far above none: the authors' own draws new noise in each step, this is its like without
@@ -61,8 +62,8 @@ _OWN_SAMPLERS: Mapping[str, str] = {"stable_audio_1": "dpmpp_2m"}
 _BESIDES: Mapping[str, tuple[str, ...]] = {
     "stable_audio_1": ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
 }
-#: what is known of a model but not of its levels of noise: those of Cosmos Predict 2 are ratios of Karras' ones
-_UNKNOWN_LEVELS = frozenset({"cosmos2_t2i", "cosmos2_i2v"})
+#: what is known of a model but not how its films begin, which are told of it in a mask and in levels of each frame
+_UNKNOWN_LEVELS = frozenset({"cosmos2_i2v"})
 #: what a model must be told that no request says yet, but for those that are shown a picture
 _NOT_SAID = frozenset({"image", "control", "reference"})
 #: those that are shown a picture of a person's own

@@ -58,7 +58,10 @@ class OpenControlNet:
         if not {"block_out_channels", "cross_attention_dim"} <= set(unet):
             title = model.checkpoint.family.title
             raise unusable_field("controls", f"ControlNet {self.ref.name!r}", f"none: {title} has no UNet to speak to")
-        found, expected = _kind(own), _kind(unet)
+        found = {"latent channels": own.get("in_channels"), "picture channels": own.get("conditioning_channels")}
+        # models that are shown a picture beside their latent read more channels than it has
+        expected = {"latent channels": model.latent.channels, "picture channels": 3}
+        found, expected = {**found, **_kind(own)}, {**expected, **_kind(unet)}
         # one without attention reads no text
         found["text width"] = found["text width"] if own.get("cross_attention_dim") else expected["text width"]
         if found != expected:

@@ -230,7 +230,10 @@ def call_cosmos(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told)
 
 
 def call_cosmos_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Cosmos Predict 2, a flow: frames of a picture to go on from ("image") are told of next to no noise."""
+    """Cosmos Predict 2, a flow: frames of a picture to go on from ("image") are told of next to no noise. A latent of
+    one picture is taken for one frame."""
+    if x_BCTHW.dim() == 4:
+        return call_cosmos_predict_2(module, x_BCTHW.unsqueeze(2), level_B, told).squeeze(2)
     timestep = level_B
     if _goes_on(module):
         timestep = level_B.reshape(-1, 1, 1, 1, 1).expand(-1, 1, x_BCTHW.shape[2], 1, 1)

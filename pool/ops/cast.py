@@ -63,9 +63,10 @@ def apply_weight_functions(
     if not functions:
         return converted(working, dtype) if working.is_floating_point() else working
     is_copy = is_copy or working.dtype is not working_dtype
-    working = (
-        converted(working, working_dtype).contiguous() if is_copy else working.clone(memory_format=torch.contiguous_format)
-    )
+    if is_copy:
+        working = converted(working, working_dtype).contiguous()
+    else:
+        working = working.clone(memory_format=torch.contiguous_format)
     for function in functions:
         working = function(working)
     return working.to(dtype)

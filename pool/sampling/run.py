@@ -57,11 +57,10 @@ def denoise_pictures(
     not read. Noise is added to `start_BCHW`, float32 in the model's own scale; without it to what `inpainting` keeps,
     or to nothing. The state is kept in float32 on `device`, where `predict_noise` is called too: with twice B texts
     (all unconditional ones first), or with B of them when the texts differ in length or in their hooks, or
-    `most_at_once` is 1, or cfg is 1 (`uncond` may then be None). `table` is the noise the model was trained with: SD1's
-    when None; `prediction` what it predicts. `options` are those of the run; their transformer options are the caller's
-    to apply to the model. `apply_hooks` is called with the texts' weight hooks before each batch. `regions` are texts
-    that guide a part of the picture each, beside `cond`. `without_picture` is what the model is told where it is asked
-    about `uncond` as if it saw no picture, in place of what is of the same name; `work.picture_cfg` counts then.
+    `most_at_once` is 1, or cfg is 1 (`uncond` may then be None). `table`: the noise trained with, SD1's when None;
+    `prediction`: what the model predicts. Transformer options of `options` are the caller's to apply. `apply_hooks` is
+    called with the texts' weight hooks before each batch. `regions`: texts for a part of the picture each, beside
+    `cond`. `without_picture`: told in place of its namesakes where the model is asked about `uncond` without a picture.
     Raises Stopped before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
     table, options = table or sd1_sigma_table(), options or ModelOptions()
@@ -72,20 +71,9 @@ def denoise_pictures(
 
     def prepare() -> Denoise:
         negative = None if uncond is None else uncond.to(device)
-        return guided_denoiser(
-            predict_noise,
-            table,
-            cond.to(device),
-            negative,
-            work.cfg,
-            options,
-            apply_hooks,
-            most_at_once,
-            prediction,
-            regions.to(device),
-            kept_length,
-            _without(negative, without_picture, work.picture_cfg),
-        )
+        beside = regions.to(device), kept_length, _without(negative, without_picture, work.picture_cfg)
+        how = work.cfg, options, apply_hooks, most_at_once, prediction
+        return guided_denoiser(predict_noise, table, cond.to(device), negative, *how, *beside)
 
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()
@@ -95,8 +83,7 @@ def denoise_pictures(
         if kept is not None:
             denoise = masked_denoiser(denoise, kept, first_BCHW, sigmas, options, prediction)
         sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.sampler, prediction))
-        latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks))
-        return latent_BCHW
+        return sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks))
 
     sigmas = make_sigmas(work.schedule, work.steps, table)[work.first_step :]
     with torch.no_grad(), call_facts(sample_sigmas=sigmas):

@@ -75,6 +75,15 @@ class SigmaTable:
         above it."""
         return self.sigmas[-1 - int(step * (len(self.sigmas) / steps))]
 
+    @property
+    def deviations(self) -> tuple[float, float]:
+        """The ends of the levels, as deviations of noise beside a latent of unit scale."""
+        return self.sigma_min, self.sigma_max
+
+    def level(self, deviation: float) -> float:
+        """The level of noise of this deviation."""
+        return deviation
+
     def ended(self, levels: Sequence[float]) -> list[float]:
         """`levels` of a run as the model wants them to end."""
         return list(levels)
@@ -142,6 +151,23 @@ class FlowTable(SigmaTable):
         return shifted(1.0 - min(max(percent, 0.0), 1.0), self.shift)
 
 
+@dataclass(frozen=True, slots=True)
+class RatioTable(SigmaTable):
+    """The levels of a flow that was trained with noise of all deviations between two ends: the share of noise in what
+    is made of it and a latent of unit scale."""
+
+    @property
+    def deviations(self) -> tuple[float, float]:
+        return self.sigma_min / (1.0 - self.sigma_min), self.sigma_max / (1.0 - self.sigma_max)
+
+    def level(self, deviation: float) -> float:
+        return deviation / (1.0 + deviation)
+
+    def told(self, sigma: float) -> float:
+        """The share of noise itself."""
+        return sigma
+
+
 #: entries of the table of a flow
 FLOW_LEVELS = 1000
 
@@ -185,6 +211,9 @@ def sigma_table(noise: NoiseFacts = PLAIN_NOISE, tokens: int = 0, steps: int = 0
     match noise.kind:
         case NoiseKind.SCALED_LINEAR | NoiseKind.LINEAR:
             return betas_table(noise)
+        case NoiseKind.FLOW if noise.sigma_max:
+            between = edm_sigma_table(noise.sigma_min, noise.sigma_max, noise.sigma_data)
+            return RatioTable(tuple(sigma / (1.0 + sigma) for sigma in between.sigmas))
         case NoiseKind.FLOW:
             by_size = noise.shift_by_size
             return flow_table(noise.shift if by_size is None else by_size.shift(tokens, steps), noise.last_share)
@@ -261,13 +290,14 @@ def _ddim_uniform(steps: int, table: SigmaTable) -> list[float]:
 
 def _karras(steps: int, table: SigmaTable) -> list[float]:
     """Even in sigma ** (1 / 7). Source: Karras et al. 2022, equation 5, rho = 7."""
-    rho = 7.0
-    return [root**rho for root in _evenly(table.sigma_max ** (1 / rho), table.sigma_min ** (1 / rho), steps)]
+    rho, (low, high) = 7.0, table.deviations
+    return [table.level(root**rho) for root in _evenly(high ** (1 / rho), low ** (1 / rho), steps)]
 
 
 def _exponential(steps: int, table: SigmaTable) -> list[float]:
     """Even in log(sigma)."""
-    return [math.exp(log_sigma) for log_sigma in _evenly(math.log(table.sigma_max), math.log(table.sigma_min), steps)]
+    low, high = table.deviations
+    return [table.level(math.exp(log_sigma)) for log_sigma in _evenly(math.log(high), math.log(low), steps)]
 
 
 def _linear_quadratic(steps: int, table: SigmaTable) -> list[float]:

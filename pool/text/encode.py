@@ -80,25 +80,31 @@ def read_texts(
     CLIP reads chunks, as `encode_prompt` says, and the pooled text is that of the first chunk, whatever its tokens
     weigh, as ComfyUI has it; `embeddings` are its learned tokens. `text_model` may have a projection. Other encoders
     read a text at once, cut to the most that they read; the empty prompt that weights move from is one in the same
-    template. `negative` says which texts are what a picture is not to show, where a family words those otherwise; where
-    nobody says it, those that say nothing.
+    template. Of a CLIP whose states nobody is told, the first chunk alone is read. `negative` says which texts are
+    what a picture is not to show, where a family words those otherwise; where nobody says it, those that say nothing.
     A row knows nothing of the others in the batch. Kernels may round otherwise at another batch size.
     Raises UnusableField as `parse_weights` does and for more layers left out than there are, UnknownName for an
     embedding that is not there.
     """
     reading = reading_of(facts)
     check_layers(reading, _layers(text_model))
-    prompts = _prompts(text_model, tokenizer, texts, reading, embeddings, negative)
+    sides = _sides(texts, reading, negative)
+    prompts = _prompts(text_model, tokenizer, texts, reading, embeddings, sides)
     rows = [row for prompt in prompts for row in prompt]
-    weighted = any(row.is_weighted for row in rows)
-    batch = (*rows, _empty(tokenizer, reading, len(rows[0].token_ids))) if weighted else tuple(rows)
+    side_of_row = [side for side, prompt in zip(sides, prompts, strict=True) for _ in prompt]
+    empties = _empties(tokenizer, reading, rows, side_of_row)
+    batch = (*rows, *empties.values())
     ids_NT = torch.tensor([row.token_ids for row in batch], dtype=torch.long).to(device)
     mask_NT = torch.tensor([row.mask for row in batch], dtype=torch.long).to(device) if reading.is_masked else None
     with torch.no_grad(), _learned(text_model, batch, embeddings):
         z_NTD, pooled_NV = _read(text_model, ids_NT, mask_NT, reading)
-    if weighted:
+    if empties:
         weights_NT = torch.tensor([row.weights for row in rows], dtype=torch.float32).to(device)
-        z_NTD = _weigh(z_NTD[:-1], z_NTD[-1:], weights_NT)
+        places = {side: len(rows) + place for place, side in enumerate(empties)}
+        # rows of a side without an empty one weigh 1 throughout, and are moved from nothing
+        from_N = [places.get(side, len(rows)) for side in side_of_row]
+        empty_NTD = z_NTD[from_N] if len(empties) > 1 else z_NTD[len(rows) :]
+        z_NTD = _weigh(z_NTD[: len(rows)], empty_NTD, weights_NT)
     read, first = [], 0
     for prompt in prompts:
         pooled_V = None if pooled_NV is None else pooled_NV[first]
@@ -114,28 +120,46 @@ def _prompts(
     texts: Sequence[str],
     reading: Reading,
     embeddings: Embeddings,
-    negative: Sequence[bool] | None,
+    sides: Sequence[bool],
 ) -> list[tuple[Chunk, ...]]:
-    """The rows of each text, all of one length."""
+    """The rows of each text, all of one length; the first alone where no states are told."""
     assert reading.is_clip == isinstance(tokenizer, ClipTokenizer), f"{reading.encoder} with another's tokenizer"
     if isinstance(tokenizer, ClipTokenizer):
         places = getattr(_config(text_model), "max_position_embeddings", reading.chunk_tokens)
         tokens = min(reading.chunk_tokens, places)
         known = {name: vectors.shape[0] for name, vectors in embeddings.items()}
-        chunks = [split_prompt(tokenizer, text, known, tokens) for text in texts]
+        told = None if reading.tells_states else 1
+        chunks = [split_prompt(tokenizer, text, known, tokens)[:told] for text in texts]
         return [tuple(_with_pads(chunk, reading.clip_pad_id) for chunk in prompt) for prompt in chunks]
-    sides = [not text.strip() for text in texts] if negative is None else negative
     rows = [whole_text(tokenizer, t, reading, is_negative=side) for t, side in zip(texts, sides, strict=True)]
     longest = max(len(row.token_ids) for row in rows)
     pad_id = pad_of(tokenizer, reading)
     return [(filled_up(row, longest, pad_id, left=reading.fills_left),) for row in rows]
 
 
-def _empty(tokenizer: AnyTokenizer, reading: Reading, tokens: int) -> Chunk:
+def _sides(texts: Sequence[str], reading: Reading, negative: Sequence[bool] | None) -> list[bool]:
+    """Which texts are put into the words for what a picture is not to show."""
+    if not reading.negative_template:
+        return [False] * len(texts)
+    return [not text.strip() for text in texts] if negative is None else list(negative)
+
+
+def _empties(
+    tokenizer: AnyTokenizer, reading: Reading, rows: Sequence[Chunk], sides: Sequence[bool]
+) -> dict[bool, Chunk]:
+    """The row of an empty prompt for each side whose rows have weights, in that side's words. None where no states are
+    told: a weight moves nothing else."""
+    weighted = dict.fromkeys(side for row, side in zip(rows, sides, strict=True) if row.is_weighted)
+    if not reading.tells_states:
+        return {}
+    return {side: _empty(tokenizer, reading, len(rows[0].token_ids), is_negative=side) for side in weighted}
+
+
+def _empty(tokenizer: AnyTokenizer, reading: Reading, tokens: int, *, is_negative: bool) -> Chunk:
     """The row of an empty prompt, so many tokens long."""
     if isinstance(tokenizer, ClipTokenizer):
         return _with_pads(empty_chunk(tokens), reading.clip_pad_id)
-    row = whole_text(tokenizer, "", reading)
+    row = whole_text(tokenizer, "", reading, is_negative=is_negative)
     return cut_down(filled_up(row, tokens, pad_of(tokenizer, reading), left=reading.fills_left), tokens)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -88,6 +88,7 @@ class Reading:
     clip_pad_id       the same for CLIP, as a number
     chunk_tokens      what CLIP reads at once, where it has places for so many
     pooled            which vector is told beside the states
+    tells_states      models are told the states; where they are told the vector alone, CLIP runs its first chunk only
     """
 
     encoder: str
@@ -112,6 +113,7 @@ class Reading:
     clip_pad_id: int = 49407
     chunk_tokens: int = 77
     pooled: Pooled = Pooled.NONE
+    tells_states: bool = True
 
     @property
     def is_clip(self) -> bool:
@@ -153,11 +155,9 @@ def with_layers_skipped(facts: TextFacts | Reading, count: int) -> TextFacts | R
 
 
 _SPACES = re.compile(r"\s+")
-#: what stands in quotation marks of each kind, those that HunyuanImage looks for first
-_SINGLE, _DOUBLE = r"'(.*?)'", r'"(.*?)"'
-_CHINESE_SINGLE, _CHINESE_DOUBLE = "\u2018(.*?)\u2019", "\u201c(.*?)\u201d"
-_QUOTED = tuple(re.compile(pattern) for pattern in (_SINGLE, _DOUBLE, _CHINESE_SINGLE, _CHINESE_DOUBLE))
-_DOUBLY_QUOTED = re.compile(f"{_DOUBLE}|{_CHINESE_DOUBLE}")
+#: quotation marks that open, by those that close, in the order in which HunyuanImage looks for them
+_QUOTED: tuple[Mapping[str, str], ...] = ({"'": "'"}, {'"': '"'}, {"\u2018": "\u2019"}, {"\u201c": "\u201d"})
+_DOUBLY_QUOTED: Mapping[str, str] = {'"': '"', "\u201c": "\u201d"}
 
 
 def cleaned(text: str, cleaning: Cleaning) -> str:
@@ -172,9 +172,25 @@ def cleaned(text: str, cleaning: Cleaning) -> str:
         case Cleaning.NEVER_EMPTY:
             return text or " "
         case Cleaning.QUOTED:
-            return _written([found for pattern in _QUOTED for found in pattern.findall(text)])
+            return _written([part for marks in _QUOTED for part in _between(text, marks)])
         case Cleaning.QUOTED_ONCE:
-            return _written(dict.fromkeys(one or other for one, other in _DOUBLY_QUOTED.findall(text)))
+            return _written(dict.fromkeys(_between(text, _DOUBLY_QUOTED)))
+
+
+def _between(text: str, marks: Mapping[str, str]) -> Iterator[str]:
+    """What stands between `marks` in each line of `text`: from one that opens to the next that closes it. Takes time
+    as the text is long, however many of them open and never close."""
+    opening = re.compile(f"[{''.join(marks)}]")
+    for line in text.split("\n"):
+        closed, place = dict(marks), 0
+        while found := opening.search(line, place):
+            place, mark = found.end(), found[0]
+            end = line.find(closed[mark], place) if mark in closed else -1
+            if end < 0:
+                closed.pop(mark, None)  # nor does a later one close
+                continue
+            yield line[place:end]
+            place = end + 1
 
 
 def _written(parts: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ the same ids. Source of the numbers of fields: sentencepiece_model.proto of goog
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from enum import IntEnum
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from pool.errors import CorruptFile
+from pool.text.merges import ways_to_make
+from pool.text.tokenizer_faults import faults_become
 
 #: what stands for a space
 SPACE = "\u2581"
@@ -22,8 +25,10 @@ _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _PIECE, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _BYTE_FALLBACK = 3, 35
 _CHARACTERS, _DUMMY_PREFIX = 2, 3
-#: pieces are short; one as long as this is no piece
+#: bytes of a piece; pieces are short, and a longer one is none
 _LONGEST_PIECE = 1 << 12
+#: bytes of all pieces; UMT5's have 2.5 million
+_MOST_PIECE_BYTES = 1 << 23
 
 
 class _Type(IntEnum):
@@ -65,7 +70,7 @@ class _Vocabulary:
 def sentencepiece_tokenizer(data: bytes, source: str) -> Tokenizer:
     """The tokenizer of a SentencePiece file's bytes; `source` names them in messages. Raises CorruptFile."""
     found = _read(data, source)
-    try:
+    with faults_become(lambda said: CorruptFile(f"{source}: found no usable SentencePiece vocabulary: {said}")):
         match found.model:
             case _Model.UNIGRAM:
                 tokenizer = _unigram(found, source)
@@ -73,14 +78,10 @@ def sentencepiece_tokenizer(data: bytes, source: str) -> Tokenizer:
                 tokenizer = _byte_pairs(found)
             case _:
                 raise CorruptFile(f"{source}: found SentencePiece of type {found.model}, expected Unigram or BPE")
-    except CorruptFile:
-        raise
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise CorruptFile(f"{source}: found no usable SentencePiece vocabulary: {error}") from error
-    special = (_Type.CONTROL, _Type.UNKNOWN)
-    tokenizer.add_special_tokens([AddedToken(p.text, normalized=False) for p in found.pieces if p.type in special])
-    own = [AddedToken(p.text, normalized=False) for p in found.pieces if p.type == _Type.USER_DEFINED]
-    tokenizer.add_tokens(own)
+        special = (_Type.CONTROL, _Type.UNKNOWN)
+        tokenizer.add_special_tokens([AddedToken(p.text, normalized=False) for p in found.pieces if p.type in special])
+        own = [AddedToken(p.text, normalized=False) for p in found.pieces if p.type == _Type.USER_DEFINED]
+        tokenizer.add_tokens(own)
     return tokenizer
 
 
@@ -120,21 +121,24 @@ def _byte_pairs(found: _Vocabulary) -> Tokenizer:
 def _merges(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """All ways in which two pieces make a third, that of the best score first."""
     ways = [
-        (-score, len(text[:cut]), len(text) - cut, ids[text[:cut]], ids[text[cut:]], text[:cut], text[cut:])
-        for text, score in scores.items()
-        for cut in range(1, len(text))
-        if text[:cut] in scores and text[cut:] in scores
+        (-scores[text], cut, len(text) - cut, ids[text[:cut]], ids[text[cut:]])
+        for text, cut in ways_to_make(scores, scores)
     ]
-    return [(first, second) for *_, first, second in sorted(ways)]
+    by_id = {number: text for text, number in ids.items()}
+    return [(by_id[first], by_id[second]) for *_, first, second in sorted(ways)]
 
 
 def _read(data: bytes, source: str) -> _Vocabulary:
     pieces: list[_Piece] = []
     model, byte_fallback, characters, dummy_prefix = int(_Model.UNIGRAM), False, b"", True
+    piece_bytes = 0
     try:
         for field, value in _fields(data):
             if field == _PIECES and isinstance(value, bytes):
                 pieces.append(_piece(value))
+                piece_bytes += len(value)
+                if piece_bytes > _MOST_PIECE_BYTES:
+                    raise ValueError(f"more than {_MOST_PIECE_BYTES} bytes of pieces")
             elif field == _TRAINER and isinstance(value, bytes):
                 trainer = dict(_fields(value))
                 model = _number(trainer.get(_MODEL_TYPE, model))
@@ -156,7 +160,10 @@ def _piece(data: bytes) -> _Piece:
     text, score, kind = fields.get(_PIECE, b""), fields.get(_SCORE, b"\0\0\0\0"), fields.get(_TYPE, int(_Type.NORMAL))
     if not isinstance(text, bytes) or not isinstance(score, bytes) or len(text) > _LONGEST_PIECE:
         raise ValueError("a piece is no text with a score")
-    return _Piece(text.decode("utf-8"), struct.unpack("<f", score)[0], _number(kind))
+    (number,) = struct.unpack("<f", score)
+    if not math.isfinite(number):
+        raise ValueError(f"a piece has the score {number}")
+    return _Piece(text.decode("utf-8"), number, _number(kind))
 
 
 def _number(value: int | bytes) -> int:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pool.errors import UserError
+from pool.checkpoints.files.strict_json import brief
+from pool.errors import UnusableField, UserError
 from pool.text.tokenizer import letters_of_bytes
+from pool.text.tokenizer_faults import faults_become
 
 
 class TokenizerMissing(UserError):
@@ -128,6 +130,11 @@ class TextTokenizer:
         """How many tokens the vocabulary has."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def last_id(self) -> int:
+        """The largest number that a token has: an encoder's table has a row for it."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+
     def id_of(self, token: str) -> int:
         """The id of a token of the vocabulary. Raises TokenizerMissing when it has none such."""
         found = self._tokenizer.token_to_id(token)
@@ -139,9 +146,16 @@ class TextTokenizer:
         """The tokens of `text`, without those around it, of any length.
 
         Half of a surrogate pair, which no encoding of Unicode can hold, counts as a question mark.
+        Raises UnusableField for a text that the tokenizer gives up on.
         """
         whole = text.encode("utf-8", "replace").decode("utf-8")
-        found = self._tokenizer.encode(whole, add_special_tokens=False)
+
+        def refused(said: str) -> UnusableField:
+            wanted = f"a text that the tokenizer of {self.facts.title} can read"
+            return UnusableField(f"prompt: found {brief(whole)}, expected {wanted} ({self.source}: {said})")
+
+        with faults_become(refused):
+            found = self._tokenizer.encode(whole, add_special_tokens=False)
         ends = (
             start + len(whole[start:end].rstrip()) if whole[start:end].strip() else end for start, end in found.offsets
         )

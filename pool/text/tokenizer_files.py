@@ -2,8 +2,8 @@
 
 What is accepted, in this order: tokenizer.json; spiece.model or tokenizer.model; tekken.json; vocab.json with
 merges.txt; vocab.txt. Inside a file of weights: tensors of bytes, as ComfyUI's files of UMT5, Gemma and Mistral carry
-them. A vocabulary that has not the special tokens, or not about as many tokens as the encoder, is another's and passed
-over.
+them. A vocabulary that has not the special tokens, or not about as many tokens as the encoder, or a token that it has
+no row for, is another's and passed over; so is one that cannot read every text.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from torch import Tensor
 
 from pool.checkpoints.files.regular_file import MAX_TEXT_BYTES, read_text_file
-from pool.errors import CorruptFile, UserError
+from pool.errors import CorruptFile, UnusableField, UserError
 from pool.text.sentencepiece_file import sentencepiece_tokenizer
 from pool.text.tekken_file import tekken_tokenizer
 from pool.text.text_tokenizer import TOKENIZER_FACTS, TextTokenizer, TokenizerMissing, byte_tokenizer
+from pool.text.tokenizer_faults import faults_become
 
 #: an encoder's table of tokens is a little longer than its tokenizer's; one of less than this part of it is another's
 LEAST_PART = 0.5
@@ -29,6 +30,8 @@ LEAST_PART = 0.5
 TENSORS: Mapping[str, str] = {
     "tokenizer_json": "tokenizer.json", "spiece_model": "spiece.model", "tekken_model": "tekken.json",
 }  # fmt: skip
+#: words, and signs that no vocabulary has a token for: those for private use, and one for nothing at all
+_STRANGE_TEXTS = ("a red cat, 12 dogs", "\ue000", "a\U0010fffdb \ufdd0 \x00")
 #: what Qwen takes for a word. Source: tokenization_qwen2.py of transformers
 QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,14 +61,18 @@ def find_tokenizer(
     for source, read in _candidates(folder, tensors or {}, weights):
         try:
             found = TextTokenizer(read(), kind, source)
+            _check_reads_all(found)
         except UserError as error:
             if folder is not None and isinstance(error, CorruptFile):
                 raise
             passed.append(str(error))
             continue
-        if LEAST_PART * vocabulary <= found.size <= vocabulary:
+        if not LEAST_PART * vocabulary <= found.size <= vocabulary:
+            passed.append(f"{source}: found {found.size} tokens, expected about the encoder's {vocabulary}")
+        elif found.last_id >= vocabulary:
+            passed.append(f"{source}: found a token of number {found.last_id}, expected those below {vocabulary}")
+        else:
             return found
-        passed.append(f"{source}: found {found.size} tokens, expected about the encoder's {vocabulary}")
     facts = TOKENIZER_FACTS[kind]
     if folder is None and weights is not None:
         folder = weights.parent
@@ -74,6 +81,15 @@ def find_tokenizer(
         where = f"into {folder}" if folder is not None else "into a folder, and name the folder"
     looked = "".join(f"; {reason}" for reason in passed)
     raise TokenizerMissing(f"tokenizer of {facts.title}: found none{looked}. Put {facts.published} {where}")
+
+
+def _check_reads_all(tokenizer: TextTokenizer) -> None:
+    """Raises CorruptFile for a tokenizer that raises where it knows no token for a sign."""
+    try:
+        for text in _STRANGE_TEXTS:
+            tokenizer.encode(text)
+    except UnusableField as error:
+        raise CorruptFile(f"{tokenizer.source}: found a tokenizer that cannot read every text: {error}") from error
 
 
 def folders_beside(weights: Path) -> tuple[Path, ...]:
@@ -139,35 +155,30 @@ def _of_bytes(file_name: str, data: bytes, source: str) -> Tokenizer:
         return tekken_tokenizer(data, source)
     if file_name.endswith(".model"):
         return sentencepiece_tokenizer(data, source)
-    try:
+    wanted = "found no tokenizer, expected one as tokenizers writes it"
+    with faults_become(lambda said: CorruptFile(f"{source}: {wanted}: {said}")):
         tokenizer = Tokenizer.from_str(data.decode("utf-8"))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise CorruptFile(f"{source}: found no tokenizer, expected one as tokenizers writes it: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
     return tokenizer
 
 
 def _byte_level(folder: Path) -> Tokenizer:
     """Byte-pair encoding as Qwen has it, from its two files; special tokens stand in others beside them."""
     source = str(folder / "vocab.json")
-    try:
+    with faults_become(lambda said: CorruptFile(f"{source}: found no vocabulary with merges, expected one: {said}")):
         ids = {str(token): int(number) for token, number in _json(folder / "vocab.json").items()}
         lines = _read(folder / "merges.txt").decode("utf-8").splitlines()
         halves = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
         pairs = [(first, second) for first, _, second in halves]
         tokenizer = Tokenizer(models.BPE(vocab=ids, merges=pairs))
-    except CorruptFile:
-        raise
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise CorruptFile(f"{source}: found no vocabulary with merges, expected one: {error}") from error
-    tokenizer.normalizer = normalizers.NFC()
-    words = pre_tokenizers.Split(Regex(QWEN_WORDS), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    added = _added_tokens(folder)
-    tokenizer.add_special_tokens([AddedToken(added[number], normalized=False) for number in sorted(added)])
+        tokenizer.normalizer = normalizers.NFC()
+        words = pre_tokenizers.Split(Regex(QWEN_WORDS), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        added = _added_tokens(folder)
+        tokenizer.add_special_tokens([AddedToken(added[number], normalized=False) for number in sorted(added)])
     for number, token in added.items():
         if (own := tokenizer.token_to_id(token)) != number:
             raise CorruptFile(f"{source}: token {token!r} would be number {own}, expected {number} as files beside say")
@@ -175,25 +186,32 @@ def _byte_level(folder: Path) -> Tokenizer:
 
 
 def _added_tokens(folder: Path) -> dict[int, str]:
-    """The tokens after those of the vocabulary, by number, where a file says them."""
-    if (folder / "tokenizer_config.json").is_file():
-        listed = _json(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    """The tokens after those of the vocabulary, by number, where a file says them. Raises CorruptFile."""
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        listed = _json(path).get("added_tokens_decoder")
         if isinstance(listed, dict):
-            return {int(number): str(token["content"]) for number, token in listed.items()}
-    if (folder / "added_tokens.json").is_file():
-        return {int(number): str(token) for token, number in _json(folder / "added_tokens.json").items()}
+            with faults_become(lambda said: CorruptFile(f"{path}: found no list of added tokens: {said}")):
+                return {int(number): str(token["content"]) for number, token in listed.items()}
+    beside = folder / "added_tokens.json"
+    if beside.is_file():
+        listed = _json(beside)
+        with faults_become(lambda said: CorruptFile(f"{beside}: found no list of added tokens: {said}")):
+            return {int(number): str(token) for token, number in listed.items()}
     return {}
 
 
 def _word_pieces(folder: Path) -> Tokenizer:
     """BERT's vocabulary, one token a line."""
-    tokens = _read(folder / "vocab.txt").decode("utf-8", "replace").splitlines()
-    tokenizer = Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
-    config = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=bool(config.get("do_lower_case", True)))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special if token in tokens])
+    source = folder / "vocab.txt"
+    with faults_become(lambda said: CorruptFile(f"{source}: found no vocabulary of BERT, expected one: {said}")):
+        tokens = _read(source).decode("utf-8", "replace").splitlines()
+        tokenizer = Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
+        config = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=bool(config.get("do_lower_case", True)))
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special if token in tokens])
     return tokenizer
 
 

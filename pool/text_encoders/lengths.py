@@ -6,6 +6,7 @@ Knows how lengths of several encoders' states make one; `pool.text_encoders.told
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,14 +29,32 @@ _SECOND_TELLS = frozenset({"flux", "hunyuan_video"})
 _THIRD_TELLS = frozenset({"hidream"})
 
 
-def tokens_read(reading: Reading, tokenizer: AnyTokenizer, text: str) -> int:
-    """The length of the states that are told of `text`. Raises UnusableField as `parse_weights` does."""
+@dataclass(frozen=True, slots=True)
+class ReadLength:
+    """What one text encoder's work at a text depends on.
+
+    tokens    the states that are told of it
+    weighted  some token weighs other than 1: the empty text is read with it
+    filled    not all tokens are the text's: a mask says which are
+    """
+
+    tokens: int
+    weighted: bool = False
+    filled: bool = False
+
+
+def length_read(reading: Reading, tokenizer: AnyTokenizer, text: str) -> ReadLength:
+    """How an encoder reads `text`. Raises UnusableField as `parse_weights` does."""
     if isinstance(tokenizer, ClipTokenizer):
-        return reading.chunk_tokens * len(split_prompt(tokenizer, text, chunk_tokens=reading.chunk_tokens))
+        chunks = split_prompt(tokenizer, text, chunk_tokens=reading.chunk_tokens)
+        if not reading.tells_states:
+            return ReadLength(reading.chunk_tokens)
+        return ReadLength(reading.chunk_tokens * len(chunks), any(chunk.is_weighted for chunk in chunks))
     row = whole_text(tokenizer, text, reading)
+    tokens = len(row.token_ids) - reading.dropped_tokens
     if reading.padding is Padding.DROPPED:
-        return len(list(kept_places(row, reading.dropped_tokens)))
-    return len(row.token_ids) - reading.dropped_tokens
+        tokens = len(list(kept_places(row, reading.dropped_tokens)))
+    return ReadLength(tokens, row.is_weighted, not all(row.mask))
 
 
 def context_tokens(text_set: str, lengths: Sequence[int]) -> int:

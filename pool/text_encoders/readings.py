@@ -106,7 +106,7 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
             _t5("t5xxl", 256),
         ),
         # ComfyUI fills T5 up to 256 at least; 512 is what Flux dev was trained with, 256 schnell
-        "flux": (Reading("clip_l", 768, pooled=Pooled.PLAIN), _t5("t5xxl", 512)),
+        "flux": (Reading("clip_l", 768, pooled=Pooled.PLAIN, tells_states=False), _t5("t5xxl", 512)),
         "flux2": (
             Reading(
                 "mistral3_24b", 5120, _FLUX2_TEMPLATE, least_tokens=512, most_tokens=512, fills_left=True,
@@ -131,7 +131,7 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
         ),
         # ComfyUI fills nothing up
         "hunyuan_video": (
-            Reading("clip_l", 768, pooled=Pooled.PLAIN),
+            Reading("clip_l", 768, pooled=Pooled.PLAIN, tells_states=False),
             Reading(
                 "llama3_8b", 4096, _HUNYUAN_VIDEO_TEMPLATE, dropped_tokens=_HUNYUAN_VIDEO_BEFORE,
                 least_tokens=256 + _HUNYUAN_VIDEO_BEFORE, most_tokens=256 + _HUNYUAN_VIDEO_BEFORE, is_masked=True,
@@ -168,8 +168,11 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
         ),
         # the model takes the states of some of Llama's layers, one for each of its blocks
         "hidream": (
-            Reading("clip_l", 768, chunk_tokens=128, pooled=Pooled.PROJECTED),
-            Reading("clip_g", 1280, clip_pad_id=_OPEN_CLIP_PAD, chunk_tokens=128, pooled=Pooled.PROJECTED),
+            Reading("clip_l", 768, chunk_tokens=128, pooled=Pooled.PROJECTED, tells_states=False),
+            Reading(
+                "clip_g", 1280, clip_pad_id=_OPEN_CLIP_PAD, chunk_tokens=128, pooled=Pooled.PROJECTED,
+                tells_states=False,
+            ),
             _t5("t5xxl", 128, is_masked=True),
             Reading(
                 "llama3_8b", 4096, least_tokens=128, most_tokens=128, is_masked=True, every_layer=True,

@@ -546,7 +546,7 @@ async def test_a_latent_of_the_drivers_own_is_decoded() -> None:
     import numpy as np
 
     mine = FakeRef(Latent(np.zeros((4, 8, 16), np.float32)))
-    order = DecodeOrder(GivenLatent(given, 128, 64), "shapes")
+    order = DecodeOrder(GivenLatent(given, (8, 16)), "shapes")
     await desk.controller.submit_stage(StageSubmission(ME, SubmissionId("a"), order, {given: mine}))
     await settle()
     assert desk.fleet.running[0].inputs == (mine,)

@@ -123,7 +123,7 @@ def test_what_is_given_is_not_made_and_neither_is_what_only_it_needs() -> None:
 
 
 def test_a_latent_of_ones_own_is_given() -> None:
-    order = DecodeOrder(GivenLatent(TaskId("mine"), 128, 64), "shapes")
+    order = DecodeOrder(GivenLatent(TaskId("mine"), (8, 16)), "shapes")
     made = cut_order(order, JOB, FakeCatalog())
     assert made.job.given == ("mine",)
     assert [task.needs for task in made.job.tasks] == [("mine",)]

@@ -69,12 +69,12 @@ def test_other_lengths_are_other_tasks_that_share_their_texts() -> None:
 def test_a_kept_picture_is_encoded_alone_and_read_after_the_texts() -> None:
     recipe, made = cut(request(FILMS, image=picture()))
     sampled, read = work_of(made, SampleWork), work_of(made, EncodePictureWork)
-    assert sampled.pictured and not sampled.starts and sampled.first_step == 0
-    assert read.frames == 0
+    assert (sampled.pictured, sampled.starts, sampled.first_step, read.frames) == (True, False, 0, 0)
     (task,) = [task for task in made.job.tasks if task.stage is Stage.SAMPLE]
     roles = [Role.VAE if isinstance(made.works[need], EncodePictureWork) else Role.TEXT_ENCODER for need in task.needs]
     assert roles == [Role.TEXT_ENCODER, Role.TEXT_ENCODER, Role.VAE]
-    assert recipe.pictures is not None and recipe.pictures.first_step == 0
+    assert recipe.pictures is not None
+    assert recipe.pictures.first_step == 0
 
 
 def test_a_joined_picture_is_encoded_as_the_first_frame_of_the_whole_film() -> None:

@@ -59,7 +59,7 @@ def test_frames_fit_or_the_complaint_names_the_next_that_do(frames: int, multipl
     named = re.search(r"\((\d+) or (\d+)\)$", str(told.value))
     assert named is not None
     fewer, more = int(named[1]), int(named[2])
-    assert fewer < frames < more and more - fewer == multiple
+    assert fewer < frames < more == fewer + multiple
     for fitting in (fewer, more):
         assert duration_of(Order(frames=fitting), "m", facts).frames == fitting
 
@@ -92,7 +92,7 @@ def test_what_a_model_does_not_make_is_refused(order: Order, facts: SamplingFact
 
 
 def test_sound_has_no_sides() -> None:
-    with pytest.raises(UserError, match="^height: found 64, expected none: model 'm' makes sound"):
+    with pytest.raises(UserError, match=r"^height: found 64, expected none: model 'm' makes sound"):
         size_of(Order(height=64), "m", SOUND, (0, 0))
 
 

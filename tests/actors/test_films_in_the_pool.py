@@ -12,6 +12,7 @@ from actors.outputs.finished import read_film_recipe
 from actors.requests import GenerateRequest
 from modelpool import FilmResult, SoundResult
 from pool.errors import UserError
+from pool.work import Film, Latent
 from tests.actors.fakes import FILMS, SOUNDS
 from tests.actors.loop_line import open_pool
 
@@ -30,7 +31,8 @@ def test_a_film_is_frames_and_their_rate_and_a_file_that_says_how_it_was_made(tm
     assert isinstance(made, FilmResult)
     assert made.frames.shape == (5, 64, 64, 3)
     assert made.frame_rate == 10.0
-    assert made.path is not None and made.path.suffix == ".mp4"
+    assert made.path is not None
+    assert made.path.suffix == ".mp4"
     assert read_film_recipe(made.path) == made.recipe
     copy = made.save(tmp_path / "copy.gif")
     assert read_film_recipe(copy) == made.recipe
@@ -42,7 +44,8 @@ def test_a_sound_is_samples_and_their_rate(tmp_path: Path) -> None:
     assert isinstance(made, SoundResult)
     assert made.samples.shape == (4000, 2)
     assert made.samples_per_second == 8000
-    assert made.path is not None and made.path.suffix == ".flac"
+    assert made.path is not None
+    assert made.path.suffix == ".flac"
     assert read_film_recipe(made.path) == made.recipe
     assert read_film_recipe(made.save(tmp_path / "copy.wav")) == made.recipe
 
@@ -73,3 +76,18 @@ def test_frames_of_a_film_are_those_of_its_seed() -> None:
 def test_what_is_wrong_raises_in_the_driver_and_queues_nothing(fields: dict[str, object]) -> None:
     with open_pool() as pool, pytest.raises(UserError, match=f"^{next(iter(fields))}: "):
         pool.submit(film(**fields))
+
+
+def test_a_film_is_made_stage_by_stage_too() -> None:
+    """The latent in the middle says how long the film is, also where the driver brings it itself."""
+    with open_pool() as pool:
+        text = pool.encode("a red circle", model=FILMS)
+        latent = pool.sample(text, model=FILMS, seed=1, frames=9, frame_rate=4)
+        decoded = pool.decode(latent, model=FILMS).result(10)
+        assert isinstance(decoded, Film)
+        assert (len(decoded.frames_THWC), decoded.frame_rate) == (9, 4.0)
+        own = pool.decode(Latent(np.zeros((4, 3, 8, 16), np.float32)), model=FILMS).result(10)
+        assert isinstance(own, Film)
+        assert own.frames_THWC.shape == (9, 64, 128, 3)
+        with pytest.raises(UserError, match=r"^latent: found .*expected those of a film"):
+            pool.decode(Latent(np.zeros((4, 8, 16), np.float32)), model=FILMS)

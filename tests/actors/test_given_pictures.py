@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, features
+from PIL.PngImagePlugin import PngImageFile
 
+from actors import given_pictures
 from actors.given_pictures import GivenPictures, wanted_size
 from actors.orders import given_id
-from actors.picture_fields import GivenPicture, Pixels, steps_left_out
+from actors.picture_fields import MOST_PIXELS, MOST_SIDE, GivenPicture, Pixels, steps_left_out
 from actors.requests import SIZE_STEP, GenerateRequest
 from pool.errors import UnusableField, UserError
 from pool.pictures import covering, pasted
@@ -50,7 +55,8 @@ def test_a_picture_comes_in_every_form(kind: str, tmp_path: Path) -> None:
     assert isinstance(sent.image, GivenPicture)
     assert sent.image.sha256 == other.image.sha256
     assert sent.image.file == ("a.png" if kind in ("file", "path") else "")
-    assert (sent.width, sent.height) == (64, 40)
+    assert (sent.image.width, sent.image.height) == (64, 40)
+    assert (sent.width, sent.height) == (None, None)
 
 
 def test_what_is_sent_is_a_hash_and_no_picture() -> None:
@@ -84,7 +90,17 @@ def test_a_mask_is_scaled_with_its_picture() -> None:
 @given(st.integers(1, 5000), st.integers(1, 5000), st.none() | st.integers(1, 64), st.none() | st.integers(1, 64))
 def test_sizes_are_whole_steps_and_what_is_said_holds(own_width, own_height, width, height) -> None:
     said = [None if n is None else n * SIZE_STEP for n in (width, height)]
-    found = wanted_size(*said, (own_width, own_height))
+    try:
+        found = wanted_size(*said, (own_width, own_height))
+    except UnusableField as refused:
+        assert None in said and said != [None, None]  # noqa: PT018
+        assert str(refused).startswith("width" if said[0] is None else "height")  # noqa: PT017
+        side = next(n for n in said if n is not None)
+        other = side * own_width / own_height if said[0] is None else side * own_height / own_width
+        assert other > MOST_SIDE - SIZE_STEP or other * side > MOST_PIXELS - side * SIZE_STEP
+        return
+    assert max(found) <= MOST_SIDE
+    assert found[0] * found[1] <= MOST_PIXELS
     for side, asked, own in zip(found, said, (own_width, own_height), strict=True):
         assert side % SIZE_STEP == 0
         assert side > 0
@@ -125,7 +141,7 @@ def test_a_picture_is_read_once_for_all_requests_that_use_it_in_one_size(tmp_pat
     Image.fromarray(PIXELS[:32]).save(path)
     changed, _ = pictures.bring(request(image=path))
     assert len(put) == 3
-    assert changed.height == 32
+    assert changed.image.height == 32
 
 
 def test_pictures_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> None:
@@ -133,7 +149,7 @@ def test_pictures_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> Non
     exif = turned.getexif()
     exif[0x0112] = 6  # to be turned by a quarter
     turned.save(tmp_path / "turned.jpg", exif=exif)
-    assert bring(image=tmp_path / "turned.jpg")[0].height == 64
+    assert bring(image=tmp_path / "turned.jpg")[0].image.height == 64
     clear = Image.fromarray(np.dstack([PIXELS, np.zeros((40, 64), np.uint8)]))
     assert (bring(image=clear)[1][0].pixels_HWC == 255).all()
     grey = Image.fromarray(PIXELS[:, :, 0])
@@ -154,7 +170,10 @@ def test_pictures_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> Non
         ({"strength": 0.5}, r"image: found 'nothing', expected a picture to start from, since strength is given"),
         ({"image": PIXELS, "strength": 0.0}, r"strength: found 0.0, expected a number above 0"),
         ({"image": PIXELS, "strength": 1.5}, r"strength: found 1.5"),
-        ({"image": PIXELS, "strength": 0.04}, r"strength: found 0.04, expected at least 0.05: with 20 steps"),
+        (
+            {"image": PIXELS, "strength": 0.04, "steps": 20},
+            r"strength: found 0.04, expected at least 0.05: with 20 steps",
+        ),
         ({"image": PIXELS, "mask": MASK, "hires": 2}, r"hires: found 'a second pass', expected none with a mask"),
         ({"controls": ["canny"]}, r"controls: found 'canny', expected NAME=FILE"),
         ({"controls": ["canny=nowhere.png:1"]}, r"controls.image: found 'nowhere.png', expected a file that is there"),
@@ -172,9 +191,12 @@ def test_pictures_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> Non
         ({"hires": 9}, r"hires.scale: found 9.0, expected a number above 1 up to 8"),
         ({"hires": "2:0"}, r"hires.strength: found 0.0"),
         ({"hires": "2:0.1:5"}, r"hires.strength: found 0.1, expected at least 0.2: with 5 steps"),
+        ({"hires": "2:0.1", "steps": 5}, r"hires.strength: found 0.1, expected at least 0.2: with 5 steps"),
         ({"hires": "1:2:3:4"}, r"hires: found '1:2:3:4', expected SCALE"),
         ({"hires": {"scale": 2, "by": 3}}, r"unknown field of Hires 'by'"),
         ({"hires": {"via": "magic"}}, r"via: found 'magic'"),
+        ({"regions": ["0,0,8,8=x"] * 17}, r"regions: found '17 of them', expected up to 16: each is computed with"),
+        ({"controls": ["canny=nowhere.png"] * 17}, r"controls: found '17 of them', expected up to 16"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(fields: dict[str, Any], message: str) -> None:
@@ -187,11 +209,115 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(fields: dict[str, Any
     [
         ({"mask": MASK[:, :32]}, r"mask: found '32x40', expected 64x40 pixels, the size of the image"),
         ({"mask": MASK * 0}, r"mask: found 'a mask that is black all over'"),
+        (
+            {"mask": MASK // 255},
+            r"mask: found 'a mask whose brightest pixel is 1 of 255', expected white \(255\).*bool",
+        ),
+        ({"mask": MASK // 2}, r"mask: found 'a mask whose brightest pixel is 127 of 255'"),
+        ({"regions": [{"prompt": "x", "mask": MASK // 255}]}, r"regions.mask: found 'a mask whose .* is 1 of 255'"),
     ],
 )
 def test_pictures_that_do_not_go_together_are_refused_when_they_are_brought(fields, message) -> None:
     with pytest.raises(UnusableField, match=message):
         bring(image=PIXELS, **fields)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said", "message"),
+    [
+        ((4000, 100), {"width": 1024}, r"height: found '1024x40960, in proportion to a picture of 100x4000', expected"),
+        ((16384, 1), {"width": 512}, r"height: found '512x8388608, in proportion"),
+        ((8, 16384), {"height": 16384}, r"width: found '33554432x16384, in proportion"),
+        ((1000, 900), {"height": 8192 + 512}, r"width: found '7832x8704, in proportion.* and 67108864 in all"),
+        ((40, 64), {"height": 8200, "width": 8200}, r"width, height: found '8200x8200', expected"),
+    ],
+)
+def test_sizes_in_which_a_picture_would_be_too_large_are_refused_before_it_is_scaled(
+    shape: tuple[int, int], said: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(given_pictures, "covering", lambda *_: pytest.fail("it is scaled"))
+    with pytest.raises(UnusableField, match=message):
+        bring(image=np.zeros((*shape, 3), np.uint8), **said)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have names on POSIX alone")
+@pytest.mark.parametrize("field", ["image", "mask", "reference", "controls.image", "regions.mask"])
+def test_a_pipe_is_no_picture_and_nobody_waits_for_it(field: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    fields: dict[str, Any] = {
+        "image": {"image": pipe},
+        "mask": {"image": PIXELS, "mask": pipe},
+        "reference": {"reference": pipe},
+        "controls.image": {"controls": [f"canny={pipe}"]},
+        "regions.mask": {"regions": [{"prompt": "x", "mask": pipe}]},
+    }[field]
+    with pytest.raises(UserError, match=rf"^{field}: .*pipe\.png: not a regular file, expected a picture"):
+        request(**fields)
+    with pytest.raises(UserError, match=r"^image: .*: a folder, expected a picture"):
+        request(image=tmp_path)
+
+
+def test_a_file_that_became_a_pipe_meanwhile_is_refused_when_it_is_brought(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(PIXELS).save(path)
+    asked = request(image=path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=r"^image: .*a\.png: a folder"):
+        GivenPictures(lambda result: result).bring(asked)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "AVIF", "JPEG2000", "GIF", "BMP", "TIFF", "PPM", "TGA", "QOI"])
+def test_pictures_are_read_in_the_formats_of_pixels(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    Image.init()
+    if kind not in Image.SAVE:
+        pytest.skip(f"this Pillow writes no {kind}")
+    Image.fromarray(PIXELS).save(path, kind)
+    assert bring(image=path)[1][0].pixels_HWC.shape == (40, 64, 3)
+
+
+def test_what_another_program_would_draw_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.eps"
+    Image.fromarray(PIXELS).save(path)
+    with pytest.raises(UserError, match=r"image: .*a\.eps cannot be read as a picture, expected one of PNG, JPEG"):
+        request(image=path)
+
+
+@pytest.mark.parametrize("at_opening", [True, False])
+@pytest.mark.parametrize("error", [RuntimeError("Failed to decode frame"), EOFError(), KeyError(7), struct.error("x")])
+def test_whatever_a_decoder_raises_over_a_damaged_file_names_the_field(
+    error: Exception, at_opening: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(PIXELS).save(path)
+    asked = request(image=path)
+
+    def damaged(*args: Any, **named: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(*((Image, "open") if at_opening else (PngImageFile, "load")), damaged)
+    with pytest.raises(UserError, match=r"^image: .*cannot be read"):
+        GivenPictures(lambda result: result).bring(asked)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
+def test_damaged_avif_is_refused_by_name(tmp_path: Path) -> None:
+    """Of each place where a byte is wrong, nothing but a UserError comes; decoders raise RuntimeError among others."""
+    whole = io.BytesIO()
+    Image.fromarray(PIXELS).save(whole, "AVIF")
+    path, refused = tmp_path / "a.avif", 0
+    for place in range(0, len(whole.getvalue()), 7):
+        damaged = bytearray(whole.getvalue())
+        damaged[place] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            bring(image=path)
+        except UserError as problem:
+            assert str(problem).startswith("image: ")  # noqa: PT017
+            refused += 1
+    assert refused
 
 
 def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
@@ -237,3 +363,11 @@ def test_a_picture_is_made_anew_by_a_part_and_what_a_mask_shows_all() -> None:
     assert request(image=PIXELS).first_step() == 8
     assert request(image=PIXELS, mask=MASK).first_step() == 0
     assert request().first_step() == 0
+
+
+@pytest.mark.parametrize("fields", [{"image": PIXELS, "strength": 0.04}, {"hires": "2:0.04"}])
+def test_a_strength_is_not_held_against_steps_that_nobody_said(fields: dict[str, Any]) -> None:
+    """Those of the model may be more: it is told where the request is cut."""
+    request(**fields)
+    with pytest.raises(UnusableField, match=r"strength: found 0.04, expected at least 0.05: with 20 steps"):
+        request(**fields, steps=20)

@@ -217,7 +217,7 @@ def test_an_input_whose_owner_died_is_told_as_lost(pool, side) -> None:
     (ref,) = ray.get(owner.put.remote())
     ray.kill(owner)
     given = TaskId(f"given-{side}")
-    order = DecodeOrder(GivenLatent(given, side * 8, side * 8), "shapes")
+    order = DecodeOrder(GivenLatent(given, (side, side)), "shapes")
 
     failures: list[JobFailure] = []
     while not failures:  # until the news of the owner's death is everywhere, the bytes may still be found

@@ -44,6 +44,7 @@ OTHER_PICTURES = {
     "hires": {"scale": 2.0, "strength": 0.5, "steps": None, "via": "latent"},
     "controls": (RecipeControl("canny", "ab", "cd", "a.png", 1.0, 0.0, 1.0),),
     "regions": (RecipeRegion("x", 1.0, (0, 0, 8, 8), ""),),
+    "reference_sha256": "ij", "image_cfg": 1.5, "noise_level": 20,
 }  # fmt: skip
 PICTURES = RecipePictures("ef", "a.png", "gh", "b.png", 2, paste=True)
 
@@ -52,13 +53,13 @@ PICTURES = RecipePictures("ef", "a.png", "gh", "b.png", 2, paste=True)
 def test_what_a_picture_was_made_from_is_in_the_digest_and_where_that_lay_is_not(field) -> None:
     made = replace(RECIPE, pictures=PICTURES)
     assert replace(made, pictures=replace(PICTURES, **{field: OTHER_PICTURES[field]})).digest != made.digest
-    moved = replace(made, pictures=replace(PICTURES, image_file="c.png", mask_file=""))
+    moved = replace(made, pictures=replace(PICTURES, image_file="c.png", mask_file="", reference_file="d.png"))
     if field == "controls":
         (control,) = OTHER_PICTURES[field]
         one, other = (replace(PICTURES, controls=(replace(control, image_file=file),)) for file in ("a.png", "b.png"))
         assert replace(made, pictures=one).digest == replace(made, pictures=other).digest
     assert moved.digest == made.digest
-    assert {f.name for f in fields(RecipePictures)} == {*OTHER_PICTURES, "image_file", "mask_file"}
+    assert {f.name for f in fields(RecipePictures)} == {*OTHER_PICTURES, "image_file", "mask_file", "reference_file"}
 
 
 def test_a_recipe_without_pictures_is_what_it_was_before_there_were_any() -> None:

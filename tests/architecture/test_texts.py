@@ -60,3 +60,13 @@ def test_the_structure_page_tells_of_every_module() -> None:
     told = re.findall(r"^- `([\w/]+\.py)`: \S.+$", page, flags=re.MULTILINE)
     modules = [m.place for m in product_modules("pool", "scheduler", "actors") if m.path.name != "__init__.py"]
     assert sorted(told) == sorted(["modelpool.py", *modules])
+
+
+def test_the_lists_of_families_are_those_of_recognition_and_of_the_tests() -> None:
+    """Out of date? Run scripts/write_families.py."""
+    script = ROOT / "scripts" / "write_families.py"
+    assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0
+    listed = (ROOT / "docs" / "families.md").read_text()
+    assert "| FluxPipeline |" in listed
+    assert "WanImageToVideoPipeline" in listed
+    assert "not compared" in listed

@@ -111,7 +111,8 @@ def test_encoding_counts_the_chunks_and_the_weights(bench: Bench, text: str) -> 
 
 
 def test_a_long_text_needs_more_than_a_short_one(bench: Bench) -> None:
-    short, long = (bench.catalog.figures.activation_bytes(bench.model, EncodeWork(bench.model, (), t)) for t in ("a", LONG))
+    figures = bench.catalog.figures
+    short, long = (figures.activation_bytes(bench.model, EncodeWork(bench.model, (), t)) for t in ("a", LONG))
     assert long > 2 * short
     assert bench.catalog.text_tokens(bench.model, LONG) == 3 * 77
 

@@ -48,6 +48,7 @@ from pool.work import (
     Work,
     stage_of,
     task_id,
+    together_key,
 )
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine
 
@@ -318,3 +319,15 @@ def test_dry_runs_say_the_same_at_other_sizes(catalog: Catalog, side: int) -> No
             for pictures in (1, 2, 4, 8)
         ]
         assert [found <= count * one for count, found in zip((2, 4, 8), more, strict=True)] == [True] * 3
+
+
+def test_what_a_run_reads_of_a_model_or_a_request_keeps_works_apart() -> None:
+    """Two models may have equal weights, and read texts, noise and latents otherwise; layers of CLIP may be skipped."""
+    one, other = ModelRef("a", "/a", "a" * 64), ModelRef("b", "/b", "b" * 64)
+    sample = SampleWork(one, (), SIDE, SIDE, STEPS, 1.0, "euler", "normal", 0)
+    for work in (EncodeWork(one, (), "a"), sample, DecodeWork(one, SIDE, SIDE)):
+        assert together_key(work) != together_key(replace(work, model=other))
+    text = EncodeWork(one, (), "a")
+    assert together_key(text) != together_key(replace(text, layers_skipped=1))
+    assert together_key(text) == together_key(replace(text, text="b"))
+    assert together_key(sample) == together_key(replace(sample, seed=7))

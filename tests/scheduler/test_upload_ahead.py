@@ -4,13 +4,14 @@ Proves, by dialogues with the core: what comes next is told when a run begins, a
 taken to be there as far as the run's time goes, which the report corrects; what follows from the run comes first; the
 run keeps what it holds and what waits for the worker's weights keeps them; nothing is told where another worker has it
 soon, beside a run that streams or of unknown length, nor what the machine would have to read; a half of a load counts
-for half; why and story say so.
+for half; nothing is told where a run hides little of a load, nor where that is switched off; why and story say so.
 """
 
 from __future__ import annotations
 
 from pool.residency import Residency, Resident
 from pool.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, TaskId, WorkerId
+from scheduler.config import SchedulerConfig
 from scheduler.messages import Command, RunTask, UploadAhead
 from scheduler.workers import Worker
 from tests.scheduler.world import DRAW, PAINT, ROOMY, VAE, Shell, alone, decode, encode, sample
@@ -23,9 +24,9 @@ def job(name: str, model: ComponentKey, seed: int = 0) -> JobSpec:
     return alone(name, sample(GIVEN, model=model, seed=seed), given=(GIVEN,))
 
 
-def learnt(*names: str, capacity: int = ROOMY, link: float = 4.0) -> Shell:
+def learnt(*names: str, capacity: int = ROOMY, link: float = 4.0, config: SchedulerConfig | None = None) -> Shell:
     """Workers that have shown how long a sample takes, with nothing on them."""
-    shell = Shell()
+    shell = Shell() if config is None else Shell(config)
     shell.want(*names)
     for name in names:
         shell.come_up(name, capacity, link)
@@ -158,3 +159,21 @@ def test_a_worker_that_is_lost_has_nothing_that_was_brought() -> None:
     shell.come_up("a")
     assert not worker(shell).ahead.keys() - {t.signature for t in shell.state.demand.tasks.values()}
     assert PAINT not in worker(shell).entries or worker(shell).task_id is not None
+
+
+def test_nothing_is_told_where_the_run_would_hide_little_of_the_load() -> None:
+    """Of a load of 6 s the last second of a run hides a sixth, its last two a third."""
+    for left_seconds, is_told in ((1.0, False), (2.0, True)):
+        shell = learnt("a", link=1.0)
+        shell.submit(job("one", DRAW))
+        end = worker(shell).expected_end
+        assert end is not None
+        shell.at = end - left_seconds - 1.0  # a submission takes the next second
+        assert bool(told(shell.submit(job("two", PAINT)))) is is_told
+
+
+def test_nothing_is_told_where_that_is_switched_off() -> None:
+    shell = learnt("a", config=SchedulerConfig(story_length=None, upload_ahead=False))
+    shell.submit(job("one", DRAW))
+    assert not told(shell.submit(job("two", PAINT)))
+    assert not told(shell.finish("a", cost=RunCost(run_seconds=10.0)))

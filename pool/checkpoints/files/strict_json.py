@@ -84,6 +84,17 @@ def brief(value: object) -> str:
         return f"a {type(value).__name__} that is too long to show"
 
 
+def finite_number(value: object) -> float | None:
+    """`value` as a float; None where it is no number, no finite one, or a whole one beyond all floats."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def are_texts(value: object) -> bool:
     """Whether `value` is a mapping of texts to texts."""
     return isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values())

@@ -30,7 +30,7 @@ def test_a_family_without_an_architecture_is_named_with_what_is_missing(command:
     keys = listed(tmp_path / "ace.json", shapes_of("ace_step", "model.diffusion_model."))
     ended = command("inspect", keys)
     assert ended.code == 0
-    assert "recognised as ACE-Step 1 (3.3 B parameters, F16); this version has no architecture for it" in ended.out
+    assert "recognised as ACE-Step 1 (3.3 B parameters, F16); recognised, does not run: nothing" in ended.out
     assert re.search(
         r"^diffusion model +ACE-Step 1 +874 +3,305,659,264 +6\.2 GiB +F16 6\.2 GiB +model\.", ended.out, re.M
     )
@@ -46,7 +46,7 @@ def test_a_list_without_types_has_no_bytes(command: Command, tmp_path: Path) -> 
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({key: list(shape) for key, shape in shapes_of("flux_dev").items()}))
     ended = command("inspect", str(path))
-    assert "recognised as Flux dev (11.9 B parameters)\n" in ended.out
+    assert "recognised as Flux dev (11.9 B parameters); its family runs\n" in ended.out
     assert re.search(r"^architecture +FluxTransformer2DModel of diffusers$", ended.out, re.MULTILINE)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from actors.outputs.finished import encoded
 from actors.outputs.folder import write_whole
 from actors.outputs.png_text import encode_png
+from pool.work import Film, Sound
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import MODELS, FakePool, pixels_for
 from tests.actors.outputs.test_png_text import RECIPE
@@ -125,6 +128,26 @@ def test_a_picture_shows_its_recipe(command: Command, tmp_path: Path) -> None:
     ended = command("inspect", str(path))
     for fact in ("prompt +a red circle", "LoRA light +strength 0.8", "sampler +euler, karras schedule, 20 steps"):
         assert re.search(rf"^{fact}", ended.out, re.MULTILINE), fact
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact"),
+    [
+        ({"frames": 5, "frame_rate": 8.0, "format": "gif", "width": 32, "height": 16}, "frames +5, 8 a second"),
+        ({"seconds": 0.5, "format": "wav", "width": 0, "height": 0}, "length +0.5 seconds"),
+    ],
+)
+def test_a_film_and_a_sound_show_their_recipe(
+    command: Command, tmp_path: Path, fields: dict[str, object], fact: str
+) -> None:
+    recipe = replace(RECIPE, **fields)
+    made = Film(np.zeros((5, 16, 32, 3), np.uint8), 8.0) if recipe.frames else Sound(np.zeros((9, 2), np.float32), 8000)
+    path = tmp_path / f"made.{recipe.ending}"
+    write_whole(path, encoded(made, recipe))
+    [found] = command("inspect", str(path), "--json").objects
+    kind = "film" if recipe.frames else "sound"
+    assert (found["kind"], found["digest"]) == (kind, recipe.digest)
+    assert re.search(rf"^{fact}", command("inspect", str(path)).out, re.MULTILINE)
 
 
 def test_a_picture_of_another_program_shows_its_parameters(command: Command, tmp_path: Path) -> None:

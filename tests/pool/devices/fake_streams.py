@@ -83,7 +83,8 @@ class Trace:
 
     @contextmanager
     def _on(self, stream: FakeStream) -> Iterator[None]:
-        # memory that this stream hands out, or writes for the current one, may have been read by any step of that so far
+        # memory that this stream hands out, or writes for the current one, may have been read by any step of
+        # that so far
         current = self._on_streams[-1]
         is_behind = stream.seen.get(current.name, 0) < current.steps
         assert stream.name in self.lending or not is_behind, f"{stream.name} may overwrite what is being read"

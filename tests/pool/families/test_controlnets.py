@@ -184,3 +184,19 @@ def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match=r"unknown ControlNet 'cany'; did you mean 'canny'"):
         tiny.made(controls=[{"model": "cany", "image": PICTURES["canny"]}], **SIZE, **FIELDS)
     tiny.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "channels", "named"),
+    [("input_blocks.0.0.weight", 9, "latent channels 9"), ("input_hint_block.0.weight", 4, "picture channels 4")],
+)
+def test_one_that_reads_other_channels_is_refused_by_name(key: str, channels: int, named: str, tmp_path: Path) -> None:
+    """Such as one that is shown a picture with a hole: it would fail in its first layer, in the middle of a job."""
+    tiny = controlled(tmp_path, "sd1")
+    layout = ldm_controlnet(layouts.TINY_UNET)
+    shape = layout[f"control_model.{key}"]
+    layout[f"control_model.{key}"] = (shape[0], channels, *shape[2:])
+    write_tiny_checkpoint(tmp_path / "controlnet" / "odd.safetensors", layout=layout)
+    with pytest.raises(UnusableField, match=rf"controls: found .*ControlNet 'odd' .*{named}.* expected .*channels"):
+        tiny.made(controls=[{"model": "odd", "image": PICTURES["canny"]}], **SIZE, **FIELDS)
+    tiny.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,22 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
+from pool.checkpoints.sampling_facts import Beginning
 from pool.latent_pixels import latent_shape
 from pool.sampling.noise import PictureNoise
-from pool.spec import Role
-from pool.work import Encoded, EncodePictureWork, Latent, Picture
+from pool.spec import Role, TaskSpec
+from pool.work import (
+    DecodeWork,
+    Encoded,
+    EncodePictureWork,
+    Latent,
+    Picture,
+    RunHooks,
+    SampleWork,
+    Stopped,
+    stage_of,
+    task_id,
+)
 from tests.pool.diffusion_models import video_published as video_layouts
 from tests.pool.families.tiny_transformers import FAMILIES, T5_WORDS, WIDTH, TinyFamily
 from tests.pool.families.whole_transformer import FRAME_RATE, SEED, STEPS, Whole
@@ -119,8 +132,8 @@ def test_a_film_from_a_picture_is_that_of_diffusers(name: str, tmp_path: Path) -
     whole = Whole(tmp_path, tiny)
     assert whole.family.name == name
     read, begins = whole.texts(), whole.family.sampling.film
-    assert begins is not None and begins.begins is not None
-    frames = whole.frames if begins.begins.name == "JOINED" else 0
+    assert begins is not None
+    frames = whole.frames if begins.begins is Beginning.JOINED else 0
     first = whole.run(EncodePictureWork(whole.model, PIXELS_WIDE, PIXELS_HIGH, frames=frames), picture())
     assert isinstance(first, Latent)
     latent = whole.latent(read, beginning=first)
@@ -142,3 +155,60 @@ def test_a_kept_picture_is_the_first_cell_of_the_film(name: str, tmp_path: Path)
     np.testing.assert_allclose(with_it[:, 0], first.samples_CHW, atol=1e-4)
     assert not np.allclose(with_it[:, 1:], without[:, 1:], atol=1e-2)
     whole.engine.close()
+
+
+def test_a_film_stops_at_a_step(tmp_path: Path) -> None:
+    """As pictures do: what is asked to stop makes no step more."""
+    whole = Whole(tmp_path, FAMILIES["wan_t2v"])
+    read, done = whole.texts(), [0]
+
+    def on_step(step: int, steps: int) -> None:
+        done[0] = step
+
+    width, height, duration = whole.extent
+    work = SampleWork(whole.model, (), width, height, 20, 5.0, "euler", "normal", SEED, **duration)
+    use = whole.catalog.use(whole.model, Role.DIFFUSION_MODEL, ())
+    needed = whole.catalog.figures.activation_bytes(whole.model, work)
+    task = TaskSpec(task_id(work, ()), stage_of(work), (use,), needed, 0.1)
+    with pytest.raises(Stopped):
+        whole.engine.run(task, work, read, RunHooks(on_step, lambda: done[0] >= 2))
+    assert done[0] == 2
+    whole.engine.close()
+
+
+def test_more_frames_are_counted_and_expected_to_take_longer(tmp_path: Path) -> None:
+    """Of sampling, decoding and encoding what a film begins with; a GPU's memory is planned by it."""
+    whole = Whole(tmp_path, JOINED)
+    width, height, _ = whole.extent
+
+    def figures(frames: int) -> list[tuple[int, float]]:
+        works = (
+            SampleWork(whole.model, (), width, height, 4, 5.0, "euler", "normal", 1, frames, 8.0, pictured=True),
+            DecodeWork(whole.model, width, height, frames=frames, frame_rate=8.0),
+            EncodePictureWork(whole.model, width, height, frames=frames),
+        )
+        asked = whole.catalog
+        return [(asked.figures.activation_bytes(whole.model, w), asked.run_seconds(whole.model, w)) for w in works]
+
+    for short, long in zip(figures(5), figures(33), strict=True):
+        assert short[0] < long[0]
+        assert short[1] < long[1]
+    whole.engine.close()
+
+
+def test_a_model_that_reads_a_picture_with_a_vision_encoder_says_so(tmp_path: Path) -> None:
+    """Wan 2.1's, which is told states of CLIP too."""
+    from safetensors.torch import save_file
+
+    from pool.checkpoints.build import open_checkpoint
+    from pool.errors import UnknownArchitecture
+
+    def model() -> Any:
+        return diffusers.WanTransformer3DModel(
+            num_attention_heads=1, attention_head_dim=128, in_channels=36, out_channels=16, text_dim=WIDTH, freq_dim=16,
+            ffn_dim=32, num_layers=2, rope_max_seq_len=1024, image_dim=10, added_kv_proj_dim=128,
+        )  # fmt: skip
+
+    save_file(replace(JOINED, model=model).file(), tmp_path / "wan21.safetensors")
+    with pytest.raises(UnknownArchitecture, match="vision encoder too, and those are not run yet"):
+        open_checkpoint(tmp_path / "wan21.safetensors")

@@ -46,7 +46,7 @@ def test_a_name_that_nobody_knows_is_refused_with_those_that_are(tmp_path: Path)
     tiny = TinyModel(tmp_path, layouts.tiny_sd1())
     (tmp_path / "embeddings").mkdir()
     save_file({"emb_params": torch.zeros(2, 32)}, tmp_path / "embeddings" / "worn.safetensors")
-    with pytest.raises(UnknownName, match="embedding.*'torn'.*worn"):
+    with pytest.raises(UnknownName, match=r"embedding.*'torn'.*worn"):
         encoded(tiny, prompt="a embedding:torn chair")
     tiny.close()
 

@@ -262,14 +262,18 @@ def _mochi(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     return found
 
 
+#: diffusers takes one function of torchvision, which is not needed here
+_RESIZING = SimpleNamespace(
+    functional=SimpleNamespace(resize=lambda x, size, **_: functional.interpolate(x, size=size, mode="nearest")),
+    InterpolationMode=SimpleNamespace(NEAREST=0),
+)
+
+
 def _cosmos(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     scheduler = diffusers.EDMEulerScheduler(sigma_min=0.002, sigma_max=80, sigma_data=0.5)
     vae, model = whole.module(Role.VAE), FAMILIES["cosmos_t2v"].model().eval()
     model.load_state_dict(whole.module(Role.DIFFUSION_MODEL).state_dict())  # ours reads the mask of padding otherwise
-    resize = SimpleNamespace(resize=lambda x, size, **_: functional.interpolate(x, size=size, mode="nearest"))
-    # diffusers takes one function of torchvision, which is not needed here
-    kinds = SimpleNamespace(functional=resize, InterpolationMode=SimpleNamespace(NEAREST=0))
-    with mock.patch("diffusers.models.transformers.transformer_cosmos.transforms", kinds, create=True):
+    with mock.patch("diffusers.models.transformers.transformer_cosmos.transforms", _RESIZING, create=True):
         pipeline = diffusers.CosmosTextToWorldPipeline(None, None, model, vae, scheduler, safety_checker=_Harmless())
         (context, _), (negative, _) = map(_told, texts)
         # it counts the strength from 1 more, and begins with the noise alone
@@ -277,6 +281,22 @@ def _cosmos(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
         found: Tensor = pipeline(
             prompt_embeds=context, negative_prompt_embeds=negative, fps=FRAME_RATE, **_film_call(whole) | own
         ).frames
+    return found
+
+
+def _cosmos_predict_2(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
+    """But that it ends without noise: the pipeline leaves the last 500th of it in."""
+    vae, model = whole.module(Role.VAE), FAMILIES["cosmos2_t2i"].model().eval()
+    model.load_state_dict(whole.module(Role.DIFFUSION_MODEL).state_dict())  # ours reads the mask of padding otherwise
+    scheduler = _flow(use_karras_sigmas=True)
+    with mock.patch("diffusers.models.transformers.transformer_cosmos.transforms", _RESIZING, create=True):
+        pipeline = diffusers.Cosmos2TextToImagePipeline(None, None, model, vae, scheduler, safety_checker=_Harmless())
+        scheduler.register_to_config(final_sigmas_type="zero")
+        (context, _), (negative, _) = map(_told, texts)
+        found: Tensor = pipeline(
+            prompt_embeds=context, negative_prompt_embeds=negative, latents=_noise(whole).unsqueeze(2),
+            guidance_scale=_cfg(whole) - 1.0, **_usual_call(whole),
+        ).images  # fmt: skip
     return found
 
 
@@ -310,6 +330,7 @@ PIPELINES: Mapping[str, Callable[[Whole, tuple[Encoded, ...]], Tensor]] = {
     "ltxv": _ltx,
     "mochi": _mochi,
     "cosmos_t2v": _cosmos,
+    "cosmos2_t2i": _cosmos_predict_2,
 }
 
 

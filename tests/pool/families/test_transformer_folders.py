@@ -12,6 +12,7 @@ import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from pool.checkpoints.build import open_checkpoint
+from pool.checkpoints.sampling_facts import ShiftBySize
 from pool.checkpoints.transformers import TRANSFORMERS
 from pool.errors import UnknownArchitecture
 from pool.text.text_tokenizer import KINDS
@@ -88,6 +89,43 @@ def test_a_scheduler_says_another_shift(tmp_path: Path) -> None:
     scheduler.write_text(json.dumps({**json.loads(scheduler.read_text()), "shift": "a lot"}))
     with pytest.raises(UnknownArchitecture, match="configuration of scheduler: shift: found 'a lot'"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "said", "refusal"),
+    [
+        ("scheduler", {"shift": 1e-300}, "shift: found 1e-300, expected a number from 0.001 to 1000.0"),
+        ("scheduler", {"shift": 10**400}, "shift: found .*, expected a number"),
+        ("scheduler", {"max_shift": 1e6}, "max_shift: found 1000000.0, expected a number from -20.0 to 20.0"),
+        ("scheduler", {"base_shift": -1e6}, "base_shift: found -1000000.0, expected a number from -20.0 to 20.0"),
+        (
+            "scheduler",
+            {"base_image_seq_len": 1, "max_image_seq_len": 1.5},
+            "max_image_seq_len: found 1.5, expected a whole",
+        ),
+        ("scheduler", {"max_image_seq_len": 1e300}, "max_image_seq_len: found 1e[+]300, expected a whole number"),
+        ("scheduler", {"max_image_seq_len": 256}, "found [(]256, 256[)], expected rising numbers"),
+        ("vae", {"scaling_factor": 0.0}, "scaling_factor: found 0.0, expected a number above 0"),
+        ("vae", {"scaling_factor": -0.5}, "scaling_factor: found -0.5, expected a number above 0"),
+    ],
+)
+def test_numbers_that_make_no_picture_are_refused(tmp_path: Path, place: str, said: Any, refusal: str) -> None:
+    """They would divide by nothing or leave what floats hold, when a job runs."""
+    folder = tmp_path / "tiny"
+    write_folder(folder, "flux_dev")
+    (path,) = (folder / place).glob("*config.json")
+    own = json.loads(path.read_text())
+    path.write_text(json.dumps({**own, "use_dynamic_shifting": "shift" not in said, **said}))
+    with pytest.raises(UnknownArchitecture, match=f"configuration of {place}: .*{refusal}"):
+        open_checkpoint(folder)
+
+
+def test_a_scheduler_may_say_sizes_as_floats(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    write_folder(folder, "flux_dev")
+    path = folder / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_image_seq_len": 8192.0}))
+    assert open_checkpoint(folder).family.sampling.noise.shift_by_size == ShiftBySize((256, 8192), (0.5, 1.15))
 
 
 def test_sd3_runs_without_t5(tmp_path: Path) -> None:

@@ -155,7 +155,9 @@ class Whole:
             DecodeWork: (Role.VAE,),
         }[type(work)]
         uses = tuple(self.catalog.use(self.model, role, ()) for role in roles)
-        task = TaskSpec(task_id(work, ()), stage_of(work), uses, self.catalog.figures.activation_bytes(self.model, work), 0.1)
+        task = TaskSpec(
+            task_id(work, ()), stage_of(work), uses, self.catalog.figures.activation_bytes(self.model, work), 0.1
+        )
         return self.engine.run(task, work, inputs, QUIET)[0]
 
     def picture(self) -> tuple[Encoded, Latent, Picture]:

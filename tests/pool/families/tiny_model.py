@@ -29,6 +29,9 @@ class TinyModel:
 
     def __init__(self, folder: Path, layout: Layout, seed: int = 3, device: str = "cpu") -> None:
         write_tiny_checkpoint(folder / "tiny.safetensors", seed=seed, dtype=torch.float32, layout=layout)
+        self._open(folder, device)
+
+    def _open(self, folder: Path, device: str) -> None:
         self.catalog = Catalog((folder,), (), device)
         self.model = self.catalog.find_model("tiny")
         self.engine = Engine.open(EngineSettings(device))

@@ -1,4 +1,4 @@
-"""A tiny Stable Audio as a whole file: diffusion model, embedded seconds, autoencoder of sound, T5 as ComfyUI puts it."""
+"""A tiny Stable Audio as a whole file: diffusion model, what embeds seconds, autoencoder of sound, and T5 beside."""
 
 from __future__ import annotations
 

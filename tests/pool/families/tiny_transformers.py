@@ -89,7 +89,7 @@ def _sd3(**more: Any) -> Any:
     return diffusers.SD3Transformer2DModel(
         sample_size=16, patch_size=2, in_channels=16, out_channels=16, num_attention_heads=2, attention_head_dim=64,
         joint_attention_dim=2 * WIDTH, caption_projection_dim=128, pooled_projection_dim=2 * WIDTH,
-        pos_embed_max_size=12, **more,
+        pos_embed_max_size=64, **more,
     )  # fmt: skip
 
 
@@ -213,6 +213,15 @@ def _cosmos() -> Any:
     return diffusers.CosmosTransformer3DModel(
         in_channels=16, out_channels=16, num_attention_heads=2, attention_head_dim=24, num_layers=2, mlp_ratio=2.0,
         text_embed_dim=WIDTH, adaln_lora_dim=8, max_size=(4, 16, 16),
+    )  # fmt: skip
+
+
+def cosmos_predict_2() -> Any:
+    """Without a table of positions."""
+    return diffusers.CosmosTransformer3DModel(
+        in_channels=16, out_channels=16, num_attention_heads=2, attention_head_dim=24, num_layers=2, mlp_ratio=2.0,
+        text_embed_dim=WIDTH, adaln_lora_dim=8, max_size=(128, 240, 240), rope_scale=(1.0, 4.0, 4.0),
+        extra_pos_embed_type=None,
     )  # fmt: skip
 
 
@@ -372,6 +381,13 @@ FAMILIES = {
             {"t5xxl_old": (lambda: texts.t5(words=T5_WORDS, gated=False), texts.t5_file)},
             _cosmos_vae,
             published.cosmos,
+        ),
+        TinyFamily(
+            "cosmos2_t2i",
+            cosmos_predict_2,
+            video_layouts.cosmos_predict_2,
+            {"t5xxl_old": (lambda: texts.t5(words=T5_WORDS, gated=False), texts.t5_file)},
+            *QWEN_VAE,
         ),
     )
 }

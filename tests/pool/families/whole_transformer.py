@@ -42,9 +42,18 @@ class Whole:
     """A tiny file on the CPU, run stage by stage."""
 
     def __init__(
-        self, folder: Path, tiny_family: TinyFamily, left_out: tuple[str, ...] = (), *, write: bool = True, sampler: str = ""
+        self,
+        folder: Path,
+        tiny_family: TinyFamily,
+        left_out: tuple[str, ...] = (),
+        *,
+        write: bool = True,
+        sampler: str = "",
+        settings: EngineSettings | None = None,
     ) -> None:
-        """`write` is False where the file is there. `sampler` is another than the usual one."""
+        """`write` is False where the file is there. `sampler` is another than the usual one, `settings` are those of
+        another device than the CPU."""
+        settings = settings or EngineSettings("cpu")
         self.seconds, self._sampler = SECONDS, sampler
         self.path = folder / "tiny.safetensors"
         if write:
@@ -52,11 +61,11 @@ class Whole:
         for member in tiny_family.encoders:
             if member in KINDS and member not in left_out:
                 place = folder / f"tokenizer_{member}"
-                place.mkdir()
+                place.mkdir(exist_ok=True)
                 tiny(KINDS[member]).save(str(place / "tokenizer.json"))
-        self.catalog = Catalog((folder,), (), "cpu")
+        self.catalog = Catalog((folder,), (), settings.device)
         self.model: ModelRef = self.catalog.find_model("tiny")
-        self.engine = Engine.open(EngineSettings("cpu"))
+        self.engine = Engine.open(settings)
         self.opened = self.engine._opened(self.model)
         self.family = self.opened.checkpoint.family
 
@@ -93,8 +102,8 @@ class Whole:
         cfg, guidance = (usual.cfg, 0.0) if len(texts) > 1 else (1.0, usual.cfg)
         width, height, duration = self.extent
         work = SampleWork(
-            self.model, loras, width, height, STEPS, cfg, self._sampler or usual.sampler, usual.schedule, SEED, guidance=guidance,
-            pictured=beginning is not None, **duration,
+            self.model, loras, width, height, STEPS, cfg, self._sampler or usual.sampler, usual.schedule, SEED,
+            guidance=guidance, pictured=beginning is not None, **duration,
         )  # fmt: skip
         latent = self.run(work, *texts, *([] if beginning is None else [beginning]))
         assert isinstance(latent, Latent)

@@ -101,9 +101,8 @@ def task(catalog: Catalog, work: Work) -> TaskSpec:
     role = {"encode": Role.TEXT_ENCODER, "sample": Role.DIFFUSION_MODEL, "decode": Role.VAE}[stage_of(work).value]
     loras = () if isinstance(work, DecodeWork) else work.loras
     use = catalog.use(work.model, role, loras, work.steps if isinstance(work, SampleWork) else 1)
-    return TaskSpec(
-        TaskId(f"{stage_of(work).value}"), stage_of(work), (use,), catalog.figures.activation_bytes(work.model, work), 0.1
-    )
+    activation_bytes = catalog.figures.activation_bytes(work.model, work)
+    return TaskSpec(TaskId(f"{stage_of(work).value}"), stage_of(work), (use,), activation_bytes, 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,18 @@ def test_levels_by_size_are_those_of_diffusers(tokens: int) -> None:
         torch.testing.assert_close(make_sigmas("simple", steps, table), scheduler.sigmas, rtol=2e-6, atol=0)
 
 
+@pytest.mark.parametrize("exponents", [(0.5, 1.15), (-20.0, 20.0), (20.0, -20.0)])
+@pytest.mark.parametrize("tokens", [1, 1 << 26, 1 << 40])
+def test_levels_of_the_largest_latents_stay_numbers(exponents: tuple[float, float], tokens: int) -> None:
+    """The line of the shift's logarithm goes on for ever, what floats hold does not."""
+    for few in (2, 256):
+        noise = NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((few - 1, few), exponents), last_share=0.1)
+        levels = make_sigmas("simple", 20, sigma_table(noise, tokens))
+        assert bool(torch.isfinite(levels).all())
+        assert bool((levels[:-1] >= levels[1:]).all())
+        assert float(levels[-2]) == pytest.approx(0.1)
+
+
 def test_the_last_share_of_noise_is_as_the_model_wants_it() -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02)
     scheduler.set_timesteps(sigmas=[1.0 - i / 20 for i in range(20)], mu=0.7)

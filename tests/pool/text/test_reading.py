@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -239,6 +242,67 @@ def test_prompts_are_cleaned_as_their_families_want_them() -> None:
     assert cleaned("  A Red CAT ", Cleaning.LOWERED) == "a red cat"
     assert cleaned(" a &amp;amp; b \n\t c ", Cleaning.UNESCAPED) == "a & b c"
     assert cleaned(" A ", Cleaning.NONE) == " A "
+
+
+@given(text=st.text("a\n'\"\u2018\u2019\u201c\u201d", max_size=30))
+def test_what_stands_in_quotation_marks_is_what_the_authors_patterns_find(text: str) -> None:
+    """HunyuanImage's and HunyuanVideo's, which look from each mark that opens to the end of the line."""
+    patterns = (r"'(.*?)'", r'"(.*?)"', "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
+    found = [part for pattern in patterns for part in re.findall(pattern, text)]
+    assert cleaned(text, Cleaning.QUOTED) == "".join(f'Text "{part}". ' for part in found)
+    once = dict.fromkeys(one or other for one, other in re.findall(f"{patterns[1]}|{patterns[3]}", text))
+    assert cleaned(text, Cleaning.QUOTED_ONCE) == "".join(f'Text "{part}". ' for part in once)
+
+
+@pytest.mark.parametrize("cleaning", [Cleaning.QUOTED, Cleaning.QUOTED_ONCE])
+def test_marks_that_open_and_never_close_are_looked_at_once(cleaning: Cleaning) -> None:
+    """Were each of them looked at to the end of the text, this would take hours."""
+    assert cleaned("\u201c" * 1_000_000 + "\n\u201cOPEN\u201d", cleaning) == 'Text "OPEN". '
+
+
+def rows_run(module: nn.Module) -> list[int]:
+    """How many rows each pass of `module` reads, as they come."""
+    seen: list[int] = []
+    module.register_forward_hook(lambda _, __, given, ___: seen.append(given["input_ids"].shape[0]), with_kwargs=True)
+    return seen
+
+
+@pytest.mark.parametrize("reading", [READINGS["flux"][0], READINGS["hunyuan_video"][0], *READINGS["hidream"][:2]])
+def test_of_a_clip_that_tells_its_vector_alone_one_chunk_is_run(clip: ClipTokenizer, reading: Reading) -> None:
+    long = f"{SENTENCES[0]} " * 30 + "(far:1.4)"
+    module = cases.clip(projection=16)
+    (whole,) = read_texts(module, clip, (long,), CPU, replace(reading, tells_states=True))
+    seen = rows_run(module.text_model if reading.pooled is Pooled.PLAIN else module)
+    (text,) = read_texts(module, clip, (long,), CPU, reading)
+    assert seen == [1]
+    assert text.pooled_V is not None
+    assert whole.pooled_V is not None
+    torch.testing.assert_close(text.pooled_V, whole.pooled_V, rtol=1e-5, atol=1e-6)
+    assert whole.context_LD.shape[0] > text.context_LD.shape[0] == CHUNK_TOKENS
+
+
+def test_a_weight_moves_a_negative_from_the_empty_prompt_in_its_own_words() -> None:
+    """Lumina 2 puts the system prompt before what a picture is to show alone. Read together, each is read as alone."""
+    make, reading = WHOLE["gemma"]
+    module, tokenizer = make(), own("gemma")
+    assert reading.negative_template != reading.template
+    weighted_text, plain_text = "a (large:1.5) dog", "a large dog"
+    together = read_texts(
+        module, tokenizer, (weighted_text,) * 2 + ("a cat",), CPU, reading, negative=(True, False, True)
+    )
+    for mine, is_negative in zip(together, (True, False), strict=False):
+        plain, empty = (
+            read_texts(module, tokenizer, (text,), CPU, reading, negative=(is_negative,))[0].context_LD
+            for text in (plain_text, "")
+        )
+        row = whole_text(tokenizer, weighted_text, reading, is_negative=is_negative)
+        weights_L1 = torch.tensor(row.weights)[:, None]
+        expected = empty + (plain - empty) * weights_L1
+        torch.testing.assert_close(mine.context_LD, expected, rtol=1e-4, atol=1e-4)
+        (alone,) = read_texts(module, tokenizer, (weighted_text,), CPU, reading, negative=(is_negative,))
+        torch.testing.assert_close(mine.context_LD, alone.context_LD, rtol=1e-4, atol=1e-5)
+    (unweighted,) = read_texts(module, tokenizer, ("a cat",), CPU, reading, negative=(True,))
+    torch.testing.assert_close(together[2].context_LD, unweighted.context_LD, rtol=1e-4, atol=1e-5)
 
 
 def test_what_fills_up_is_dropped_or_zero() -> None:

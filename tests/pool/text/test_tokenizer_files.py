@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from pool.errors import CorruptFile
 from pool.text.text_tokenizer import KINDS, TOKENIZER_FACTS, TextTokenizer, TokenizerMissing, tokenizer_kind
@@ -147,6 +147,55 @@ def test_lengths_that_a_file_asks_for_do_not_count(tmp_path: Path) -> None:
     own.enable_padding(length=4)
     (tmp_path / "tokenizer.json").write_text(own.to_str())
     assert same(find_tokenizer("t5", T5_TOKENS, folder=tmp_path), "t5")
+
+
+def test_a_vocabulary_with_a_token_beyond_the_encoders_table_is_anothers(tmp_path: Path) -> None:
+    """There are few enough tokens, but one has a number that the encoder has no row for."""
+    said = json.loads(tiny("gemma").to_str())
+    vocabulary = said["model"]["vocab"]
+    size = tiny("gemma").get_vocab_size()
+    beyond = next(token for token, number in vocabulary.items() if number == size - 1)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    assert find_tokenizer("gemma", size + 5, folder=tmp_path).last_id == size - 1
+    vocabulary[beyond] = size + 5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    assert find_tokenizer("gemma", size + 6, folder=tmp_path).last_id == size + 5
+    with pytest.raises(TokenizerMissing, match=rf"found a token of number {size + 5}, expected those below {size + 5}"):
+        find_tokenizer("gemma", size + 5, folder=tmp_path)
+
+
+@pytest.mark.parametrize("model", ["WordLevel", "Unigram", "WordPiece"])
+def test_a_tokenizer_that_cannot_read_every_text_is_refused_when_it_is_found(tmp_path: Path, model: str) -> None:
+    """It has no token for what it does not know, and raises at the first prompt that has a strange sign."""
+    tokens = ["<pad>", "</s>", *(letter for letter in " ,abcdefghijklmnopqrstuvwxyz0123456789")]
+    ids = {token: number for number, token in enumerate(tokens)}
+    unsure = {
+        "WordLevel": lambda: models.WordLevel(ids, unk_token="<unk>"),
+        "Unigram": lambda: models.Unigram([(token, -1.0) for token in tokens]),
+        "WordPiece": lambda: models.WordPiece(ids, unk_token="<unk>"),
+    }[model]()
+    (tmp_path / "tokenizer.json").write_text(Tokenizer(unsure).to_str())
+    with pytest.raises(CorruptFile, match=r"tokenizer\.json: found a tokenizer that cannot read every text"):
+        find_tokenizer("t5", len(tokens), folder=tmp_path)
+    with pytest.raises(TokenizerMissing, match="cannot read every text"):
+        find_tokenizer("t5", len(tokens), weights=tmp_path / "t5.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"3": "a"}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"3": {}}}),
+        ("added_tokens.json", {"a": None}),
+        ("added_tokens.json", {"a": 1e400}),
+    ],
+)
+def test_added_tokens_that_are_none_are_refused_by_file(tmp_path: Path, name: str, said: object) -> None:
+    _write_qwen(tmp_path, added=None)
+    (tmp_path / name).write_text(json.dumps(said))
+    with pytest.raises(CorruptFile, match=rf"{name}: found no list of added tokens: "):
+        find_tokenizer("qwen", tiny("qwen").get_vocab_size(), folder=tmp_path)
 
 
 def test_kinds_are_those_of_the_published_encoders() -> None:

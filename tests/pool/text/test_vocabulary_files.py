@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from transformers import GemmaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 
-from pool.errors import CorruptFile
+from pool.errors import CorruptFile, UnusableField
 from pool.text.sentencepiece_file import sentencepiece_tokenizer
 from pool.text.tekken_file import tekken_tokenizer
 from pool.text.text_tokenizer import TextTokenizer
@@ -21,6 +22,7 @@ from tests.pool.text.vocabulary_files import (
     TEKKEN_PATTERN,
     byte_pair_file,
     byte_pair_pieces,
+    piece_file,
     tekken_file,
     unigram_file,
 )
@@ -104,6 +106,38 @@ def test_a_damaged_file_is_refused_by_name_or_read(data: st.DataObject) -> None:
     except CorruptFile as error:
         refusal = str(error)
     assert refusal.startswith("the file: ")
+
+
+@settings(deadline=None, max_examples=100)
+@given(characters=st.binary(min_size=1, max_size=60), length=st.sampled_from([None, 0, 4, 8, 1 << 31]))
+def test_a_damaged_table_of_signs_is_refused_by_name_or_read(characters: bytes, length: int | None) -> None:
+    """The library panics at some; no text that is read makes it give up in another way either."""
+    table = characters if length is None else length.to_bytes(4, "little") + characters
+    refusal = "the file: "
+    try:
+        vocabulary = piece_file(["a", "<pad>", "</s>"], table)
+        TextTokenizer(sentencepiece_tokenizer(vocabulary, "the file"), "t5").encode("hello \u00e9 w\u00f6rld a")
+    except (CorruptFile, UnusableField) as error:
+        refusal = str(error)
+    assert refusal.startswith(("the file: ", "prompt: "))
+
+
+def test_a_score_that_is_no_number_is_refused() -> None:
+    with pytest.raises(CorruptFile, match="a piece has the score nan"):
+        sentencepiece_tokenizer(piece_file(["a"], scores=math.nan), "a file")
+
+
+@pytest.mark.parametrize("number", [1e400, 10**400, -1, 1.5, "7", None, True, 1 << 40])
+@pytest.mark.parametrize("place", ["default_vocab_size", "default_num_special_tokens", "vocab", "special_tokens"])
+def test_a_number_of_a_tekken_file_that_cannot_be_is_refused(place: str, number: object) -> None:
+    """A rank below 0 would be a special token's number, one beyond the vocabulary no row of an encoder's."""
+    said = json.loads(tekken_file())
+    if place in said:
+        said[place][5]["rank"] = number
+    else:
+        said["config"][place] = number
+    with pytest.raises(CorruptFile, match=r"a file: found no vocabulary of tekken.*expected a whole number from 0 to"):
+        tekken_tokenizer(json.dumps(said).encode(), "a file")
 
 
 def test_a_length_beyond_the_file_is_refused_at_once() -> None:

@@ -36,6 +36,16 @@ def unigram_file() -> bytes:
     return bytes(proto.SerializeToString())
 
 
+def piece_file(pieces: list[str], characters: bytes = b"", *, scores: float | None = None) -> bytes:
+    """A model of byte pairs with these pieces, each worse than the one before unless `scores` says what all have; with
+    `characters` as the table of what signs become."""
+    listed = [("<unk>", 0.0), *((text, -float(i) if scores is None else scores) for i, text in enumerate(pieces))]
+    proto = _model(listed, model_type=sentencepiece.TrainerSpec.BPE)
+    if characters:
+        proto.normalizer_spec.precompiled_charsmap = characters
+    return bytes(proto.SerializeToString())
+
+
 @cache
 def byte_pair_pieces() -> tuple[tuple[str, float], ...]:
     """Pieces and scores after the tiny Gemma's, those that end words with a space left out."""

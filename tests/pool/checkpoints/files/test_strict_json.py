@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.checkpoints.files.strict_json import BadJson, brief, read_object
+from pool.checkpoints.files.strict_json import BadJson, brief, finite_number, read_object
 
 _FINITE = st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 
@@ -47,3 +47,9 @@ def test_a_value_is_shown_in_a_few_hundred_characters(value: object) -> None:
 @given(st.lists(st.integers(0, 999), max_size=8) | st.text(st.characters(codec="ascii"), max_size=30))
 def test_a_small_value_is_shown_whole(value: object) -> None:
     assert brief(value) == repr(value)
+
+
+def test_numbers_that_no_float_holds_are_none() -> None:
+    assert [finite_number(value) for value in (3, -0.5, 0, 1 << 60)] == [3.0, -0.5, 0.0, float(1 << 60)]
+    for value in (10**400, -(10**400), float("inf"), float("nan"), True, "3", None, [3]):
+        assert finite_number(value) is None

@@ -1,0 +1,78 @@
+"""What a task gives back: texts as models read them, latents, pictures, films, sounds. Torch-free values; numpy arrays
+carry them between processes.
+
+Shape legend: L tokens, D text width, V width of a pooled text, C channels, H W latent or pixel height and width, T
+frames, S samples of sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+PixelArray: TypeAlias = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text as the diffusion model reads it. `pooled_V` is all of it in one vector, for models that are told that.
+
+    others  what a model is told of the text beside these, by the names of `pool.diffusion_models.architecture`
+    """
+
+    context_LD: FloatArray
+    pooled_V: FloatArray | None = None
+    others: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """All that it consists of."""
+        pooled = () if self.pooled_V is None else (self.pooled_V,)
+        return (self.context_LD, *pooled, *(self.others[name] for name in sorted(self.others)))
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """A denoised latent in the model's own scale (what the VAE reads after un-scaling)."""
+
+    samples_CHW: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """RGB pixels, 0 to 255."""
+
+    pixels_HWC: PixelArray
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """Frames of RGB pixels, 0 to 255, and how many there are to a second."""
+
+    frames_THWC: PixelArray
+    frame_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """Samples of each channel, -1 to 1, and how many there are to a second."""
+
+    samples_SC: FloatArray
+    samples_per_second: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Where a picture is made anew: 255 for all of it, 0 where it is kept."""
+
+    values_HW: PixelArray
+
+
+Result: TypeAlias = Encoded | Latent | Picture | Film | Sound | Mask
+#: what people ask for
+Made: TypeAlias = Picture | Film | Sound

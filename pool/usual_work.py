@@ -1,0 +1,49 @@
+"""A run of a usual size of each component of a model, whose share of work by module is much as that of any run.
+
+Planning which weights stay on a device looks at it; nothing runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from pool.activation_figures import empty_told_of
+from pool.activation_needs import stage_call
+from pool.checkpoints.describe import native_size
+from pool.checkpoints.sampling_facts import Beginning
+from pool.open_model import OpenModel
+from pool.spec import Role
+from pool.work import DecodeWork, EncodeWork, SampleWork, Work
+
+#: cells of time of a film after the first; more share their work between modules as these do
+_CELLS = 2
+
+
+def usual_work(opened: OpenModel, role: Role) -> Work:
+    """What a run of the component `role` does."""
+    model, checkpoint = opened.ref, opened.checkpoint
+    width, height = native_size(checkpoint.family, checkpoint.header)
+    facts = checkpoint.family.sampling
+    film, sound = facts.film, facts.sound
+    frames, rate = (0, 0.0) if film is None else (1 + _CELLS * film.multiple, film.rate)
+    seconds = 0.0 if sound is None else sound.seconds
+    match role:
+        case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3 | Role.TEXT_ENCODER_4:
+            return EncodeWork(model, (), "")
+        case Role.DIFFUSION_MODEL:
+            pictured = film is not None and film.begins is Beginning.JOINED
+            return SampleWork(
+                model, (), width, height, 1, 5.0, "euler", "normal", 0, frames, rate, seconds=seconds, pictured=pictured
+            )
+        case Role.VAE:
+            return DecodeWork(model, width, height, frames=frames, frame_rate=rate, seconds=seconds)
+        case _:
+            raise AssertionError(f"no work is made of a {role.value} alone")
+
+
+def usual_call(opened: OpenModel, role: Role) -> Callable[[nn.Module], object]:
+    """A call of the component's module as `usual_work` has it, with inputs on the meta device, for dry runs."""
+    dtype, facts = opened.component(role).form.compute_dtype, opened.checkpoint.family.sampling
+    return stage_call(usual_work(opened, role), dtype, opened.latent, facts, told=empty_told_of(opened))

@@ -1,0 +1,52 @@
+"""Models of films and sound that do not fit their device whole: what is planned with, and that they make the same.
+
+Found: the order in which modules are used was asked of a run without texts and without frames, which ended all runs of
+models on transformers that had to stream.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pool.engine import EngineSettings
+from pool.module_work import module_work
+from pool.spec import Role
+from pool.usual_work import usual_call, usual_work
+from pool.work import SampleWork
+from tests.pool.families.test_films_from_pictures import JOINED, KEPT
+from tests.pool.families.tiny_sound import STABLE_AUDIO
+from tests.pool.families.tiny_transformers import FAMILIES
+from tests.pool.families.whole_transformer import Whole
+
+ALL = {**FAMILIES, JOINED.name: JOINED, KEPT.name: KEPT, STABLE_AUDIO.name: STABLE_AUDIO}
+
+
+@pytest.mark.parametrize("name", ["flux_dev", "wan_t2v", "ltxv", "wan22_i2v", "wan22_ti2v", "stable_audio_1"])
+def test_the_usual_run_of_every_component_can_be_looked_at(name: str, tmp_path: Path) -> None:
+    whole = Whole(tmp_path, ALL[name])
+    for role in (*whole.family.text_encoders, Role.DIFFUSION_MODEL, Role.VAE):
+        component = whole.opened.component(role)
+        found = module_work(component.built.module, component.form.compute_dtype, usual_call(whole.opened, role))
+        assert sum(found.values()) > 0, role
+    work = usual_work(whole.opened, Role.DIFFUSION_MODEL)
+    assert isinstance(work, SampleWork)
+    assert (work.frames > 0) == (whole.family.sampling.film is not None)
+    whole.engine.close()
+
+
+def test_streamed_weights_make_the_sound_that_resident_ones_make(tmp_path: Path) -> None:
+    """Those that embed seconds among them."""
+    enough = Whole(tmp_path, STABLE_AUDIO, settings=EngineSettings("sim", budget_bytes=512 << 20))
+    texts = enough.texts()
+    latent = enough.latent(texts)
+    samples = enough.pixels(latent)
+    budget_bytes = enough.needed_bytes + (100 << 10)
+    enough.engine.close()
+    little = Whole(tmp_path, STABLE_AUDIO, write=False, settings=EngineSettings("sim", budget_bytes=budget_bytes))
+    streamed = little.latent(little.texts())
+    np.testing.assert_allclose(streamed.samples_CHW, latent.samples_CHW, atol=1e-4)
+    np.testing.assert_allclose(little.pixels(latent), samples, atol=1e-5)
+    little.engine.close()

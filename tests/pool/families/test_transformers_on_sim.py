@@ -1,0 +1,36 @@
+"""The families that run on transformers, on the simulated device: streamed weights make what resident ones make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pool.devices.vram_policy import VramPolicy
+from pool.engine import EngineSettings
+from tests.pool.families.tiny_transformers import FAMILIES
+from tests.pool.families.whole_transformer import Whole
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:In sim autocast:UserWarning"),
+]
+BUDGET_BYTES = 512 << 20
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_streamed_weights_make_what_resident_ones_make(name: str, tmp_path: Path) -> None:
+    resident = Whole(tmp_path, FAMILIES[name], settings=EngineSettings("sim", budget_bytes=BUDGET_BYTES))
+    texts = resident.texts()
+    latent = resident.latent(texts)
+    pixels = resident.pixels(latent)
+    resident.engine.close()
+    streaming = EngineSettings("sim", budget_bytes=BUDGET_BYTES, vram_policy=VramPolicy.NONE)
+    streamed = Whole(tmp_path, FAMILIES[name], write=False, settings=streaming)
+    for own, other in zip(streamed.texts(), texts, strict=True):
+        np.testing.assert_allclose(own.context_LD, other.context_LD, atol=1e-6)
+    largest = max(1.0, float(np.abs(latent.samples_CHW).max()))
+    np.testing.assert_allclose(streamed.latent(texts).samples_CHW, latent.samples_CHW, atol=1e-5 * largest)
+    assert np.abs(streamed.pixels(latent).astype(int) - pixels).max() <= 1
+    streamed.engine.close()

@@ -1,0 +1,67 @@
+"""Guidance by text and picture: the published formula, by plain guidance and through the functions of a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pool.checkpoints.sampling_facts import Prediction
+from pool.options.model_options import Args, ModelOptions
+from pool.sampling.conditions import Condition
+from pool.sampling.guidance import WithoutPicture, guided_denoiser
+from pool.sampling.predictions import clean_latent
+from pool.sampling.schedules import sd1_sigma_table
+
+CFG, IMAGE_CFG, SIGMA = 7.0, 1.5, 3.0
+X = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+PICTURE = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(1))
+TABLE = sd1_sigma_table()
+
+
+def predict(x_BCHW: Tensor, _: Tensor, context_BLD: Tensor, image: Tensor) -> Tensor:
+    return x_BCHW * context_BLD.mean((1, 2))[:, None, None, None] + image * 0.3
+
+
+def condition(value: float, picture: Tensor) -> Condition:
+    return Condition(torch.full((1, 77, 8), value), extras={"image": picture})
+
+
+def denoised(options: ModelOptions | None = None, strength: float = IMAGE_CFG, most_at_once: int = 0) -> Tensor:
+    texts = condition(0.5, PICTURE), condition(-0.25, PICTURE)
+    without = WithoutPicture(condition(-0.25, torch.zeros_like(PICTURE)), strength)
+    guess = guided_denoiser(
+        predict, TABLE, *texts, CFG, options, most_at_once=most_at_once, without_picture=without
+    )  # fmt: skip
+    return guess(X, SIGMA)
+
+
+def by_formula(strength: float) -> Tensor:
+    """Brooks et al. 2023, equation 3."""
+    scaled = X / (1 + SIGMA**2) ** 0.5
+    both, picture, neither = (
+        predict(scaled, X, torch.full((1, 77, 8), value), seen)
+        for value, seen in ((0.5, PICTURE), (-0.25, PICTURE), (-0.25, torch.zeros_like(PICTURE)))
+    )
+    guided = neither + strength * (picture - neither) + CFG * (both - picture)
+    return clean_latent(Prediction.NOISE, X, guided, SIGMA, 1.0)
+
+
+@pytest.mark.parametrize("most_at_once", [0, 1, 2])
+@pytest.mark.parametrize("strength", [1.0, 1.5, 4.0])
+def test_it_is_the_published_formula_however_many_run_at_once(strength: float, most_at_once: int) -> None:
+    np.testing.assert_allclose(denoised(None, strength, most_at_once), by_formula(strength), rtol=1e-4, atol=1e-4)
+
+
+def test_functions_of_a_run_see_two_guesses_and_the_picture_counts_all_the_same() -> None:
+    seen: list[int] = []
+
+    def look(args: Args) -> list[Tensor]:
+        seen.append(len(args["conds_out"]))
+        found: list[Tensor] = args["conds_out"]
+        return found
+
+    options = ModelOptions().with_sampler_pre_cfg_function(look)
+    np.testing.assert_allclose(denoised(options), by_formula(IMAGE_CFG), rtol=1e-4, atol=1e-4)
+    assert seen == [2]
