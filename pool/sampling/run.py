@@ -54,8 +54,7 @@ def denoise_pictures(
     the model's own scale.
 
     They differ in their seeds and texts and share the rest of `work` (steps, cfg, sampler, schedule), whose own seed is
-    not read. Noise is added to `start_BCHW`, float32 in the model's own scale; without it to what `inpainting` keeps,
-    or to nothing. The state is kept in float32 on `device`, where `predict_noise` is called too: with twice B texts
+    not read. Noise is added to `start_BCHW` (float32, the model's scale), else to what `inpainting` keeps. The state is kept in float32 on `device`, where `predict_noise` is called too: with twice B texts
     (all unconditional ones first), or with B of them when the texts differ in length or in their hooks, or
     `most_at_once` is 1, or cfg is 1 (`uncond` may then be None). `table`: the noise trained with, SD1's when None;
     `prediction`: what the model predicts. Transformer options of `options` are the caller's to apply. `apply_hooks` is
@@ -83,7 +82,8 @@ def denoise_pictures(
         if kept is not None:
             denoise = masked_denoiser(denoise, kept, first_BCHW, sigmas, options, prediction)
         sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.sampler, prediction))
-        return sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks))
+        latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks))
+        return latent_BCHW
 
     sigmas = make_sigmas(work.schedule, work.steps, table)[work.first_step :]
     with torch.no_grad(), call_facts(sample_sigmas=sigmas):
