@@ -54,18 +54,18 @@ def denoise_pictures(
     the model's own scale.
 
     They differ in their seeds and texts and share the rest of `work` (steps, cfg, sampler, schedule), whose own seed is
-    not read. Noise is added to `start_BCHW` (float32, the model's scale), else to what `inpainting` keeps. The state is kept in float32 on `device`, where `predict_noise` is called too: with twice B texts
-    (all unconditional ones first), or with B of them when the texts differ in length or in their hooks, or
-    `most_at_once` is 1, or cfg is 1 (`uncond` may then be None). `table`: the noise trained with, SD1's when None;
-    `prediction`: what the model predicts. Transformer options of `options` are the caller's to apply. `apply_hooks` is
-    called with the texts' weight hooks before each batch. `regions`: texts for a part of the picture each, beside
-    `cond`. `without_picture`: told in place of its namesakes where the model is asked about `uncond` without a picture.
+    not read. Noise is added to `start_BCHW` (float32, the model's own scale), else to what `inpainting` keeps. The
+    state is kept in float32 on `device`, where `predict_noise` is called too: with twice B texts (all unconditional
+    ones first), or with B of them when the texts differ in length or in their hooks, or `most_at_once` is 1, or cfg is
+    1 (`uncond` may then be None). `table`: the noise trained with, SD1's when None; `prediction`: what the model
+    predicts. Transformer options of `options` are the caller's to apply. `apply_hooks` is called with the texts' weight
+    hooks before each batch. `regions`: texts for a part of the picture each, beside `cond`. `without_picture`: told in
+    place of its namesakes where the model is asked about `uncond` without a picture.
     Raises Stopped before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
     table, options = table or sd1_sigma_table(), options or ModelOptions()
     wrappers = options.wrappers
-    shape_BCHW = (len(seeds), *latent_shape_CHW)
-    kept = None if inpainting is None else inpainting.fitting(shape_BCHW).to(device)
+    kept = None if inpainting is None else inpainting.fitting((len(seeds), *latent_shape_CHW)).to(device)
     start = kept.latent_BCHW if start_BCHW is None and kept is not None else start_BCHW
 
     def prepare() -> Denoise:
