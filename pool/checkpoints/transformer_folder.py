@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 from pool.checkpoints.families import Family
 from pool.checkpoints.files.strict_json import brief, finite_number
-from pool.checkpoints.recognition.diffusion import recognise_diffusion
+from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
+from pool.checkpoints.running import running_families, why_not
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
 from pool.checkpoints.transformers import TRANSFORMERS
@@ -55,8 +56,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Fa
     found = recognise_diffusion(own)
     base = None if found is None else TRANSFORMERS.get(found.name)
     if base is None:
-        title = "no diffusion model that is known" if found is None else found.title
-        raise UnknownArchitecture(f"a folder of diffusers, recognised as {title}, which this version cannot run yet")
+        raise _cannot_run(found)
     folders = _folders(base, shapes)
     missing = [name for name in folders.values() if not any(key.startswith(f"{name}.") for key in shapes)]
     if missing:
@@ -75,6 +75,16 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Fa
         scaling_factor=scale,
         latent_shift=_number(VAE, said, "shift_factor", base.latent_shift),
     )
+
+
+def _cannot_run(found: DiffusionFacts | None) -> UnknownArchitecture:
+    if found is None:
+        return UnknownArchitecture(f"found no model that is known in the folder {TRANSFORMER!r}")
+    if found.name in running_families():
+        return UnknownArchitecture(f"found {found.title} in the folder {TRANSFORMER!r}, expected it in 'unet'")
+    reason = why_not(found.runs, found.name)
+    said = f"a folder of diffusers, recognised as {found.title}, which this version cannot run yet: {reason}"
+    return UnknownArchitecture(said)
 
 
 def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:

@@ -235,7 +235,8 @@ def test_other_models_in_folders_are_told_by_name(tmp_path: Path) -> None:
     index = json.loads((folder / "model_index.json").read_text())
     index["transformer"] = index.pop("unet")
     (folder / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(UnknownArchitecture, match="a folder of diffusers with text_encoder, transformer, vae, which"):
+    expected = "found Stable Diffusion 1 in the folder 'transformer', expected it in 'unet'"
+    with pytest.raises(UnknownArchitecture, match=expected):
         open_checkpoint(folder)
 
 

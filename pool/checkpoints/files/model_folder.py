@@ -71,8 +71,11 @@ class ModelFolder:
 
 
 def is_model_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is a folder with the index of a model."""
-    return (Path(path) / INDEX_FILE).is_file()
+    """Whether `path` is a folder with the index of a model; a path that cannot be looked at is none."""
+    try:
+        return (Path(path) / INDEX_FILE).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def read_model_folder(path: str | os.PathLike[str], *, variant: str = "") -> ModelFolder:
