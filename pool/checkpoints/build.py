@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from pool.checkpoints.component_plans import ComponentPlan, plan_component, vae_plan
+from pool.checkpoints.component_plans import ComponentPlan, plan_component, refuse_other_shapes, vae_plan
 from pool.checkpoints.detect import detect
 from pool.checkpoints.families import Family, LatentFacts
 from pool.checkpoints.files.assembly import Source
@@ -152,7 +152,9 @@ class Checkpoint:
         try:
             plan = plan_component(self.family, role, shapes, config)
             unpadded = _without_padding(self.layers, plan.key_map, plan.module)
-            return plan_component(self.family, role, {**shapes, **unpadded}, config) if unpadded else plan
+            plan = plan_component(self.family, role, {**shapes, **unpadded}, config) if unpadded else plan
+            refuse_other_shapes(self.family, plan)
+            return plan
         except UnknownArchitecture as error:
             raise UnknownArchitecture(f"{self.header.path}: its {role.value}: {error}") from error
 

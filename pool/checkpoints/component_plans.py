@@ -41,13 +41,24 @@ class ComponentPlan:
     fill: Callable[[nn.Module], None]
 
 
+def refuse_other_shapes(family: Family, plan: ComponentPlan) -> None:
+    """Raises UnknownArchitecture where tensors of the file are not of the shapes of the module's parameters.
+
+    Those that a package of its own plans were compared by it.
+    """
+    is_compared = plan.fill is not fill_tables
+    difference = "" if is_compared else differing_keys(plan.key_map, plan.module)
+    if difference:
+        raise UnknownArchitecture(f"it is not that of {family.title}: {difference}")
+
+
 def plan_component(
     family: Family, role: Role, shapes: Mapping[str, Shape], config: Mapping[str, Any] | None = None
 ) -> ComponentPlan:
     """The plan of the component `role` of `family`, whose tensors have `shapes` (keys as in the file).
 
-    `config` are the arguments of the class where they are known already. Raises UnknownArchitecture when the tensors
-    are not those of its module.
+    `config` are the arguments of the class where they are known already. Shapes may still differ from the module's:
+    those of weights that are stored padded do. Raises UnknownArchitecture when there is no such module.
     """
     prefix = family.prefixes[role]
     match family.architectures[role]:
@@ -71,9 +82,6 @@ def plan_component(
             found = dict(config) if config is not None else config_of(architecture, bare)
             module = (said_module if role in family.configs else empty_module)(architecture, found)
             key_map = discover(shapes, converter(architecture, found, prefix))
-            difference = differing_keys(key_map, module)
-            if difference:
-                raise UnknownArchitecture(f"it is not that of {family.title}: {difference}")
             return ComponentPlan(module, key_map, fill_tables)
 
 

@@ -74,7 +74,7 @@ class Pool:
         work = EncodeWork(model, (), f"{next(self._numbers)} {request.run_seconds}")
         (role,) = self._catalog.components(model)
         use: ComponentUse = self._catalog.use(model, role, ())
-        task = TaskSpec(TaskId("t"), Stage.ENCODE, (use,), self._catalog.figures.activation_bytes(model, work), 1.0)
+        task = TaskSpec(TaskId("t"), Stage.ENCODE, (use,), self._catalog.activation_bytes(model, work), 1.0)
         result, cost = self._engine.run(task, work, (), HOOKS)
         assert cost.run_seconds == request.run_seconds, "nothing streams: there is room for three models"
         assert np.isclose(cost.load_seconds, 0.0 if cost.resident else LOAD_SECONDS)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pool.devices.vram_policy import VramPolicy
 from pool.engine import EngineSettings
 from pool.module_work import module_work
 from pool.spec import Role
@@ -43,9 +44,9 @@ def test_streamed_weights_make_the_sound_that_resident_ones_make(tmp_path: Path)
     texts = enough.texts()
     latent = enough.latent(texts)
     samples = enough.pixels(latent)
-    budget_bytes = enough.needed_bytes + (100 << 10)
     enough.engine.close()
-    little = Whole(tmp_path, STABLE_AUDIO, write=False, settings=EngineSettings("sim", budget_bytes=budget_bytes))
+    streaming = EngineSettings("sim", budget_bytes=512 << 20, vram_policy=VramPolicy.NONE)
+    little = Whole(tmp_path, STABLE_AUDIO, write=False, settings=streaming)
     streamed = little.latent(little.texts())
     np.testing.assert_allclose(streamed.samples_CHW, latent.samples_CHW, atol=1e-4)
     np.testing.assert_allclose(little.pixels(latent), samples, atol=1e-5)
