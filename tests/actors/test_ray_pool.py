@@ -159,7 +159,7 @@ def test_another_program_connects_works_and_leaves(pool, order) -> None:
     assert done.stderr == ""
     pixels, error = done.stdout.splitlines()
     assert bytes.fromhex(pixels) == expected(request()).tobytes()
-    assert error == "unknown model 'shaps'; did you mean 'shapes'? Known: forms, shapes."
+    assert error == "unknown model 'shaps'; did you mean 'shapes'? Known: filler, films, forms, moves, shapes, sounds."
     assert len(list(pool.submit(request()).images())) == 1
 
 
