@@ -109,8 +109,8 @@ def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tu
 
 
 def _as_used(pictures: RecipePictures, sample: SampleWork) -> RecipePictures:
-    numbers = {"first_step": sample.first_step, "image_cfg": sample.picture_cfg, "noise_level": sample.noise_level}
-    return replace(pictures, **numbers)  # type: ignore[arg-type] # each field has its own type
+    first_step, image_cfg, noise_level = sample.first_step, sample.picture_cfg, sample.noise_level
+    return replace(pictures, first_step=first_step, image_cfg=image_cfg, noise_level=noise_level)
 
 
 def cut_order(order: Order, job_id: JobId, catalog: Catalog, given: frozenset[TaskId] = frozenset()) -> CutJob:

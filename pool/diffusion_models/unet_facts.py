@@ -31,7 +31,13 @@ _INSTRUCT = replace(
     sources="diffusers' StableDiffusionInstructPix2PixPipeline; what is joined: latents of the picture as the VAE has "
     "them, unscaled; the strength of the picture is 1.5",
 )
-_XL = {"width": 1024, "height": 1024, "reads": ("context", "pooled", "numbers", "image")}
+
+
+def _of_xl(facts: ModelFacts) -> ModelFacts:
+    """The same of SDXL."""
+    return replace(facts, width=1024, height=1024, reads=("context", "pooled", "numbers", "image"))
+
+
 _SVD = ModelFacts(
     prediction=Prediction.VELOCITY,
     noise=NoiseFacts(NoiseKind.EDM, sigma_min=0.002, sigma_max=700.0),
@@ -57,9 +63,9 @@ UNET_FACTS: Mapping[str, ModelFacts] = {
     "sd2_depth": replace(
         _INPAINT, sources="diffusers' StableDiffusionDepth2ImgPipeline; what is joined: depth from -1 to 1, in cells"
     ),
-    "sdxl_inpaint": replace(_INPAINT, **_XL),  # type: ignore[arg-type]
+    "sdxl_inpaint": _of_xl(_INPAINT),
     "sd1_ip2p": _INSTRUCT,
-    "sdxl_ip2p": replace(_INSTRUCT, cfg=5.0, **_XL),  # type: ignore[arg-type]
+    "sdxl_ip2p": _of_xl(replace(_INSTRUCT, cfg=5.0)),
     "sd_x4": replace(
         _INPAINT,
         prediction=Prediction.VELOCITY,

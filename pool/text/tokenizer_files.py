@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,22 +116,12 @@ def _candidates(
         return
     for name, file_name in TENSORS.items():
         if name in tensors:
-            yield (
-                f"tensor {name!r}",
-                lambda name=name, as_file=file_name: _of_bytes(  # type: ignore[misc]
-                    as_file, _bytes_of(tensors[name], name), f"tensor {name!r}"
-                ),
-            )
+            yield f"tensor {name!r}", partial(_of_tensor, file_name, tensors[name], name)
     if weights is not None:
         for file_name in _ALONE:
             path = weights.with_name(f"{weights.stem}.{file_name}")
             if path.is_file():
-                yield (
-                    str(path),
-                    lambda path=path, file_name=file_name: _of_bytes(  # type: ignore[misc]
-                        file_name, _read(path), str(path)
-                    ),
-                )
+                yield str(path), partial(_of_file, file_name, path)
         yield from _in_folders(folders_beside(weights))
 
 
@@ -139,11 +130,19 @@ def _in_folders(folders: Iterable[Path]) -> Iterator[tuple[str, Callable[[], Tok
         for file_name in _ALONE:
             path = folder / file_name
             if path.is_file():
-                yield str(path), lambda path=path: _of_bytes(path.name, _read(path), str(path))  # type: ignore[misc]
+                yield str(path), partial(_of_file, file_name, path)
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            yield str(folder / "vocab.json"), lambda folder=folder: _byte_level(folder)  # type: ignore[misc]
+            yield str(folder / "vocab.json"), partial(_byte_level, folder)
         if (folder / "vocab.txt").is_file():
-            yield str(folder / "vocab.txt"), lambda folder=folder: _word_pieces(folder)  # type: ignore[misc]
+            yield str(folder / "vocab.txt"), partial(_word_pieces, folder)
+
+
+def _of_file(kind: str, path: Path) -> Tokenizer:
+    return _of_bytes(kind, _read(path), str(path))
+
+
+def _of_tensor(kind: str, tensor: Tensor, name: str) -> Tokenizer:
+    return _of_bytes(kind, _bytes_of(tensor, name), f"tensor {name!r}")
 
 
 #: files that are a tokenizer alone, the surest first

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from pool.text.reading import Cleaning, MaskTold, Padding, Pooled, Reading
 
@@ -26,9 +27,9 @@ _SDXL_G = Reading(
 )
 
 
-def _t5(encoder: str, tokens: int, width: int = 4096, **more: object) -> Reading:
+def _t5(encoder: str, tokens: int, width: int = 4096, **more: Any) -> Reading:
     """A T5 whose texts are all of one length."""
-    return Reading(encoder, width=width, least_tokens=tokens, most_tokens=tokens, **more)  # type: ignore[arg-type]
+    return Reading(encoder, width=width, least_tokens=tokens, most_tokens=tokens, **more)
 
 
 _HUNYUAN_VIDEO_TEMPLATE = (

@@ -27,6 +27,7 @@ from pool.errors import UnknownArchitecture
 from pool.vaes import classes
 from pool.vaes.build import plan_vae
 from pool.vaes.classes import ARCHITECTURES, Architecture, self_test
+from tests.pool.damaged_shapes import damaged
 from tests.pool.vaes import published
 from tests.pool.vaes.cases import CASES, Case, decode, encode
 
@@ -244,25 +245,11 @@ def file_shapes(name: str) -> dict[str, tuple[int, ...]]:
     return {key: tuple(tensor.shape) for key, tensor in CASES[name].publish(state).items()}
 
 
-STRANGE_SHAPES = [(), (0,), (1,), (7, 7), (-3, 4), (1 << 40, 3, 3, 3), (2, 3, 5, 7, 11), (0, 0, 0, 0, 0)]
-STRANGE_ENDS = ["", ".", "weight", "x.1.weight", "block.999999999.norm1.weight"]
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_damaged_files_are_refused_or_something_else_never_another_error(data: st.DataObject) -> None:
     """Tensors missing, of strange shapes, under strange names: a typed error, or a plan of what the file still is."""
-    shapes = dict(file_shapes(data.draw(st.sampled_from(list(CASES)))))
-    for _ in range(data.draw(st.integers(1, 3))):
-        key = data.draw(st.sampled_from(sorted(shapes)))
-        match data.draw(st.sampled_from(["missing", "shape", "name"])):
-            case "missing":
-                del shapes[key]
-            case "shape":
-                shapes[key] = data.draw(st.sampled_from(STRANGE_SHAPES))
-            case "name":
-                beginning = ".".join(key.split(".")[: data.draw(st.integers(1, 3))])
-                shapes[f"{beginning}.{data.draw(st.sampled_from(STRANGE_ENDS))}"] = shapes.pop(key)
+    shapes = data.draw(damaged(file_shapes(data.draw(st.sampled_from(list(CASES))))))
     with contextlib.suppress(UnknownArchitecture):
         plan_vae(shapes).empty()
 
