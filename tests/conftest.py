@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -31,6 +34,30 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state_home")))
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """A test that leaves memory of a simulated device to the garbage collector, or that failed while it held some,
+    takes no later one along."""
+    before_bytes = _simulated_bytes()
+    outcome = yield
+    if _simulated_bytes() > before_bytes:
+        sys.last_value = sys.last_traceback = None
+        gc.collect()
+    return outcome
+
+
+def _simulated_bytes() -> int:
+    """In use on the simulated devices that tests share, where there are any yet."""
+    sim = sys.modules.get("pool.devices.sim")
+    if sim is None:
+        return 0
+    used_bytes = 0
+    with contextlib.suppress(RuntimeError):
+        for index in range(2):
+            used_bytes += sim.memory_stats(index).used_bytes
+    return used_bytes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pool.diffusion_models.architecture import Arguments
+from pool.diffusion_models.uncached import without_caches
 from pool.errors import UnknownArchitecture
 from pool.ops.initialisation import without_initialisation
 
@@ -38,6 +39,7 @@ def empty_module(cls: type[nn.Module], config: Arguments) -> nn.Module:
                     module = cls(**config)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"diffusion model: {cls.__name__} cannot have these sizes: {error}") from error
+    without_caches(module)
     return module.eval().requires_grad_(False)
 
 

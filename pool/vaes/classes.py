@@ -40,6 +40,7 @@ from pool.ops.initialisation import without_initialisation
 from pool.vaes import ldm_names, other_names
 from pool.vaes.config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS
 from pool.vaes.configs import Config, Shapes
+from pool.vaes.normalised import drop_made_weights
 
 Convert = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
@@ -148,6 +149,7 @@ def empty_vae(architecture: Architecture, config: Config) -> nn.Module:
             module = architecture.module(**config)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"VAE: {architecture.module.__name__} cannot have these sizes: {error}") from error
+    drop_made_weights(module)
     return module.eval().requires_grad_(False)
 
 

@@ -7,6 +7,8 @@ changes a bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import Tensor
@@ -49,10 +51,14 @@ class RecordingRoad:
     def __init__(self) -> None:
         self.uploaders: list[RecordingUploader] = []
         self.brought: list[Tensor] = []
+        self.kept: list[Tensor] = []
 
     def bring(self, host: Tensor) -> Tensor:
         self.brought.append(host)
         return host.to("sim:0")
+
+    def keep(self, arrived: Iterable[Tensor]) -> None:
+        self.kept += arrived
 
     def uploader(self, order: StreamOrder | None = None) -> RecordingUploader:
         self.uploaders.append(RecordingUploader(order))
@@ -106,6 +112,7 @@ def test_resident_weights_come_over_the_road_once_to_stay() -> None:
     brought = [host.data_ptr() for host in road.brought]
     assert {host.data_ptr() for host in patcher_hosts(patcher)} <= set(brought)
     assert len(brought) == len(set(brought)), "each once"
+    assert {kept.data_ptr() for kept in road.kept} >= {p.data_ptr() for p in patcher.module.parameters()}
     assert torch.equal(output(patcher), output(patcher_with(None)))
     assert road.uploaders == []
 

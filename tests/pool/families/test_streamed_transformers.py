@@ -6,11 +6,13 @@ models on transformers that had to stream.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pool.devices import sim
 from pool.devices.vram_policy import VramPolicy
 from pool.engine import EngineSettings
 from pool.module_work import module_work
@@ -51,3 +53,5 @@ def test_streamed_weights_make_the_sound_that_resident_ones_make(tmp_path: Path)
     np.testing.assert_allclose(streamed.samples_CHW, latent.samples_CHW, atol=1e-4)
     np.testing.assert_allclose(little.pixels(latent), samples, atol=1e-5)
     little.engine.close()
+    gc.collect()
+    assert sim.memory_stats(0).used_bytes == 0, "weights that are made for each call stay nowhere"

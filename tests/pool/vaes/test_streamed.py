@@ -44,8 +44,10 @@ def test_streamed_weights_give_what_resident_ones_do(name: str, device: torch.de
     swap_to_casting(module)
     streamed = VaeCodec(module, plan.facts, latent)
     pixels = torch.rand(case.pixels, generator=torch.Generator().manual_seed(4)) * 2 - 1
+    before_bytes = sim.memory_stats(INDEX).used_bytes
     with compute(device, torch.float32):
         decoded = streamed.decode(latents.to(device)).cpu()
         encoded = streamed.encode(pixels.to(device)).cpu()
+    assert sim.memory_stats(INDEX).used_bytes == before_bytes, "what was made of streamed weights stays nowhere"
     torch.testing.assert_close(decoded, resident.decode(latents), rtol=TOLERANCE, atol=TOLERANCE)
     torch.testing.assert_close(encoded, resident.encode(pixels), rtol=TOLERANCE, atol=TOLERANCE)

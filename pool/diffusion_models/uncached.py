@@ -1,0 +1,46 @@
+"""Parts of diffusers' models that remember tensors for good, made to compute them anew.
+
+Some classes keep tables of positions in a cache of their method, one for each size of picture and each device, which
+lives as long as the process: memory of the GPU that nobody counts and no unloading gives back. The tables are small
+work beside a step. Knows Python's caches; no class of diffusers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+
+def without_caches(module: nn.Module) -> None:
+    """Have no part of `module` keep what a method of it made: those methods make it anew each time."""
+    known: dict[type[nn.Module], type[nn.Module] | None] = {}
+    for part in module.modules():
+        cls = type(part)
+        if cls not in known:
+            known[cls] = _uncached(cls)
+        if (own := known[cls]) is not None:
+            part.__class__ = own
+
+
+def _uncached(cls: type[nn.Module]) -> type[nn.Module] | None:
+    """A class as `cls`, with the functions that its caching methods are made of; None where it has none."""
+    found = {name: plain for name in dir(cls) if (plain := _behind_cache(getattr(cls, name, None))) is not None}
+    return type(cls.__name__, (cls,), {**found, "__module__": cls.__module__}) if found else None
+
+
+def _behind_cache(method: Any) -> Callable[..., Any] | None:
+    """The function whose results `method` keeps, itself or by what it calls; None where it keeps nothing."""
+    plain: Callable[..., Any] | None = getattr(method, "__wrapped__", None)
+    if plain is None:
+        return None
+    cells = method.__closure__ or () if isinstance(method, FunctionType) else ()
+    is_cached = _is_cache(method) or any(_is_cache(cell.cell_contents) for cell in cells)
+    return plain if is_cached else None
+
+
+def _is_cache(value: object) -> bool:
+    """Of `functools.lru_cache`."""
+    return hasattr(value, "cache_clear") and hasattr(value, "cache_info")
