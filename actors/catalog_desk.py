@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from actors.cut import Catalog, Controls, CutJob, check_fits, cut_order, cut_request
+from actors.cut import Catalog, Controls, CutJob, cut_order, cut_request
 from actors.cut_catalog import Embeddings
+from actors.fits import check_fits
 from actors.orders import Order
 from actors.recipe import Recipe
 from actors.requests import GenerateRequest
@@ -89,6 +90,7 @@ class CatalogDesk:
         """`executor` must have one thread; tests bring one that runs at once."""
         self._open_catalog = open_catalog
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="catalog")
+        self._plain: ListingCatalog | None = None
         self._catalog: _RememberingCatalog | None = None
         self._versions: dict[str, str] = {}
         #: filled on the event loop, emptied by the catalog's thread
@@ -175,7 +177,8 @@ class CatalogDesk:
     async def _ask(self, question: Callable[[_RememberingCatalog], T]) -> T:
         def answer() -> T:
             if self._catalog is None:
-                self._catalog = _RememberingCatalog(self._open_catalog())
+                self._plain = self._open_catalog()
+                self._catalog = _RememberingCatalog(self._plain)
                 self._versions = _installed_versions()
             self._catalog.forget_names()
             self._tell_catalog()
@@ -187,8 +190,8 @@ class CatalogDesk:
         """In the catalog's thread: what was learnt since, in order."""
         while self._learnt:
             task, cost = self._learnt.popleft()
-            if self._catalog is not None:
-                self._catalog.learn(task, cost)
+            if self._plain is not None:
+                self._plain.learn(task, cost)
 
 
 class _RememberingCatalog:
@@ -197,6 +200,7 @@ class _RememberingCatalog:
     def __init__(self, catalog: ListingCatalog) -> None:
         self._catalog = catalog
         self._models: dict[str, ModelRef] = {}
+        self._decoders: dict[tuple[str, str], ModelRef] = {}
         self._loras: dict[tuple[str, float], LoraRef] = {}
         self._components: dict[ModelRef, Mapping[Role, ComponentSpec]] = {}
         self._lora_specs: Recent[LoraRef, ComponentSpec] = Recent(REMEMBERED)
@@ -207,6 +211,7 @@ class _RememberingCatalog:
     def forget_names(self) -> None:
         """Files may have come or gone."""
         self._models.clear()
+        self._decoders.clear()
         self._loras.clear()
 
     def models(self) -> tuple[ModelListing, ...]:
@@ -217,6 +222,10 @@ class _RememberingCatalog:
 
     def find_model(self, name: str) -> ModelRef:
         return _once(self._models, name, lambda: self._catalog.find_model(name))
+
+    def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
+        key = (model.sha256, name)
+        return _once(self._decoders, key, lambda: self._catalog.find_decoder(model, name))
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
         return _once(self._loras, (name, strength), lambda: self._catalog.find_lora(name, strength))
@@ -253,9 +262,6 @@ class _RememberingCatalog:
 
     def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
         return self._catalog.ways(model, work, context_tokens)
-
-    def learn(self, task: TaskSpec, cost: RunCost) -> None:
-        self._catalog.learn(task, cost)
 
     def run_seconds(self, model: ModelRef, work: Work) -> float:
         return self._catalog.run_seconds(model, work)

@@ -32,15 +32,13 @@ from actors.wire import StepDone
 from pool.errors import UserError
 from pool.spec import NodeId, WorkerId
 from pool.work import Result
+from scheduler.config import CORE_GC_OBJECTS
 from scheduler.state import SchedulerState
 
 #: rule 1; and no account of each call for Ray's own list of tasks, which costs a fifth of the call: the story has one
 PLAIN: Mapping[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
 
 _PR_SET_PDEATHSIG = 1
-#: new objects between two looks for garbage in cycles. A controller makes many and few cycles, and holds so much that
-#: looking through it is a twentieth of its time with the interpreter's own number
-_CONTROLLER_GC_OBJECTS = 50_000
 
 
 class SystemClock:
@@ -59,7 +57,7 @@ class ControllerActor(Controller):
     """A controller whose fleet is Ray's. All methods are coroutines: a plain one would hold up the whole actor."""
 
     def __init__(self, plan: PoolPlan) -> None:
-        gc.set_threshold(_CONTROLLER_GC_OBJECTS)
+        gc.set_threshold(CORE_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
         super().__init__(
             state=SchedulerState(plan.scheduler),

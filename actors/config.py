@@ -24,7 +24,7 @@ from pool.devices.vram_policy import VramPolicy
 from pool.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
 from pool.spec import UserId
 from scheduler.config import SchedulerConfig
-from scheduler.shares import EVERYBODY, UserShare
+from scheduler.user_share import EVERYBODY, UserShare
 
 #: the one environment variable of modelpool: a configuration file to use when none is named
 CONFIG_VARIABLE = "MODELPOOL_CONFIG"
@@ -164,7 +164,7 @@ class OutputSection(Strict):
 
 
 class UserSection(Strict):
-    """[users.NAME]: what one user may have; see `scheduler.shares.UserShare`. The name "*" is everybody else."""
+    """[users.NAME]: what one user may have; see `scheduler.user_share.UserShare`. The name "*" is everybody else."""
 
     weight: float = 1.0
     running_limit: int | None = None

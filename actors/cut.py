@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+from actors import decoder_cut, seen_cut
 from actors.cut_catalog import Catalog as Catalog
 from actors.cut_catalog import Controls as Controls
 from actors.extents import duration_of, extent_of, format_of, size_of
@@ -27,12 +28,11 @@ from actors.orders import (
     SampleOrder,
     order_for,
 )
-from actors.recipe import PICTURE_FORMAT, Recipe, RecipeLora, RecipePictures
+from actors.recipe import PICTURE_FORMAT, Recipe, RecipeDecoder, RecipeLora, RecipePictures
 from actors.requests import SIZE_STEP, GenerateRequest, LoraChoice
 from actors.shown_cut import check_shown, fitting_picture, given_task, reference_size, shown_picture, sized_as_reference
-from pool.checkpoints.sampling_facts import Beginning, Shown
-from pool.errors import DoesNotFit, does_not_fit, format_bytes, unusable_field
-from pool.residency import needed_bytes
+from pool.checkpoints.sampling_facts import Shown
+from pool.errors import unusable_field
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
 from pool.work import (
     DecodeWork,
@@ -42,6 +42,7 @@ from pool.work import (
     ModelRef,
     RegionWork,
     SampleWork,
+    SeePictureWork,
     Work,
     stage_of,
     task_id,
@@ -50,8 +51,6 @@ from pool.work import (
 
 #: the components that one kind of work runs
 Roles: TypeAlias = tuple[Role, ...]
-#: all weights may stream
-NOTHING_KEPT: Mapping[ComponentKey, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,12 @@ def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tu
     made_for = catalog.made_for(catalog.find_model(request.model))
     facts = made_for.sampling
     check_film(request, facts)
+    seen_cut.check_film_numbers(request, facts)
     check_shown(request, facts)
+    decoder_cut.check_decoder(request, facts)
     request = fitting_picture(as_usual(request, facts.usual), facts)
     request = sized_as_reference(request, made_for)
-    order = order_for(request)
+    order = order_for(request, facts.rounds_steps_up)
     cutter = _Cutter(catalog)
     wanted = cutter.task_for(order)
     sample = next(work for work in cutter.works.values() if isinstance(work, SampleWork))
@@ -100,10 +101,14 @@ def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tu
         pictures=None if pictures is None else _as_used(pictures, sample),
         frames=sample.frames,
         frame_rate=sample.frame_rate,
+        motion=sample.motion,
+        image_noise=sample.image_noise,
+        elevation=sample.elevation,
         seconds=sample.seconds,
         format="" if written_as == PICTURE_FORMAT else written_as,
         clip_skip=request.clip_skip,
         embeddings=cutter.embeddings(),
+        decoder=RecipeDecoder.of(cutter.second),
     )
     return recipe, cutter.cut_job(job_id, wanted)
 
@@ -119,37 +124,6 @@ def cut_order(order: Order, job_id: JobId, catalog: Catalog, given: frozenset[Ta
     return cutter.cut_job(job_id, cutter.task_for(order), given)
 
 
-def check_fits(job: JobSpec, capacity_bytes: int) -> None:
-    """Raise DoesNotFit when a task of `job` cannot run with `capacity_bytes` of device memory, all streamed and divided
-    as far as it can be. Of several such tasks the message names the one that needs most: a budget of that fits all.
-
-    By what was counted: no correction refuses work that was possible before.
-    """
-    task, least_bytes = hungriest(job)
-    if least_bytes > capacity_bytes:
-        raise too_small(task, least_bytes, capacity_bytes)
-
-
-def hungriest(job: JobSpec, kept_bytes: Mapping[ComponentKey, int] = NOTHING_KEPT) -> tuple[TaskSpec, int]:
-    """The task of `job` that needs most when all streams and is divided as far as it can be, and the least memory that
-    it runs in. Of the components in `kept_bytes` so many bytes are resident all the same."""
-
-    def least_bytes(task: TaskSpec) -> int:
-        staying_bytes = sum(kept_bytes.get(use.component, 0) for use in task.uses)
-        return needed_bytes(task.uses, task.least_estimated_bytes) + staying_bytes
-
-    task = max(job.tasks, key=least_bytes)
-    return task, least_bytes(task)
-
-
-def too_small(task: TaskSpec, least_bytes: int, given_bytes: int, beside: str = "") -> DoesNotFit:
-    """What to say where `task`, the hungriest, does not fit. `beside` names what takes memory beside the run."""
-    names = " with ".join(use.component for use in task.uses)
-    activations = format_bytes(task.least_estimated_bytes)
-    detail = f"of these {activations} activations, the rest for the largest layer{beside}"
-    return does_not_fit(f"to {task.stage.value} with {names}", least_bytes, given_bytes, detail)
-
-
 class _Cutter:
     """Collects the tasks of one job; every task after the ones it needs."""
 
@@ -159,6 +133,8 @@ class _Cutter:
         self._components: dict[ComponentKey, ComponentSpec] = {}
         self.works: dict[TaskId, Work] = {}
         self.warnings: dict[str, None] = {}
+        #: what the second model does, of a picture that two make
+        self.second: SampleWork | None = None
 
     def cut_job(self, job_id: JobId, wanted: TaskId, given: frozenset[TaskId] = frozenset()) -> CutJob:
         """What `wanted` depends on, up to what is given: by the driver, or because no task here makes it."""
@@ -215,13 +191,11 @@ class _Cutter:
         width, height = (side * shows.enlarges for side in self._size(model, order))
         sampler, schedule = usual_schedule(facts.usual, order.sampler, order.schedule)
         cfg, guidance = guided(facts.usual, order.cfg)
-        reads_negative = order.negative is not None and cfg != 1
-        texts = [order.positive, *([order.negative] if order.negative and reads_negative else [])]
-        texts += [region.text for region in order.regions]
-        if order.negative is not None and order.negative.text and not reads_negative:
-            self.warnings[f"negative prompt: model {model.name!r} reads none, it is left out"] = None
+        texts, told = seen_cut.texts_read(order, facts, cfg), seen_cut.film_told(order, facts)
+        self.warnings |= dict.fromkeys(seen_cut.unread_texts(order, model.name, facts, cfg))
         duration, begins = duration_of(order, model.name, facts), film_beginning(order, model.name, facts)
-        read, told_hidden = self._started(model, order, begins, duration.frames)
+        first = seen_cut.beginning_order(order, begins, duration.frames, told.image_noise)
+        read, told_hidden = self._started(model, order, first)
         pictured = begins is not None or shows.is_shown
         referred, reference = self._reference(model, order)
         work = SampleWork(
@@ -248,6 +222,10 @@ class _Cutter:
             reference=reference,
             picture_cfg=shows.picture_cfg,
             noise_level=shows.noise_level,
+            image_noise=told.image_noise,
+            motion=told.motion,
+            elevation=told.elevation,
+            ends=order.last is not None,
         )
         pictures = tuple(region.mask.task_id for region in order.regions if region.mask is not None)
         pictures += tuple(control.picture.task_id for control in order.controls)
@@ -255,10 +233,12 @@ class _Cutter:
             *(self._encode(text) for text in texts),
             *(read[0:1] if work.starts or work.pictured else ()),
             *read[1:],
+            *self._seen(model, seen_cut.seen_pictures(order, facts)),
             *referred,
             *pictures,
         )
-        lengths = tuple(self._catalog.text_tokens(model, text.text) for text in texts)
+        own = tuple(self._catalog.text_tokens(model, text.text) for text in texts)
+        lengths = seen_cut.seen_lengths(facts, cfg) or own
         return self._add(work, roles, loras, needs, work.steps_run, lengths), work
 
     def _region(self, model: ModelRef, order: SampleOrder, region: RegionOrder) -> RegionWork:
@@ -277,7 +257,7 @@ class _Cutter:
         )
 
     def _started(
-        self, model: ModelRef, order: SampleOrder, begins: Beginning | None, frames: int
+        self, model: ModelRef, order: SampleOrder, begins: EncodePictureOrder | None
     ) -> tuple[tuple[TaskId, ...], bool]:
         """The results that sampling begins with, the latent to start from first, and whether the model is told of a
         hole. Raises UnusableField for a model that fills holes where there is none."""
@@ -289,8 +269,8 @@ class _Cutter:
             return (), told_hidden
         if self._catalog.made_for(model).sampling.shown is Shown.PIXELS:
             return (given_task(order.start),), told_hidden
-        if begins is Beginning.JOINED and isinstance(order.start, EncodePictureOrder):
-            return (self._encode_picture(replace(order.start, frames=frames)),), told_hidden
+        if begins is not None:
+            return (self._encode_picture(begins),), told_hidden
         start = self.task_for(order.start)
         if order.hole is None:
             return (start,), told_hidden
@@ -312,26 +292,49 @@ class _Cutter:
 
     def _encode_picture(self, order: EncodePictureOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
+        decoder_cut.check_reads_pictures(model.name, self._catalog.made_for(model).sampling)
         width, height = self._size(model, order)
         picture = order.picture.task_id if isinstance(order.picture, GivenOrder) else self._decode(order.picture)
-        needs = (picture,) if order.hidden is None else (picture, order.hidden.task_id)
-        work = EncodePictureWork(model, width, height, hides=order.hidden is not None, frames=order.frames)
+        beside = tuple(given.task_id for given in (order.hidden, order.last) if given is not None)
+        needs, hides, ends = tuple(dict.fromkeys((picture, *beside))), order.hidden is not None, order.last is not None
+        work = EncodePictureWork(model, width, height, hides, order.frames, order.noise, order.seed, ends)
         return self._add(work, (Role.VAE,), (), needs)
+
+    def _seen(self, model: ModelRef, pictures: tuple[TaskId, ...]) -> tuple[TaskId, ...]:
+        """What the model's vision encoder says of pictures."""
+        film = self._catalog.made_for(model).sampling.film
+        if not pictures or film is None:
+            return ()
+        return (self._add(SeePictureWork(model, film.pictures_seen), (Role.VISION_ENCODER,), (), pictures),)
 
     def _decode(self, order: DecodeOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
         latent = order.latent
         if isinstance(latent, GivenLatent):
+            decoder_cut.check_decodes(model.name, self._catalog.made_for(model).sampling)
             width, height, lasts = extent_of(latent.cells, model.name, self._catalog.made_for(model))
             work = DecodeWork(model, width, height, False, lasts.frames, lasts.frame_rate, lasts.seconds)
             return self._add(work, (Role.VAE,), (), (latent.task_id,))
         need, sample = self._sample(latent)
+        if self._catalog.made_for(sample.model).sampling.hands_on:
+            need, sample = self._second(need, sample, order)
+            model = sample.model
         kept = latent.hole if latent.hole is not None and latent.hole.paste else None
         work = DecodeWork(
             model, sample.width, sample.height, kept is not None, sample.frames, sample.frame_rate, sample.seconds
         )
         needs = (need,) if kept is None else (need, kept.picture.task_id, kept.mask.task_id)
         return self._add(work, (Role.VAE,), (), needs)
+
+    def _second(self, first: TaskId, made: SampleWork, order: DecodeOrder) -> tuple[TaskId, SampleWork]:
+        """What the second of two models makes of the result of `first`, which did `made`."""
+        model = self._catalog.find_decoder(made.model, decoder_cut.decoder_name(order))
+        work = decoder_cut.second_work(model, made, order, self._catalog.made_for(model).sampling)
+        texts = decoder_cut.second_texts(order)
+        lengths = tuple(self._catalog.text_tokens(made.model, text.text) for text in texts)
+        needs = (*(self._encode(text) for text in texts), first)
+        self.second = work
+        return self._add(work, (Role.DIFFUSION_MODEL,), (), needs, work.steps_run, lengths), work
 
     def _size(self, model: ModelRef, order: SampleOrder | EncodePictureOrder) -> tuple[int, int]:
         """Width and height of what is made or encoded, in pixels; 0 for sound."""

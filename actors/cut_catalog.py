@@ -33,6 +33,9 @@ class Catalog(Protocol):
     def find_model(self, name: str) -> ModelRef:
         """The checkpoint called `name`."""
 
+    def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
+        """The model that makes pictures of what `model` makes: the one called `name`, else the one that is there."""
+
     def find_lora(self, name: str, strength: float) -> LoraRef:
         """The LoRA called `name`."""
 

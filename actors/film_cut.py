@@ -8,7 +8,7 @@ from __future__ import annotations
 from actors.extents import format_of, kind_of
 from actors.orders import EncodePictureOrder, SampleOrder
 from actors.requests import GenerateRequest
-from pool.checkpoints.sampling_facts import Beginning, SamplingFacts
+from pool.checkpoints.sampling_facts import Beginning, Ending, SamplingFacts
 from pool.errors import unusable_field
 
 
@@ -35,10 +35,16 @@ def film_beginning(order: SampleOrder, model: str, facts: SamplingFacts) -> Begi
     """How a film begins with the picture of `order`; None where it has none, or what is made is no film. Raises
     UnusableField for a picture where the model is told of none, and for none where it must have one."""
     if facts.film is None:
+        if order.last is not None:
+            raise unusable_field("last_image", "one", f"none: model {model!r} makes no films")
         return None
-    begins = facts.film.begins
+    begins, ends = facts.film.begins, facts.film.ends
+    if order.last is not None and ends is None:
+        raise unusable_field("last_image", "one", f"none: the films of model {model!r} end with no picture")
+    if order.last is None and ends is Ending.MUST:
+        raise unusable_field("last_image", "nothing", f"a picture: the films of model {model!r} end with one too")
     if order.start is None:
-        if begins is Beginning.JOINED:
+        if begins is not None and begins.is_always_there:
             raise unusable_field("image", "nothing", f"a picture: the films of model {model!r} begin with one")
         return None
     if begins is None or not isinstance(order.start, EncodePictureOrder):

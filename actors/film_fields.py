@@ -17,6 +17,9 @@ FILM_FORMATS, SOUND_FORMATS = ("mp4", "webm", "gif"), ("wav", "flac")
 FORMATS = ("png", *FILM_FORMATS, *SOUND_FORMATS)
 #: far beyond what a model makes at once; what is asked for has a size
 MOST_FRAMES, MOST_FRAME_RATE, MOST_SECONDS = 1 << 14, 240.0, 3600.0
+#: numbers that films are told by, from and to: how much moves, as Stable Video Diffusion's training counted it; the
+#: deviation of noise on pixels from -1 to 1; degrees above the middle
+FILM_NUMBERS = {"motion": (0.0, 255.0), "image_noise": (0.0, 1.0), "elevation": (-90.0, 90.0)}
 
 
 def checked_frames(value: Any) -> int | None:
@@ -38,6 +41,28 @@ def checked_frame_rate(value: float | None) -> float | None:
 def checked_seconds(value: float | None) -> float | None:
     """Seconds of sound. Raises UnusableField."""
     return _positive("seconds", value, MOST_SECONDS)
+
+
+def checked_film_number(name: str, value: Any) -> float | None:
+    """A number that films are told by, one of `FILM_NUMBERS`; motion is a whole one. Raises UnusableField."""
+    if value is None:
+        return None
+    (least, most), number = FILM_NUMBERS[name], _number(value)
+    kind = "a whole number" if name == "motion" else "a number"
+    if number is None or not least <= number <= most or (name == "motion" and not number.is_integer()):
+        raise unusable_field(name, value, f"{kind} from {least:g} to {most:g}")
+    return int(number) if name == "motion" else number
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or a text that is one; None for anything else. True is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def checked_format(value: Any) -> str | None:

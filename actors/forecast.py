@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from actors.cut import NOTHING_KEPT, CutJob, hungriest
+from actors.cut import CutJob
+from actors.fits import NOTHING_KEPT, hungriest
 from pool.devices.vram_policy import ResidencyRules
 from pool.division import choose_division
 from pool.errors import does_not_fit

@@ -82,8 +82,10 @@ class GivenPictures:
                 refs[given_id(mask, is_mask=True)] = mask_ref
         if request.controls:
             changed["controls"] = tuple(self._bring_control(control, refs) for control in request.controls)
-        if request.reference is not None and not isinstance(request.reference, GivenPicture):
-            changed["reference"] = self._bring_whole("reference", request.reference, refs)
+        for name in ("reference", "last_image"):
+            source = getattr(request, name)
+            if source is not None and not isinstance(source, GivenPicture):
+                changed[name] = self._bring_whole(name, source, refs)
         if any(region.mask is not None for region in request.regions):
             changed["regions"] = tuple(self._bring_region(region, refs) for region in request.regions)
         return (request.model_copy(update=changed) if changed else request), refs

@@ -53,6 +53,7 @@ from pool.work import (
     Picture,
     Result,
     RunHooks,
+    Seen,
     Sound,
     Stopped,
     Work,
@@ -323,6 +324,8 @@ def result_bytes(result: Result) -> int:
     match result:
         case Encoded():
             return sum(array.nbytes for array in result.arrays)
+        case Seen():
+            return result.states_LD.nbytes
         case Latent():
             return result.samples_CHW.nbytes
         case Picture():

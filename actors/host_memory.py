@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES
+from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES
 
-WEIGHTS_SUFFIXES = (*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES)
+WEIGHTS_SUFFIXES = (*PLAIN_SUFFIXES, *PICKLE_SUFFIXES)
 SMAPS = Path("/proc/self/smaps")
 
 

@@ -36,7 +36,8 @@ class GivenOrder:
 @dataclass(frozen=True, slots=True)
 class EncodePictureOrder:
     """Turn a picture into a latent: the driver's own, or one that is made first. `hidden` is a mask of what the latent
-    is not to show; with `frames` it is the first of a film of so many. Sizes are as of `SampleOrder`."""
+    is not to show; with `frames` it is the first of a film of so many. Sizes are as of `SampleOrder`,
+    `noise` and its `seed` as of `pool.work.EncodePictureWork`; `last` is what such a film ends with."""
 
     picture: GivenOrder | DecodeOrder
     model: str
@@ -45,6 +46,9 @@ class EncodePictureOrder:
     hidden: GivenOrder | None = None
     scale: float = 1.0
     frames: int = 0
+    noise: float = 0.0
+    seed: int = 0
+    last: GivenOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +101,11 @@ class SampleOrder:
     hole        what of `start` is made anew; None is all of it
     scale       the sizes are so many times these, in whole cells of a latent
     frames, frame_rate, seconds  of a film, of a sound; None is the model's own
+    last        a picture that a film ends with
     reference   a picture to work from
     image_cfg   how strongly the picture counts that the model is shown; None is the model's own
     noise_level  how much noise is put on the picture that is enlarged; None is the model's own
+    image_noise, motion, elevation  of a film, as of `SampleWork`; None is the model's own
     """
 
     positive: EncodeOrder
@@ -125,6 +131,10 @@ class SampleOrder:
     reference: ReferenceOrder | None = None
     image_cfg: float | None = None
     noise_level: int | None = None
+    image_noise: float | None = None
+    motion: int | None = None
+    elevation: float | None = None
+    last: GivenOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +147,30 @@ class GivenLatent:
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderOrder:
+    """The second model of a picture that two make, "" for the one that is found; None is its own."""
+
+    model: str = ""
+    steps: int | None = None
+    cfg: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeOrder:
-    """Decode one latent."""
+    """Decode one latent: with `model`, or with the `decoder` that makes pictures of what that makes."""
 
     latent: SampleOrder | GivenLatent
     model: str
+    decoder: DecoderOrder | None = None
 
 
 Order: TypeAlias = EncodeOrder | EncodePictureOrder | SampleOrder | DecodeOrder
 
 
-def order_for(request: GenerateRequest) -> DecodeOrder:
+def order_for(request: GenerateRequest, rounds_up: bool = False) -> DecodeOrder:
     """The tree of `request`, whose seed must be set and whose pictures must be given. LoRAs,
-    ControlNets and regions of strength 0 change nothing and are left out."""
+    ControlNets and regions of strength 0 change nothing and are left out. `rounds_up` says how its model counts the
+    part of the steps that a strength means (`SamplingFacts.rounds_steps_up`)."""
     assert request.seed is not None, "the client draws missing seeds"
     image, mask = _given(request.image), _given(request.mask, is_mask=True)
     loras = tuple(lora for lora in request.loras if lora.strength != 0)
@@ -168,7 +189,7 @@ def order_for(request: GenerateRequest) -> DecodeOrder:
         height=request.height,
         seed=request.seed,
         start=None if image is None else EncodePictureOrder(image, request.model, request.width, request.height),
-        first_step=request.first_step(),
+        first_step=request.first_step(rounds_up),
         hole=None if image is None or mask is None else Hole(image, mask, request.paste),
         frames=request.frames,
         frame_rate=request.frame_rate,
@@ -176,6 +197,10 @@ def order_for(request: GenerateRequest) -> DecodeOrder:
         reference=_reference(request.reference),
         image_cfg=request.image_cfg,
         noise_level=request.noise_level,
+        image_noise=request.image_noise,
+        motion=request.motion,
+        elevation=request.elevation,
+        last=_given(request.last_image),
         regions=tuple(
             RegionOrder(
                 EncodeOrder(request.model, loras, region.prompt, request.clip_skip),
@@ -188,16 +213,19 @@ def order_for(request: GenerateRequest) -> DecodeOrder:
         ),
         controls=tuple(_control(control) for control in request.controls if control.strength != 0),
     )
-    return DecodeOrder(sample if request.hires is None else _second_pass(sample, request.hires), request.model)
+    latent = sample if request.hires is None else _second_pass(sample, request.hires, rounds_up)
+    said = request.decoder
+    decoder = None if said is None else DecoderOrder(said.model, said.steps, said.cfg)
+    return DecodeOrder(latent, request.model, decoder)
 
 
-def _second_pass(sample: SampleOrder, hires: Hires) -> SampleOrder:
+def _second_pass(sample: SampleOrder, hires: Hires, rounds_up: bool) -> SampleOrder:
     """What `sample` makes, scaled up and made again in part."""
     steps, model = hires.steps or sample.steps, sample.model
     start: EncodePictureOrder | SampleOrder = sample
     if hires.via == "picture":
         start = EncodePictureOrder(DecodeOrder(sample, model), model, sample.width, sample.height, scale=hires.scale)
-    left_out = steps_left_out("hires.strength", hires.strength, steps)
+    left_out = steps_left_out("hires.strength", hires.strength, steps, rounds_up)
     return replace(sample, steps=steps, start=start, first_step=left_out, scale=hires.scale)
 
 

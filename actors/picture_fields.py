@@ -188,13 +188,14 @@ def checked_strength(name: str, value: float) -> float:
     return value
 
 
-def steps_left_out(name: str, strength: float, steps: int) -> int:
+def steps_left_out(name: str, strength: float, steps: int, rounds_up: bool = False) -> int:
     """How many of `steps` are not made at this strength: those at the head of the schedule, as diffusers counts them.
+    With `rounds_up` a part of a step that is to be made is a whole one, else it is none.
     Raises UnusableField where none is left."""
-    made = min(int(steps * strength), steps)
-    if not made:
+    left_out = int(steps - steps * strength) if rounds_up else steps - min(int(steps * strength), steps)
+    if left_out == steps:
         raise unusable_field(name, strength, f"at least {1 / steps:.2g}: with {steps} steps, less makes none of them")
-    return steps - made
+    return left_out
 
 
 class Control(Strict):

@@ -14,14 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from actors.requests import GenerateRequest
-    from pool.work import ControlRef
+    from pool.work import ControlRef, SampleWork
 
 
 #: what pictures are written as
 PICTURE_FORMAT = "png"
 #: fields that recipes had not always
-_LATER_PICTURES = ("controls", "regions", "reference_sha256", "image_cfg", "noise_level")
-_LATER = ("pictures", "frames", "frame_rate", "seconds", "format", "clip_skip", "embeddings")
+_LATER_PICTURES = ("controls", "regions", "reference_sha256", "last_image_sha256", "image_cfg", "noise_level")
+_LATER = (
+    "pictures",
+    "frames",
+    "frame_rate",
+    "seconds",
+    "motion",
+    "image_noise",
+    "elevation",
+    "format",
+    "clip_skip",
+    "embeddings",
+    "decoder",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,21 @@ class RecipeRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class RecipeDecoder:
+    """The second model of a picture that two made, as it was used."""
+
+    model: str
+    sha256: str
+    steps: int
+    cfg: float
+
+    @classmethod
+    def of(cls, work: SampleWork | None) -> RecipeDecoder | None:
+        """What did `work`; None where one model made all."""
+        return None if work is None else cls(work.model.name, work.model.sha256, work.steps, work.cfg)
+
+
+@dataclass(frozen=True, slots=True)
 class RecipePictures:
     """Pictures that a picture was made from, and how; the names are those of a request. Hashes are of the pixels as
     they were used; names of files are told, and not part of the digest."""
@@ -72,6 +99,8 @@ class RecipePictures:
     regions: tuple[RecipeRegion, ...] = ()
     reference_sha256: str = ""
     reference_file: str = ""
+    last_image_sha256: str = ""
+    last_image_file: str = ""
     #: as it was used; 0 where no picture counts so
     image_cfg: float = 0.0
     noise_level: int = 0
@@ -93,7 +122,8 @@ class RecipePictures:
             mask_file="" if mask is None else mask.file,
             reference_sha256="" if reference is None else reference.sha256,
             reference_file="" if reference is None else reference.file,
-            first_step=request.first_step(),
+            last_image_sha256="" if request.last_image is None else request.last_image.sha256,
+            last_image_file="" if request.last_image is None else request.last_image.file,
             paste=mask is not None and request.paste,
             hires={} if request.hires is None else request.hires.model_dump(),
             controls=tuple(
@@ -137,6 +167,10 @@ class Recipe:
     #: of a film
     frames: int = 0
     frame_rate: float = 0.0
+    #: what its model was told of it, as it was used
+    motion: int = 0
+    image_noise: float = 0.0
+    elevation: float = 0.0
     #: of a sound, whose width and height are 0
     seconds: float = 0.0
     #: what a film or a sound is written as; empty for pictures
@@ -144,6 +178,8 @@ class Recipe:
     clip_skip: int = 0
     #: textual inversions that the texts name, and the SHA-256 of each
     embeddings: tuple[tuple[str, str], ...] = ()
+    #: None where one model made all
+    decoder: RecipeDecoder | None = None
 
     def as_json(self) -> dict[str, Any]:
         """A plain dictionary, ready for `json.dumps`. What is not used of later fields is left out, so that no digest

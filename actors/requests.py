@@ -10,7 +10,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from actors.film_fields import checked_format, checked_frame_rate, checked_frames, checked_seconds
+from actors.decoder_fields import Decoder
+from actors.film_fields import (
+    FILM_NUMBERS,
+    checked_film_number,
+    checked_format,
+    checked_frame_rate,
+    checked_frames,
+    checked_seconds,
+)
 from actors.picture_fields import (
     USUAL_MASKED_STRENGTH,
     USUAL_STRENGTH,
@@ -79,17 +87,24 @@ class GenerateRequest(Strict):
     regions   texts for parts of the picture (`Region`)
     reference    a picture to work from, for models that are told one beside what they make: its proportions are kept,
                  and it is read in about as many pixels as what is made; sizes left out follow it
+    decoder      the model that makes the picture of what `model` made, where two make it (`Decoder`)
     image_cfg    how strongly `image` counts where a model is guided by text and picture; left out, the model's own
     noise_level  how much noise, 0 to 350, is put on `image` where a model makes it larger; left out, the model's own
 
     frames      of a film. Left out, as many as its model was made for; models make multiples of a number, and one more
     frame_rate  frames a second of it; left out, the model's own
+    last_image  a picture that a film ends with, for models that are told one beside `image`
+    motion      how much moves in it, 0 to 255, for models that are told so; left out, the model's own
+    image_noise  how much noise, 0 to 1, is put on the `image` that it begins with, for models that are told so: with
+                more, the film leaves it further; left out, the model's own
+    elevation   from how many degrees above the middle, -90 to 90, a film looks that goes around a thing; left out, 0
     seconds     of a sound; left out, as many as its model makes
     clip_skip   of the last layers of CLIP left out beyond those that the model's family leaves out, as diffusers counts
                 them: what A1111 calls "Clip skip", less one
     format      what it is written as: pictures "png"; films "mp4", "webm" or "gif"; sounds "wav" or "flac". Left out,
                 the first of these. A film of 1 frame is a film
-    A film may begin with `image`, where its model is made for that. Models that are shown a picture and change or
+    A film may begin with `image`, where its model is made for that; some make films of nothing else, and read no
+    prompt. Models that are shown a picture and change or
     enlarge it are shown `image`; `strength` is not for them.
 
     `priority`, `user` and `deadline` do not change the picture. Of those that wait, a higher `priority` goes first.
@@ -123,13 +138,19 @@ class GenerateRequest(Strict):
     regions: tuple[Region, ...] = ()
     frames: int | None = None
     frame_rate: float | None = None
+    motion: int | None = None
+    image_noise: float | None = None
+    elevation: float | None = None
     seconds: float | None = None
     format: str | None = None
     clip_skip: int = 0
     #: once checked, a `PictureSource`
     reference: Any = None
+    #: once checked, a `PictureSource`
+    last_image: Any = None
     image_cfg: float | None = None
     noise_level: int | None = None
+    decoder: Decoder | None = None
 
     @field_validator(*_WHOLE, mode="before")
     @classmethod
@@ -208,6 +229,11 @@ class GenerateRequest(Strict):
     def _seconds(cls, value: float | None) -> float | None:
         return checked_seconds(value)
 
+    @field_validator(*FILM_NUMBERS, mode="before")
+    @classmethod
+    def _film_number(cls, value: Any, info: Any) -> float | None:
+        return checked_film_number(info.field_name, value)
+
     @field_validator("format", mode="before")
     @classmethod
     def _format(cls, value: Any) -> str | None:
@@ -227,7 +253,7 @@ class GenerateRequest(Strict):
             raise unusable_field("noise_level", value, _WHOLE["noise_level"])
         return value
 
-    @field_validator("image", "mask", "reference", mode="before")
+    @field_validator("image", "mask", "reference", "last_image", mode="before")
     @classmethod
     def _picture(cls, value: Any, info: Any) -> Any:
         return checked_picture(info.field_name, value, is_mask=info.field_name == "mask")
@@ -244,25 +270,22 @@ class GenerateRequest(Strict):
 
     @model_validator(mode="after")
     def _pictures(self) -> GenerateRequest:
-        for name in ("mask", "strength"):
+        for name in ("mask", "strength", "last_image"):
             if self.image is None and getattr(self, name) is not None:
                 raise unusable_field("image", "nothing", f"a picture to start from, since {name} is given")
         if self.mask is not None and self.hires is not None:
             raise unusable_field("hires", "a second pass", "none with a mask: make the picture first, then fill it")
-        # steps left out are the model's own: what is left of those is told where the request is cut
-        says_steps = "steps" in self.model_fields_set
-        if says_steps and self.strength is not None:
-            self.first_step()
-        if self.hires is not None and (says_steps or self.hires.steps):
-            steps_left_out("hires.strength", self.hires.strength, self.hires.steps or self.steps)
         return self
 
-    def first_step(self) -> int:
-        """How many steps at the head of the schedule are left out. Raises UnusableField where that is all of them."""
+    def first_step(self, rounds_up: bool = False) -> int:
+        """How many steps at the head of the schedule are left out. Raises UnusableField where that is all of them.
+
+        How the model of the request counts a part of a step (`rounds_up`), and how many steps are its own, is known
+        where the request is cut."""
         if self.image is None:
             return 0
         usual = USUAL_STRENGTH if self.mask is None else USUAL_MASKED_STRENGTH
-        return steps_left_out("strength", self.strength or usual, self.steps)
+        return steps_left_out("strength", self.strength or usual, self.steps, rounds_up)
 
     @model_validator(mode="after")
     def _names(self) -> GenerateRequest:

@@ -26,6 +26,7 @@ class SeparateModel(Strict):
     diffusion_model  the file of the diffusion model; may be left out beside `checkpoint`
     vae              the file of the VAE
     text_encoders    the files of the text encoders; which each of them is, it says itself
+    vision_encoder   the file of the vision encoder, for models that see a picture
     """
 
     name: str
@@ -33,6 +34,7 @@ class SeparateModel(Strict):
     diffusion_model: Path | None = None
     vae: Path | None = None
     text_encoders: tuple[Path, ...] = ()
+    vision_encoder: Path | None = None
 
     @field_validator("name")
     @classmethod
@@ -44,10 +46,10 @@ class SeparateModel(Strict):
     @property
     def assembly(self) -> Assembly:
         """As the catalog knows it. Raises CorruptFile where it names no diffusion model, or far too many files."""
-        files = (self.checkpoint, self.diffusion_model, self.vae)
-        checkpoint, diffusion_model, vae = ("" if file is None else str(file) for file in files)
+        files = (self.checkpoint, self.diffusion_model, self.vae, self.vision_encoder)
+        checkpoint, diffusion_model, vae, seeing = ("" if file is None else str(file) for file in files)
         encoders = tuple(map(str, self.text_encoders))
-        return Assembly(str(Path(os.sep, "[models]", self.name)), checkpoint, diffusion_model, vae, encoders)
+        return Assembly(str(Path(os.sep, "[models]", self.name)), checkpoint, diffusion_model, vae, encoders, seeing)
 
     def describe(self) -> list[str]:
         """Its table, line by line."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from pool.activation import WITHOUT_MARGIN, attention_form, with_margin
@@ -23,18 +25,23 @@ from pool.activation_needs import (
     encode_bytes,
     encode_picture_bytes,
     sample_bytes,
+    see_bytes,
     stage_call,
     text_shape,
     tile_slowdown,
 )
+from pool.checkpoints.sampling_facts import FilmFacts, Sight
 from pool.checkpoints.transformers import TEXT_ROLES
 from pool.controlnets.open_controlnet import OpenControlNet
+from pool.diffusion_models.cascade_model import empty_text
 from pool.division import ways as ways_of
+from pool.dry_run import META
 from pool.latent_pixels import latent_shape
 from pool.module_work import module_work
 from pool.open_model import OpenModel
 from pool.recent import Recent
 from pool.residency import ModuleBytes
+from pool.sampling.asking import CONTEXT, IMAGE_CONTEXT
 from pool.sizing import module_bytes
 from pool.spec import Division, Role, RunCost, TaskSpec
 from pool.stages import latent_cells
@@ -42,6 +49,7 @@ from pool.text.chunks import spelled_out
 from pool.text.tokenizer import ClipTokenizer
 from pool.text_encoders.lengths import context_tokens, empty_told, length_read
 from pool.text_encoders.readings import readings_of
+from pool.vision.showing import states_shape
 from pool.work import (
     ControlRef,
     DecodeWork,
@@ -49,6 +57,7 @@ from pool.work import (
     EncodeWork,
     ModelRef,
     SampleWork,
+    SeePictureWork,
     Work,
     role_of,
     stage_of,
@@ -188,6 +197,8 @@ class ActivationFigures:
                 module = self._module(opened, role_of(work))
                 told, controls = empty_told_of(opened), [self._control(control) for control in work.controls]
                 return sample_bytes(module, work, latent, lengths, way.batch, family.sampling, told, controls)
+            case SeePictureWork():
+                return see_bytes(self._module(opened, role_of(work)), family.sampling)
             case EncodePictureWork():
                 cells = latent_cells(work.width, work.height, latent)
                 return encode_picture_bytes(self._module(opened, role_of(work)), cells, latent, way.tile, work.frames)
@@ -265,14 +276,26 @@ class ActivationFigures:
 def empty_told_of(opened: OpenModel) -> EmptyTold | None:
     """What the diffusion model of `opened` is told of a text; None where it is told a text and no more."""
     family = opened.checkpoint.family
+    if family.sampling.reads_prior:
+        return partial(empty_text, opened.component(Role.DIFFUSION_MODEL).built.module)
+    facts = family.sampling
+    seen = {} if facts.sight is None else {IMAGE_CONTEXT: _empty_states(opened, facts.sight, facts.film)}
+    if not facts.reads_text:
+        return lambda tokens: {CONTEXT: seen[IMAGE_CONTEXT]}
     if not family.text_set:
         return None
 
     def told(tokens: int) -> Mapping[str, Tensor]:
         modules = {opened.place(role): opened.component(role).built.module for role in family.text_encoders}
-        return empty_told(family.text_set, modules, tokens)
+        return {**empty_told(family.text_set, modules, tokens), **seen}
 
     return told
+
+
+def _empty_states(opened: OpenModel, sight: Sight, film: FilmFacts | None) -> Tensor:
+    """What a vision encoder says of the pictures that a run sees, without values."""
+    states, width = states_shape(opened.component(Role.VISION_ENCODER).built.module, sight)
+    return torch.empty((1, states * (1 if film is None else film.pictures_seen), width), device=META)
 
 
 def _spelled(work: EncodeWork) -> str:
@@ -285,6 +308,8 @@ def _size_of(work: Work) -> tuple[object, ...]:
     match work:
         case EncodeWork():
             return (stage_of(work),)
+        case SeePictureWork():
+            return (stage_of(work), Role.VISION_ENCODER)
         case SampleWork():
             shown = (work.pictured, work.reference, work.asks_without_picture)
             reads = (

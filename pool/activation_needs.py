@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -19,25 +20,28 @@ from torch import Tensor, nn
 
 from pool.activation import PeakCounter, peak_bytes
 from pool.checkpoints.families import LatentFacts, TextFacts
-from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
+from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts, UsualRun
 from pool.controlnets.needs import control_bytes
+from pool.diffusion_models.cascade_model import prior_channels
 from pool.dry_run import META, AttentionForm
 from pool.latent_pixels import KL, codec_of, latent_shape
 from pool.sampling.asking import CONTEXT, FRAME_RATE, ask, numbers_told
 from pool.sampling.beginnings import beginning_shape, told_of_beginning
 from pool.sampling.conditions import Condition
 from pool.sampling.extras import IMAGE, empty_extras
+from pool.sampling.frame_strengths import frame_strengths
 from pool.sampling.inpainting import Inpainting
 from pool.sampling.regions import Regions
 from pool.sampling.run import denoise_pictures
-from pool.shown_pictures import empty_told
+from pool.shown_pictures import PRIOR, empty_told, repeats_picture
 from pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
 from pool.text.encode import AnyTokenizer, ReadText, matched_length, read_texts
 from pool.text.reading import Reading
 from pool.text.tokenizer import ClipTokenizer
 from pool.text_encoders.lengths import ReadLength
-from pool.tiling.vae import Tiling, decode_latent, encode_moments
-from pool.work import DecodeWork, EncodePictureWork, EncodeWork, RunHooks, SampleWork, Stopped, Work
+from pool.tiling.vae import Tiling, decode_latent, encode_moments, frame_by_frame
+from pool.vision.showing import side_of, states
+from pool.work import DecodeWork, EncodePictureWork, EncodeWork, RunHooks, SampleWork, SeePictureWork, Stopped, Work
 
 #: edges of tiles that a VAE may be run by, in latent cells, largest first
 TILES = (64, 48, 32, 24, 16, 12, 8)
@@ -147,19 +151,19 @@ def sample_bytes(
         [_held(_inputs(diffusion_model.module, work, shape_CHW, 1, length, facts, told)) for length in those]
         for those in (lengths, of_regions)
     )
-    return _loop_bytes(predict_noise, work, shape_CHW, texts, regions, most_at_once)
+    return _loop_bytes(predict_noise, work, shape_CHW, texts, regions, most_at_once, facts.usual)
 
 
 def _decode(module: nn.Module, latent_BC: Tensor, latent: LatentFacts, dtype: torch.dtype) -> Tensor:
     if latent.vae == KL:
-        return decode_latent(module, latent_BC.to(dtype))
+        return frame_by_frame(partial(decode_latent, module), latent_BC.to(dtype))
     own_BC = latent_BC.unsqueeze(2) if latent.dimensions == 3 and latent_BC.dim() == 4 else latent_BC
     return codec_of(module, latent).decode(own_BC, dtype=dtype)
 
 
 def _encode(module: nn.Module, pixels_BC: Tensor, latent: LatentFacts) -> Tensor:
     if latent.vae == KL:
-        return encode_moments(module, pixels_BC)
+        return frame_by_frame(partial(encode_moments, module), pixels_BC)
     is_flat = latent.dimensions == 3 and pixels_BC.dim() == 4
     return codec_of(module, latent).encode(pixels_BC.unsqueeze(2) if is_flat else pixels_BC)
 
@@ -198,6 +202,17 @@ def encode_picture_bytes(
     return vae.peak_bytes(encode)
 
 
+def see_bytes(encoder: StageModule, facts: SamplingFacts) -> int:
+    """Device memory beside weights to see a picture with a vision encoder; the picture comes from the host."""
+    return encoder.peak_bytes(lambda module: _see(module, facts, 1, encoder.compute_dtype))
+
+
+def _see(module: nn.Module, facts: SamplingFacts, pictures: int, dtype: torch.dtype) -> Tensor:
+    assert facts.sight is not None, "a model without a vision encoder sees no pictures"
+    shown_BCHW = torch.empty((pictures, 3, *[side_of(module)] * 2), dtype=torch.float32, device=META)
+    return states(module, shown_BCHW.to(dtype), facts.sight)
+
+
 def tile_slowdown(cells: tuple[int, int], tile: int) -> float:
     """Cells that are computed by tiles of `tile`, overlaps counted each time, as a multiple of all `cells`."""
     edges, overlaps = Tiling(tile).edges(cells)
@@ -233,6 +248,8 @@ def stage_call(
             return lambda module: _inputs(module, work, shape_CHW, batch, context_tokens, facts, told).ask(
                 facts, module, compute_dtype
             )
+        case SeePictureWork():
+            return lambda module: _see(module, facts, pictures, compute_dtype)
         case EncodePictureWork():
             return lambda module: _encode(
                 module, empty(pictures, 3, *([work.frames] if work.frames else []), work.height, work.width), latent
@@ -289,7 +306,13 @@ def _inputs(
     context_BLD = texts.pop(CONTEXT)
     told_numbers = numbers_told(facts, work, batch)
     told_numbers |= empty_told(facts, work, shape_CHW, batch, META)
-    if work.pictured and facts.film is not None:
+    if work.prior is not None:
+        told_numbers[PRIOR] = torch.empty(
+            (batch, prior_channels(module), *work.prior), dtype=torch.float32, device=META
+        )
+    if work.pictured and repeats_picture(facts):
+        told_numbers[IMAGE] = torch.empty((batch, shape_CHW[0], *shape_CHW[2:]), dtype=torch.float32, device=META)
+    elif work.pictured and facts.film is not None:
         first = torch.empty((batch, *beginning_shape(facts.film, shape_CHW)), dtype=torch.float32, device=META)
         told_numbers |= told_of_beginning(facts.film, first, shape_CHW[1])
     # models read the frame rate as a number
@@ -322,6 +345,7 @@ def _loop_bytes(
     texts: Sequence[Condition],
     regions: Sequence[Condition],
     most_at_once: int,
+    usual: UsualRun | None,
 ) -> int:
     """The peak of the first steps of the sampler's loop around `predict_noise`."""
     done = 0
@@ -355,6 +379,7 @@ def _loop_bytes(
                     tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions),
                 ),
                 without_picture=without if work.asks_without_picture else None,
+                strengths=frame_strengths(usual, work.cfg, shape_CHW[1], META),
             )
         except Stopped:
             return counter.peak_bytes

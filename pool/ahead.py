@@ -15,7 +15,8 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from pool.errors import DoesNotFit
 from pool.outlook import NO_OUTLOOK, Outlook
@@ -27,8 +28,7 @@ from pool.spec import ComponentKey, ComponentSpec, ComponentUse
 MARGIN_PART = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """What a run that is under way holds.
 
     components  those that may not move
@@ -39,8 +39,7 @@ class Held:
     run_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """Weights of one component that arrive beside a run.
 
     from_bytes    what is resident of it when the first of them arrives, in the patches of `use`
@@ -62,8 +61,7 @@ class Arrival:
         return Resident(use.component, self.from_bytes + grown_bytes, use.patch_digest, use.patched_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class AheadPlan:
+class AheadPlan(NamedTuple):
     """What leaves, then what arrives, in order, beside a run."""
 
     evict: tuple[Move, ...] = ()

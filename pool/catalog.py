@@ -20,9 +20,10 @@ from pool.checkpoints.files.weights_file import files_of, read_weights_header
 from pool.checkpoints.sampling_facts import MadeFor
 from pool.checkpoints.small_tensors import settled
 from pool.controlnets.shelf import ControlShelf
+from pool.decoders import decoder_among, decoder_titles
 from pool.devices.capabilities import DeviceCapabilities
 from pool.embedding_shelf import EmbeddingShelf
-from pool.errors import CorruptFile, UserError
+from pool.errors import CorruptFile, UserError, unusable_field
 from pool.latent_pixels import latent_shape
 from pool.open_model import OpenModel
 from pool.quantization.layers import layers_in_file
@@ -40,6 +41,7 @@ from pool.work import (
     LoraRef,
     ModelRef,
     SampleWork,
+    SeePictureWork,
     Work,
     component_key,
     lora_key,
@@ -121,6 +123,18 @@ class Catalog:
         ref = replace(ref, name=name)  # where the file is now: it may have been renamed
         return replace(ref, components=self._component_keys(ref))
 
+    def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
+        """The model that makes pictures of what `model` makes: the one called `name`; without a name the one in its
+        folder, or the only one. Raises UnusableField for another model, or where several would do; MissingParts where
+        there is none; and as `find_model`."""
+        families = self._open(model).checkpoint.family.sampling.decoders
+        if not name:
+            return self.find_model(decoder_among(self.models(), model.name, model.path, families))
+        found = self.find_model(name)
+        if self._open(found).checkpoint.family.name not in families:
+            raise unusable_field("decoder", name, f"a model of {' or '.join(decoder_titles(families))}")
+        return found
+
     def find_lora(self, name: str, strength: float) -> LoraRef:
         """The LoRA called `name`. Raises UnknownName, AmbiguousName or CorruptFile."""
         return LoraRef(*self._found(self.registry.find(name, LORAS, "LoRA")), strength)
@@ -182,7 +196,7 @@ class Catalog:
     def run_seconds(self, model: ModelRef, work: Work) -> float:
         """A first guess at how long `work` takes when all is resident; good to an order of magnitude."""
         spec = self.components(model)[role_of(work)]
-        if isinstance(work, EncodeWork):
+        if isinstance(work, EncodeWork | SeePictureWork):
             return _PRIOR_SECONDS
         cells = math.prod(latent_shape(work.width, work.height, work.frames, self._open(model).latent)[1:])
         passes = work.steps_run * work.texts if isinstance(work, SampleWork) else 16

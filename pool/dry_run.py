@@ -6,6 +6,7 @@ that an input in another dtype costs what it costs in a run. What cannot be know
   ones are computed beside the run (`_KnownValues`);
 - which numbers are largest (a mixture of experts): every row is taken to choose the first ones, which sends all tokens
   to the same experts, the most memory that a choice can take;
+- whether something is so of numbers (a picture that is zeros where there is none): it is taken to be;
 - attention, whose kernels hold the matrix of scores or do not: `attention` says which.
 A dry run leaves the module as it was. Knows no stage and no family.
 """
@@ -182,6 +183,8 @@ class _KnownValues(TorchDispatchMode):
         return out
 
     def _of_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Tensor]) -> Any:
+        if func is aten._local_scalar_dense.default and given[0].dtype is torch.bool:
+            return True
         if func is aten.index.Tensor:
             args = (args[0], self._positions(args[1]))
         if func._schema.is_mutable:

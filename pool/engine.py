@@ -42,6 +42,7 @@ from pool.picture_stages import decode_pictures, encode_pictures
 from pool.recent import Recent
 from pool.residency import Residency
 from pool.sampling.extras import pooled_width
+from pool.seen_pictures import see_pictures
 from pool.spec import ComponentKey, Division, Role, RunCost, TaskSpec
 from pool.stages import TextEncoder, encode_together, sample_together
 from pool.stopping import stop_if_asked
@@ -62,6 +63,7 @@ from pool.work import (
     Result,
     RunHooks,
     SampleWork,
+    SeePictureWork,
     Work,
 )
 
@@ -299,7 +301,7 @@ class Engine:
     def _run_to_come(self, task: TaskSpec, work: Work) -> Run[Any] | None:
         """The run of a task that is to come; None where its model would have to be opened first, or a LoRA."""
         opened = self._models.get(work.model.sha256)
-        loras = () if isinstance(work, DecodeWork | EncodePictureWork) else work.loras
+        loras = () if isinstance(work, DecodeWork | EncodePictureWork | SeePictureWork) else work.loras
         if opened is None or not opened.has_matched(loras) or any(u.component not in self._patchers for u in task.uses):
             return None
         return Run(task, _wanted(self._used_by(work), task), lambda division: (), lambda: False)
@@ -316,6 +318,8 @@ class Engine:
                 return tuple(self.patcher(work.model, role, work.loras) for role in roles)
             case SampleWork():
                 return (self.patcher(work.model, Role.DIFFUSION_MODEL, work.loras), *self._controls.of(work.controls))
+            case SeePictureWork():
+                return (self.patcher(work.model, Role.VISION_ENCODER),)
             case EncodePictureWork() | DecodeWork():
                 return (self.patcher(work.model, Role.VAE),)
 
@@ -337,6 +341,10 @@ class Engine:
                 sampled = _all_of(works, SampleWork)
                 facts, controls = family.sampling, patchers[1:]
                 return sample_together(sampled, inputs, patchers[0], latent, hooks, division, facts, controls)
+            case SeePictureWork():
+                sight = family.sampling.sight
+                assert sight is not None, f"{family.name} sees no pictures"
+                return see_pictures(_all_of(works, SeePictureWork), inputs, patchers[0], sight, hooks)
             case EncodePictureWork():
                 return encode_pictures(_all_of(works, EncodePictureWork), inputs, patchers[0], latent, hooks, division)
             case DecodeWork():

@@ -91,7 +91,10 @@ def load_checkpoint(
     kind = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "sim")
     catalog = Catalog((), (), kind)
     model = catalog.find_model(given)
-    catalog.components(model)  # a file that cannot be used takes no device
+    roles = catalog.components(model)  # a file that cannot be used takes no device
+    if Role.VAE not in roles or not any(role.is_text_encoder for role in roles):
+        found = " and ".join(role.value for role in roles)
+        raise unusable_field("path", str(given), f"a model with a text encoder and a VAE of its own; it has a {found}")
     engine = Engine.open(EngineSettings(kind, index, budget_bytes, threads, VramPolicy.NORMAL))
     try:
         return LoadedModel(engine, catalog, model)

@@ -8,6 +8,8 @@ behind channels: H W for pictures, T H W for film, L for sound.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from pool.sampling.noise import PictureNoise
 from pool.spec import Division
 from pool.stopping import stop_check, stop_if_asked
 from pool.tiling.spans import Downscale
-from pool.tiling.vae import Tiling, decode_latent, encode_moments, latent_of, tiled_decode, tiled_encode
+from pool.tiling.vae import Tiling, decode_latent, encode_moments, frame_by_frame, latent_of, tiled_decode, tiled_encode
 from pool.vaes.codec import VaeCodec
 from pool.work import RunHooks
 
@@ -32,7 +34,7 @@ def latent_shape(width: int, height: int, frames: int, latent: LatentFacts) -> t
     [C, T, H, W]; of sound, all of which are equally long, [C, L]."""
     if latent.sound is not None:
         return latent.channels, latent.sound.cells
-    cells = height // latent.downscale, width // latent.downscale
+    cells = latent.sides(width, height)
     if not frames:
         return (latent.channels, *cells)
     return (latent.channels, 1 + (frames - 1) // latent.frames_per_cell, *cells)
@@ -55,7 +57,8 @@ def decoded(
 
         def decode_call(tile_BC: Tensor) -> Tensor:
             if latent.vae == KL:
-                return decode_latent(module, tile_BC.to(vae.device).to(vae.compute_dtype))
+                own_BC = tile_BC.to(vae.device).to(vae.compute_dtype)
+                return frame_by_frame(partial(decode_latent, module), own_BC)
             return codec.decode(tile_BC.to(vae.device), dtype=vae.compute_dtype)
 
         pixels_BC = tiled_decode(
@@ -89,7 +92,9 @@ def encoded(
 
         def encode_call(tile_BC: Tensor) -> Tensor:
             tile_BC = tile_BC.to(vae.device).to(vae.compute_dtype)
-            return encode_moments(module, tile_BC) if latent.vae == KL else codec.encode(tile_BC)
+            if latent.vae == KL:
+                return frame_by_frame(partial(encode_moments, module), tile_BC)
+            return codec.encode(tile_BC)
 
         read_BC = tiled_encode(
             encode_call,

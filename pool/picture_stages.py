@@ -12,6 +12,7 @@ from typing import TypeVar
 from pool.checkpoints.families import LatentFacts
 from pool.patcher import ModelPatcher
 from pool.pictures import covering, pasted
+from pool.sampling.noise import seed_beside
 from pool.spec import Division
 from pool.stages import decode_together, vae_encode, vae_encode_beginning
 from pool.work import DecodeWork, EncodePictureWork, Latent, Made, Mask, Picture, Result, RunHooks
@@ -41,11 +42,14 @@ def _encoded(
     division: Division | None,
 ) -> Latent:
     size = work.width, work.height
-    picture = Picture(covering(_only(read, Picture).pixels_HWC, *size))
+    pictures = [Picture(covering(one.pixels_HWC, *size)) for one in read if isinstance(one, Picture)]
+    picture = pictures[0]
     hidden = Mask(covering(_only(read, Mask).values_HW, *size)) if work.hides else None
     if work.frames:
-        return vae_encode_beginning(picture, work.frames, vae, latent, hooks, division)
-    return vae_encode(picture, vae, latent, hooks, division=division, hidden=hidden)
+        last = pictures[-1] if work.ends else None
+        return vae_encode_beginning(picture, work.frames, vae, latent, hooks, division, last)
+    shaken = work.noise, seed_beside(work.seed)
+    return vae_encode(picture, vae, latent, hooks, division=division, hidden=hidden, shaken=shaken)
 
 
 def decode_pictures(

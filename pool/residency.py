@@ -31,11 +31,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from pool.errors import does_not_fit
 from pool.outlook import NO_OUTLOOK, Outlook
-from pool.spec import UNPATCHED, ComponentKey, ComponentSpec, ComponentUse
+from pool.resident import Residency, Resident
+from pool.spec import ComponentKey, ComponentSpec, ComponentUse
 from pool.streaming_order import ModuleBytes, choose_modules
 
 __all__ = [
@@ -57,48 +58,14 @@ __all__ = [
 YOUTH_PART = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """The part of one component that is on the GPU."""
-
-    component: ComponentKey
-    resident_bytes: int
-    #: the patch set that these bytes carry
-    patch_digest: str = UNPATCHED
-    #: bytes of the modules that this patch set touches, resident or not
-    patched_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Residency:
-    """What is on one GPU: at most one entry a component, least recently used first. Only entries with bytes."""
-
-    capacity_bytes: int
-    entries: tuple[Resident, ...] = ()
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of weights on the GPU."""
-        return sum(e.resident_bytes for e in self.entries)
-
-    def of(self, component: ComponentKey) -> Resident | None:
-        """The entry of `component`, or None when no byte of it is resident."""
-        for entry in self.entries:
-            if entry.component == component:
-                return entry
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """`bytes` of weights of one component that leave the GPU or arrive on it."""
 
     component: ComponentKey
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResidencyPlan:
+class ResidencyPlan(NamedTuple):
     """A move from one residency to the next: evict first, then upload.
 
     evict            weights that leave, in order
@@ -132,7 +99,11 @@ class ResidencyPlan:
 
 def needed_bytes(uses: Iterable[ComponentUse], activation_bytes: int) -> int:
     """The smallest budget that a task runs in: its activations and its largest scratch."""
-    return activation_bytes + max([u.scratch_bytes for u in uses], default=0)
+    most_bytes = 0
+    for use in uses:
+        if use.scratch_bytes > most_bytes:
+            most_bytes = use.scratch_bytes
+    return activation_bytes + most_bytes
 
 
 @dataclass(frozen=True, slots=True)

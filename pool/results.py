@@ -1,5 +1,6 @@
-"""What a task gives back: texts as models read them, latents, pictures, films, sounds. Torch-free values; numpy arrays
-carry them between processes.
+"""What a task gives back: texts as models read them, pictures as they see them, latents, pictures, films, sounds.
+
+Torch-free values; numpy arrays carry them between processes.
 
 Shape legend: L tokens, D text width, V width of a pooled text, C channels, H W latent or pixel height and width, T
 frames, S samples of sound.
@@ -34,6 +35,13 @@ class Encoded:
         """All that it consists of."""
         pooled = () if self.pooled_V is None else (self.pooled_V,)
         return (self.context_LD, *pooled, *(self.others[name] for name in sorted(self.others)))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A picture as a vision encoder has it: a state for each of its parts, or one for all of it."""
+
+    states_LD: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,6 @@ class Mask:
     values_HW: PixelArray
 
 
-Result: TypeAlias = Encoded | Latent | Picture | Film | Sound | Mask
+Result: TypeAlias = Encoded | Seen | Latent | Picture | Film | Sound | Mask
 #: what people ask for
 Made: TypeAlias = Picture | Film | Sound

@@ -20,18 +20,19 @@ from torch.nn import functional
 
 from pool.checkpoints.families import LatentFacts
 from pool.checkpoints.infer import shown_channels
-from pool.checkpoints.sampling_facts import SamplingFacts, Shown
+from pool.checkpoints.sampling_facts import Beginning, SamplingFacts, Shown
 from pool.latent_pixels import as_vae_has_it
 from pool.pictures import HALF, covering
 from pool.sampling.extras import IMAGE
-from pool.sampling.noise import PictureNoise
+from pool.sampling.noise import PictureNoise, seed_beside
 from pool.sampling.schedules import sigma_table
+from pool.seen_pictures import told_of_sight
 from pool.work import Latent, Mask, Picture, PixelArray, Result, SampleWork
 
 #: the names under which a model is told a picture whose patches stand beside its own, and how noisy its picture is
 REFERENCE, NOISE_LEVEL = "reference", "noise_level"
-#: the largest seed
-_LAST_SEED = 2**64 - 1
+#: the name under which a model is told what the model before it made
+PRIOR = "prior"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +40,12 @@ class ToldPictures:
     """What the model is told, by name, each [B, ...] on the CPU.
 
     told     with every text
+    negative  with the negative prompt, in place of its namesakes
     without  with the negative prompt, where a guess is to be without the picture; None where none is asked for
     """
 
     told: Mapping[str, Tensor] = field(default_factory=dict)
+    negative: Mapping[str, Tensor] = field(default_factory=dict)
     without: Mapping[str, Tensor] | None = None
 
 
@@ -54,8 +57,8 @@ def told_of_pictures(
     cells: tuple[int, int],
 ) -> ToldPictures:
     """What a model of `facts` is told of the pictures that these works read, in a run of latents of `cells` (height,
-    width); nothing of how a film begins."""
-    work, told = works[0], dict[str, Tensor]()
+    width); of how a film begins, what every frame is told."""
+    work, told, negative = works[0], dict[str, Tensor](), dict[str, Tensor]()
     latents = [iter([one for one in read if isinstance(one, Latent)]) for read in inputs]
     if work.starts:
         _next(latents)  # the run begins with it
@@ -66,14 +69,26 @@ def told_of_pictures(
         told[IMAGE] = _next(latents)
         if facts.shown is Shown.UNSCALED:
             told[IMAGE] = as_vae_has_it(told[IMAGE], latent)
+    elif work.pictured and repeats_picture(facts):
+        told[IMAGE] = as_vae_has_it(_next(latents), latent)
+        negative[IMAGE] = torch.zeros_like(told[IMAGE])
     if work.told_hidden:
         masks = [next(one.values_HW for one in read if isinstance(one, Mask)) for read in inputs]
         masks = [covering(mask, work.width, work.height) for mask in masks]
         told[IMAGE] = _hole(facts.shown, masks, _next(latents), cells, latent.downscale)
     if work.reference is not None:
         told[REFERENCE] = _next(latents)
+    if work.prior is not None:
+        told[PRIOR] = _next(latents)
+        # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
+        negative[PRIOR] = torch.zeros_like(told[PRIOR])
     without = {**told, IMAGE: torch.zeros_like(told[IMAGE])} if work.asks_without_picture else None
-    return ToldPictures(told, without)
+    return ToldPictures({**told, **told_of_sight(inputs, facts)}, negative, without)
+
+
+def repeats_picture(facts: SamplingFacts) -> bool:
+    """Whether every frame of a film is told the picture that it begins with."""
+    return facts.film is not None and facts.film.begins is Beginning.REPEATED
 
 
 def empty_told(
@@ -128,7 +143,7 @@ def _noisy(work: SampleWork, read: Sequence[Result], facts: SamplingFacts) -> Te
     picture = next(one for one in read if isinstance(one, Picture))
     pixels_CHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
     sigma = sigma_table(facts.noise).sigmas[work.noise_level]
-    noise_CHW = PictureNoise(_LAST_SEED - work.seed).draw((1, *pixels_CHW.shape))[0]
+    noise_CHW = PictureNoise(seed_beside(work.seed)).draw((1, *pixels_CHW.shape))[0]
     return (pixels_CHW + noise_CHW * sigma) / math.hypot(1.0, sigma)
 
 

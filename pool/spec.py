@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NewType
 
 if TYPE_CHECKING:
-    from pool.residency import Residency
+    from pool.resident import Residency
 
 ComponentKey = NewType("ComponentKey", str)  #: one loadable set of weights, "shapes/vae@3f2a91c04b"
 WorkerId = NewType("WorkerId", str)  #: the actor that owns one GPU, "gpu-0"; survives restarts
@@ -41,6 +41,7 @@ class Role(Enum):
     TEXT_ENCODER_2 = "text_encoder_2"
     TEXT_ENCODER_3 = "text_encoder_3"
     TEXT_ENCODER_4 = "text_encoder_4"
+    VISION_ENCODER = "vision_encoder"
     DIFFUSION_MODEL = "diffusion_model"
     VAE = "vae"
     CONTROLNET = "controlnet"

@@ -24,11 +24,13 @@ from pool.sampling.asking import ask, film_cells, tokens_of, told_beside
 from pool.sampling.beginnings import told_of_beginning
 from pool.sampling.conditions import Condition
 from pool.sampling.extras import extras_of
+from pool.sampling.frame_strengths import frame_strengths
 from pool.sampling.noise import PictureNoise
 from pool.sampling.regions import NO_REGIONS, Regions, region_weights
 from pool.sampling.run import denoise_pictures
 from pool.sampling.schedules import sigma_table
-from pool.shown_pictures import ToldPictures, told_of_pictures
+from pool.seen_pictures import texts_read
+from pool.shown_pictures import ToldPictures, repeats_picture, told_of_pictures
 from pool.spec import Division
 from pool.starts import start_of
 from pool.stopping import stop_check
@@ -56,7 +58,7 @@ from pool.work import (
 
 def latent_cells(width: int, height: int, latent: LatentFacts) -> tuple[int, int]:
     """Height and width of the latent of a picture of this many pixels."""
-    return height // latent.downscale, width // latent.downscale
+    return latent.sides(width, height)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,7 @@ def sample_together(
             start_BCHW=start.latent_BCHW,
             regions=regions,
             without_picture=shown.without,
+            strengths=frame_strengths(facts.usual, work.cfg, shape_CHW[1], device),
         )
     if not torch.isfinite(samples_BCHW).all():
         loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
@@ -211,7 +214,7 @@ def _conditions(
 ) -> tuple[Condition, Condition | None, Regions]:
     """What guides the run of these works: the prompts, the negative prompts and the texts of regions, with what the
     model is told beside."""
-    read = [tuple(one for one in each if isinstance(one, Encoded)) for each in inputs]
+    read = [texts_read(work, each, facts) for work, each in zip(works, inputs, strict=True)]
     # repeating a text changes nothing where it is only looked at, as by UNets, and much where it looks back
     count = len(works[0].regions)
     own = [each[: len(each) - count] for each in read]
@@ -225,9 +228,11 @@ def _conditions(
         pooled = [_stacked([_pooled(each[place]) for each in read]) for place in range(len(read[0]))]
         extras = [extras_of(facts.size_conditions, p, width, height, 0 < n < len(own[0])) for n, p in enumerate(pooled)]
     extras = [{**told, **shown.told} for told in extras]
-    if works[0].pictured and facts.film is not None:
+    if len(own[0]) > 1:
+        extras[len(own[0]) - 1] |= shown.negative
+    if works[0].pictured and facts.film is not None and not repeats_picture(facts):
         first = torch.stack([torch.from_numpy(_latent_of(each).samples_CHW.copy()) for each in inputs])
-        beginning = told_of_beginning(facts.film, first, film_cells(facts.film, works[0].frames))
+        beginning = told_of_beginning(facts.film, first, film_cells(facts.film, works[0].frames), works[0].ends)
         extras = [{**told, **beginning} for told in extras]
     cond, places = Condition(cond_BLD, extras=extras[0]), range(len(own[0]), len(read[0]))
     uncond = None if uncond_BLD is None else Condition(uncond_BLD, extras=extras[len(own[0]) - 1])
@@ -294,15 +299,20 @@ def vae_encode(
     seed: int | None = None,
     division: Division | None = None,
     hidden: Mask | None = None,
+    shaken: tuple[float, int] = (0.0, 0),
 ) -> Latent:
     """Turn pixels into a latent in the diffusion model's own scale: the mean of what the VAE says, or, with `seed`, a
     sample of it by that seed's noise. One step, or one for each tile; `division.tile` is in latent cells here too.
-    Pixels where `hidden` is at least half white are taken for grey.
+    Pixels where `hidden` is at least half white are taken for grey. `shaken` is how much noise is on the pixels, which
+    go from -1 to 1, and its seed.
 
     Raises UnusableField for a size that is no whole number of latent cells, CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
     """
     pixels_BCHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1.0
+    strength, own_seed = shaken
+    if strength:
+        pixels_BCHW = pixels_BCHW + strength * PictureNoise(own_seed).draw(tuple(pixels_BCHW.shape))
     if hidden is not None:
         pixels_BCHW = pixels_BCHW * torch.from_numpy(hidden.values_HW < HALF)
     noise = None if seed is None else PictureNoise(seed)
@@ -316,12 +326,15 @@ def vae_encode_beginning(
     latent: LatentFacts,
     hooks: RunHooks,
     division: Division | None = None,
+    last: Picture | None = None,
 ) -> Latent:
-    """The latent of a film of so many frames, of which `picture` is the first and the others are grey. As
-    `vae_encode`."""
+    """The latent of a film of so many frames, of which `picture` is the first, `last` the last, and the others are
+    grey. As `vae_encode`."""
     first_CHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
     film_BCTHW = torch.zeros((1, first_CHW.shape[0], frames, *first_CHW.shape[1:]))
     film_BCTHW[0, :, 0] = first_CHW
+    if last is not None:
+        film_BCTHW[0, :, -1] = torch.from_numpy(last.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
     return _finite_latent(encoded(film_BCTHW, vae, latent, hooks, None, division), vae)
 
 

@@ -27,6 +27,7 @@ from pool.work import (
     Picture,
     Result,
     RunHooks,
+    Seen,
     Sound,
     Stopped,
     together_key,
@@ -153,6 +154,8 @@ def _size(result: Result) -> tuple[int, ...]:
     match result:
         case Encoded():
             return tuple(size for array in result.arrays for size in array.shape)
+        case Seen():
+            return result.states_LD.shape
         case Latent():
             return result.samples_CHW.shape
         case Picture():

@@ -11,11 +11,11 @@ from torch import nn
 
 from pool.activation_figures import empty_told_of
 from pool.activation_needs import stage_call
+from pool.checkpoints.cascades import prior_cells
 from pool.checkpoints.describe import native_size
-from pool.checkpoints.sampling_facts import Beginning
 from pool.open_model import OpenModel
 from pool.spec import Role
-from pool.work import DecodeWork, EncodeWork, SampleWork, Work
+from pool.work import DecodeWork, EncodeWork, SampleWork, SeePictureWork, Work
 
 #: cells of time of a film after the first; more share their work between modules as these do
 _CELLS = 2
@@ -32,11 +32,14 @@ def usual_work(opened: OpenModel, role: Role) -> Work:
     match role:
         case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3 | Role.TEXT_ENCODER_4:
             return EncodeWork(model, (), "")
+        case Role.VISION_ENCODER:
+            return SeePictureWork(model)
         case Role.DIFFUSION_MODEL:
-            pictured = film is not None and film.begins is Beginning.JOINED
+            pictured = film is not None and film.begins is not None and film.begins.is_always_there
             return SampleWork(
-                model, (), width, height, 1, 5.0, "euler", "normal", 0, frames, rate, seconds=seconds, pictured=pictured
-            )
+                model, (), width, height, 1, 5.0, "euler", "normal", 0, frames, rate, seconds=seconds,
+                pictured=pictured, prior=prior_cells(width, height) if facts.reads_prior else None,
+            )  # fmt: skip
         case Role.VAE:
             return DecodeWork(model, width, height, frames=frames, frame_rate=rate, seconds=seconds)
         case _:

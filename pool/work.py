@@ -26,6 +26,7 @@ from pool.results import Mask as Mask
 from pool.results import Picture as Picture
 from pool.results import PixelArray as PixelArray
 from pool.results import Result as Result
+from pool.results import Seen as Seen
 from pool.results import Sound as Sound
 from pool.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 
@@ -114,7 +115,8 @@ class EncodeWork:
 @dataclass(frozen=True, slots=True)
 class SampleWork:
     """Denoise one picture's latent. Result: `Latent`. Reads `Encoded` of the prompt, then of the negative prompt unless
-    `cfg` is 1, then what its last fields say, in their order.
+    `cfg` is 1, then what its last fields say, in their order; and the `Seen` of its picture by a model that has a
+    vision encoder, which has it in place of texts where it reads none.
 
     frames       of a film; 0 is a picture or a sound, by a model that makes no films
     frame_rate   frames a second of it
@@ -127,9 +129,14 @@ class SampleWork:
     masked       reads a `Mask`: outside of it the result is the latent that the run started from
     told_hidden  reads a `Mask` and the `Latent` of the picture with a hole there, which the model is told
     reference    reads the `Latent` of a picture of this width and height, to work from
+    prior        reads the `Latent` of this height and width that the model before it made
+    ends         the film whose latent it is told of ends with a picture too
     picture_cfg  how strongly the picture counts that the model is told, 1 as much as it does by itself; 0 for models
                  that are not guided so
     noise_level  of 1000: how much noise is put on the picture that is enlarged
+    image_noise  deviation of the noise that is on the picture that it is told of, pixels of which go from -1 to 1
+    motion       how much moves in a film, of 255
+    elevation    from how far above the middle a film looks at a thing, in degrees
     regions      reads an `Encoded` for each (after the negative prompt), and a `Mask` for each that has no box
     controls     reads a `Picture` for each, in any size, that the ControlNet speaks of
     """
@@ -156,8 +163,13 @@ class SampleWork:
     seconds: float = 0.0
     pictured: bool = False
     reference: tuple[int, int] | None = None
+    prior: tuple[int, int] | None = None
+    ends: bool = False
     picture_cfg: float = 0.0
     noise_level: int = 0
+    image_noise: float = 0.0
+    motion: int = 0
+    elevation: float = 0.0
 
     @property
     def has_hole(self) -> bool:
@@ -184,13 +196,27 @@ class SampleWork:
 class EncodePictureWork:
     """Turn pixels into a latent. Result: `Latent`. Reads `Picture`, which is scaled to this size and cropped where it
     has another, and with `hides` a `Mask` of what the latent is not to show. With `frames` it is the first of so many,
-    and grey follows."""
+    and grey follows; with `ends` the last is the second `Picture`, or the first again where no other comes. With
+    `noise` there is so much on its pixels, which go from -1 to 1, by numbers of `seed`.
+    """
 
     model: ModelRef
     width: int
     height: int
     hides: bool = False
     frames: int = 0
+    noise: float = 0.0
+    seed: int = 0
+    ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SeePictureWork:
+    """Look at so many `pictures` with a vision encoder. Result: `Seen`, one's states after the other's. Reads a
+    `Picture` for each, in any size; where fewer come, the last counts again."""
+
+    model: ModelRef
+    pictures: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +234,7 @@ class DecodeWork:
     seconds: float = 0.0
 
 
-Work: TypeAlias = EncodeWork | EncodePictureWork | SampleWork | DecodeWork
+Work: TypeAlias = EncodeWork | EncodePictureWork | SeePictureWork | SampleWork | DecodeWork
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,6 +292,8 @@ def role_of(work: Work) -> Role:
             return Role.TEXT_ENCODER
         case SampleWork():
             return Role.DIFFUSION_MODEL
+        case SeePictureWork():
+            return Role.VISION_ENCODER
         case EncodePictureWork() | DecodeWork():
             return Role.VAE
 
@@ -299,7 +327,7 @@ def lora_key(lora: LoraRef) -> ComponentKey:
 def stage_of(work: Work) -> Stage:
     """The stage that `work` belongs to."""
     match work:
-        case EncodeWork() | EncodePictureWork():
+        case EncodeWork() | EncodePictureWork() | SeePictureWork():
             return Stage.ENCODE
         case SampleWork():
             return Stage.SAMPLE
@@ -320,11 +348,12 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
             lengths = ",".join(str(length) for length in context_tokens)
             how = f"{work.steps} {work.cfg!r} {work.guidance!r} {work.sampler} {work.schedule}"
             reads = f"{work.first_step} {work.starts:d}{work.masked:d}{work.told_hidden:d}{work.pictured:d}"
-            reads += f" {work.reference} {work.picture_cfg!r} {work.noise_level}"
+            reads += f" {work.reference} {work.prior} {work.picture_cfg!r} {work.noise_level}"
+            reads += f" {work.image_noise!r} {work.motion} {work.elevation!r} {work.ends:d}"
             reads += "".join(f" {region}" for region in work.regions)
             reads += "".join(f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r}" for c in work.controls)
             return f"sample {_model_key(work)} {_size_key(work)} {how} {lengths} {reads}"
-        case EncodePictureWork():
+        case EncodePictureWork() | SeePictureWork():
             return ""  # one picture fills a device
         case DecodeWork():
             return f"decode {_model_key(work)} {_size_key(work)} {work.pastes:d}"

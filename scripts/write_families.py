@@ -32,7 +32,10 @@ PAGE, README, TESTS = ROOT / "docs" / "families.md", ROOT / "README.md", ROOT / 
 BEGIN, END = "<!-- families: written by scripts/write_families.py -->", "<!-- end of families -->"
 #: tables whose keys are families, or names that begin with one
 _COMPARED, _MERGED = ("PIPELINES", "CASES"), "LORAS"
-_LOOP = "its UNet in the loop of its pipelines"
+#: families that are a compared one but in name
+_ALIKE = "ALIKE"
+#: why families are not compared
+_REASONS = "NOT_COMPARED"
 
 
 @dataclass(slots=True)
@@ -41,10 +44,12 @@ class Proof:
 
     pipelines  of diffusers that it is compared with
     merged     those whose LoRAs draw what merged files draw
+    reasons    why others are not compared, where the tests say it
     """
 
     pipelines: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     merged: set[str] = field(default_factory=set)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def main() -> int:
@@ -70,7 +75,7 @@ def page(proof: Proof) -> str:
         "by the tests: text, latent and pixels of a tiny model with the same weights, texts and noise "
         "(tests/pool/families).", "",
         "## Families that run", "",
-        "| family | makes | text encoders | latent | guidance, steps | equal to, in diffusers | LoRA = merged |",
+        "| family | makes | encoders | latent | guidance, steps | equal to, in diffusers | LoRA = merged |",
         "|---|---|---|---|---|---|---|",
         *(_row(row, running[row.name], proof) for row in there), "",
         "Latent: the name of its kind and its channels. Guidance and steps are the usual ones, where a request says",
@@ -103,14 +108,15 @@ def summary(proof: Proof) -> str:
 def _row(row: Signature, family: Family, proof: Proof) -> str:
     usual = family.sampling.usual
     readings = readings_of(family.name)
-    encoders = [r.encoder for r in readings] if readings else MEMBERS.get(family.name, ())
+    encoders = [r.encoder for r in readings] if readings else list(MEMBERS.get(family.name, ()))
+    encoders += ["clip_vision_h"] if family.sampling.sight else []
     cells = (
         f"{row.title} (`{row.name}`)",
         _makes(family),
         ", ".join(encoders) or "-",
         f"{row.latent} ({LATENT_FORMATS[row.latent].channels})" if row.latent in LATENT_FORMATS else "-",
         "-" if usual is None else f"{usual.guidance.value} {usual.cfg:g}, {usual.steps} steps",
-        ", ".join(sorted(proof.pipelines[row.name])) or "not compared",
+        ", ".join(sorted(proof.pipelines[row.name])) or proof.reasons.get(row.name, "not compared"),
         "yes" if row.name in proof.merged else "-",
     )
     return f"| {' | '.join(cells)} |"
@@ -136,25 +142,46 @@ def read_tests() -> Proof:
     proof = Proof()
     modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(TESTS.glob("*.py"))}
     tiny = {name: family for module in modules.values() for name, family in _tiny_models(module)}
+    alike: dict[str, str] = {}
     for path, module in modules.items():
         if not path.name.startswith("test_"):
             continue
-        code = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+        code = {**_brought(module, modules), **_functions(module)}
         tables = dict(_tables(module))
         for key in tables.get(_MERGED, {}):
             proof.merged.add(key)
+        alike |= {key: ast.literal_eval(value) for key, value in tables.get(_ALIKE, {}).items()}
+        proof.reasons |= {key: ast.literal_eval(value) for key, value in tables.get(_REASONS, {}).items()}
         compared = [item for name in _COMPARED for item in tables.get(name, {}).items()]
         for key, value in compared:
             family = _family(key, value)
             named = _names(value) | {n for called in _names(value) if called in code for n in _names(code[called])}
             found = {_about(name, family, named) for name in named if name.endswith("Pipeline")} - {""}
-            has_loop = any(name.endswith("Scheduler") for name in _names(module))
-            proof.pipelines[family] |= found or ({_LOOP} if has_loop else set())
+            proof.pipelines[family] |= found
         if not compared:
             used = {tiny[name] for name in _names(module) if name in tiny}
             for family in used:
                 proof.pipelines[family] |= {name for name in _names(module) if name.endswith("Pipeline")}
+    for family, other in alike.items():
+        proof.pipelines[family] |= {f"{name}, as `{other}`" for name in proof.pipelines[other]}
     return proof
+
+
+def _functions(module: ast.Module) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+
+
+def _brought(module: ast.Module, modules: Mapping[Path, ast.Module]) -> dict[str, ast.FunctionDef]:
+    """The functions of the other tests that a module imports."""
+    others = {path.stem: _functions(other) for path, other in modules.items()}
+    brought = [node for node in module.body if isinstance(node, ast.ImportFrom)]
+    return {
+        alias.asname or alias.name: functions[alias.name]
+        for node in brought
+        if (functions := others.get((node.module or "").rpartition(".")[2]))
+        for alias in node.names
+        if alias.name in functions
+    }
 
 
 def _about(name: str, family: str, named: set[str]) -> str:

@@ -18,10 +18,19 @@ def _option(flag: str, text: str, metavar: str) -> Any:
 
 _FORMAT = "Write films as mp4, webm, gif (default: mp4), sounds as wav, flac (default: wav)."
 
+_LAST = "A picture that a film ends with, for models that are told one beside --image."
+_MOTION = "How much moves, 0 to 255, with models that are told it (default: the model's own)."
+_NOISE = "Noise, 0 to 1, on the --image of a model that is told it (default: the model's own)."
+_ELEVATION = "Degrees above the middle, -90 to 90, that a film looks from which goes around a thing (default: 0)."
+
 Frames = Annotated[int | None, _option("--frames", "Frames of a film (default: the model's own).", "N")]
 Rate = Annotated[float | None, _option("--fps", "Frames a second (default: the model's own).", "X")]
 Seconds = Annotated[float | None, _option("--seconds", "Seconds of sound (default: the most of the model).", "X")]
 Format = Annotated[str | None, _option("--format", _FORMAT, "NAME")]
+LastImage = Annotated[str | None, _option("--last-image", _LAST, "FILE")]
+Motion = Annotated[int | None, _option("--motion", _MOTION, "N")]
+ImageNoise = Annotated[float | None, _option("--image-noise", _NOISE, "X")]
+Elevation = Annotated[float | None, _option("--elevation", _ELEVATION, "X")]
 
 
 def film_fields(
@@ -29,4 +38,12 @@ def film_fields(
 ) -> dict[str, Any]:
     """The fields of a request that were given."""
     said = {"frames": frames, "frame_rate": frame_rate, "seconds": seconds, "format": format_name}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def told_fields(
+    last_image: str | None, motion: int | None, image_noise: float | None, elevation: float | None
+) -> dict[str, Any]:
+    """The fields of a request that were given, of what only some models are told of a film."""
+    said = {"last_image": last_image, "motion": motion, "image_noise": image_noise, "elevation": elevation}
     return {name: value for name, value in said.items() if value is not None}

@@ -36,6 +36,8 @@ def generate(
     sampler: options.Sampler = None,
     schedule: options.Schedule = None,
     size: options.Size = None,
+    clip_skip: options.ClipSkip = None,
+    decoder: options.Decoder = None,
     seed: options.Seed = None,
     n: options.Number = 1,
     image: picture_options.Image = None,
@@ -52,6 +54,10 @@ def generate(
     fps: film_options.Rate = None,
     seconds: film_options.Seconds = None,
     format_name: film_options.Format = None,
+    last_image: film_options.LastImage = None,
+    motion: film_options.Motion = None,
+    image_noise: film_options.ImageNoise = None,
+    elevation: film_options.Elevation = None,
     priority: options.Priority = None,
     user: options.User = None,
     deadline: options.Deadline = None,
@@ -68,11 +74,12 @@ def generate(
     pool: options.PoolName = None,
 ) -> None:
     """Make pictures, or what the model makes: -n of each PROMPT, as PNG, MP4 or WAV files that carry their recipe."""
-    fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size)
+    fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size, clip_skip, decoder)
     fields |= options.terms(priority, user, deadline)
     fields |= picture_options.picture_fields(image, mask, strength, no_paste, hires, control, region)
     fields |= picture_options.shown_fields(reference, image_cfg, noise_level)
     fields |= film_options.film_fields(frames, fps, seconds, format_name)
+    fields |= film_options.told_fields(last_image, motion, image_noise, elevation)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
     first_seed = secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
     wanted = _Wanted(tuple(prompts), n, first_seed, model, fields)

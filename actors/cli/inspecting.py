@@ -202,7 +202,11 @@ def _extent_facts(recipe: Recipe) -> list[tuple[str, str]]:
     if recipe.seconds:
         return [("length", f"{recipe.seconds:g} seconds")]
     size = [("size", f"{recipe.width}x{recipe.height}")]
-    return [*size, ("frames", f"{recipe.frames}, {recipe.frame_rate:g} a second")] if recipe.frames else size
+    if not recipe.frames:
+        return size
+    told = [("motion", recipe.motion), ("noise on its picture", recipe.image_noise), ("elevation", recipe.elevation)]
+    frames = ("frames", f"{recipe.frames}, {recipe.frame_rate:g} a second")
+    return [*size, frames, *((name, f"{value:g}") for name, value in told if value)]
 
 
 def recipe_facts(recipe: Recipe) -> list[tuple[str, str]]:

@@ -37,8 +37,13 @@ LATER_FIELDS = (
     "frames",
     "clip_skip",
     "frame_rate",
+    "last_image",
+    "motion",
+    "image_noise",
+    "elevation",
     "seconds",
     "format",
+    "decoder",
 )
 #: between the LoRAs, the ControlNets or the regions of a CSV cell: "light:0.8; outline:1"
 LORA_SEPARATOR = ";"

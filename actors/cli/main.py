@@ -110,10 +110,13 @@ def _version_asked(asked: bool) -> None:
     if asked:
         from importlib.metadata import PackageNotFoundError, version
 
+        import scheduler.state
+
+        core = "" if str(scheduler.state.__file__).endswith(".py") else ", scheduler compiled"
         try:
-            typer.echo(f"modelpool {version('modelpool')}")
+            typer.echo(f"modelpool {version('modelpool')}{core}")
         except PackageNotFoundError:
-            typer.echo("modelpool, not installed: run from its folder")
+            typer.echo(f"modelpool, not installed: run from its folder{core}")
         raise typer.Exit
 
 

@@ -38,6 +38,7 @@ def _file(flag: str, text: str) -> Any:
 DiffusionModel = Annotated[str | None, _file("--diffusion-model", "The diffusion model.")]
 Vae = Annotated[str | None, _file("--vae", "The VAE, or a checkpoint that has it.")]
 TextEncoders = Annotated[list[str] | None, _file("--text-encoder", "May be given again; in any order.")]
+VisionEncoder = Annotated[str | None, _file("--vision-encoder", "CLIP's, for models that see a picture.")]
 WholeCheckpoint = Annotated[str | None, _file("--checkpoint", "A whole checkpoint, for all that is not given.")]
 _FOLDER = "Where to write it; all files lie there (default: the folder of models around them)."
 Folder = Annotated[Path | None, typer.Option("--folder", help=_FOLDER, metavar="DIR", show_default=False)]
@@ -167,6 +168,7 @@ def assemble(
     diffusion_model: DiffusionModel = None,
     vae: Vae = None,
     text_encoder: TextEncoders = None,
+    vision_encoder: VisionEncoder = None,
     checkpoint: WholeCheckpoint = None,
     folder: Folder = None,
     force: Force = False,
@@ -181,12 +183,13 @@ def assemble(
     from pool.registry.assembling import assemble as put_together
 
     registry, allowed = _registry(config, allow_pickle), _models(config, allow_pickle).allow_pickle
-    chosen = Chosen(checkpoint or "", diffusion_model or "", vae or "", tuple(text_encoder or ()))
+    encoders = tuple(text_encoder or ())
+    chosen = Chosen(checkpoint or "", diffusion_model or "", vae or "", encoders, vision_encoder or "")
     made = put_together(registry, name, chosen, folder, overwrite=force, allow_pickle=allowed)
     if as_json:
         print_json(sys.stdout, {"kind": "model", "name": name, "is_known": made.is_known, **plain_value(made.info)})
         return
-    files = counted(len(set(filter(None, (checkpoint, diffusion_model, vae, *(text_encoder or ()))))), "file")
+    files = counted(len(set(filter(None, (checkpoint, diffusion_model, vae, vision_encoder, *encoders)))), "file")
     say(people_console(), f"{name} is {made.info.title}, of {files}: {made.path}")
     if not made.is_known:
         say(people_console(), f"no pool looks there yet: modelpool models add {made.path.parent}", "yellow")

@@ -49,6 +49,8 @@ def _option(flag: str, text: str, panel: str, metavar: str | None = None) -> Any
 # Defaults are told here and set in `GenerateRequest` and `PoolConfig`; a test compares.
 _SAMPLERS = "euler, euler_ancestral, dpmpp_2m, ddim, uni_pc (default: euler)."
 _SCHEDULES = "normal, karras, simple, ... (default: the sampler's own)."
+_CLIP_SKIP = "Last layers of CLIP left out; A1111's number less one (default: 0)."
+_DECODER = "Of Stable Cascade: the model of stage B, its steps and guidance (default: the one beside --model)."
 _FOLDER = "Folder for pictures, manifest, contact sheet (default: outputs)."
 _DEVICES = "What to run on (default: cuda where there is a GPU, else sim)."
 _POLICIES = "How eagerly weights are kept on a GPU (default: what the device suggests, mostly normal)."
@@ -62,6 +64,8 @@ Steps = Annotated[int | None, _option("--steps", "Sampling steps (default: 20)."
 Cfg = Annotated[float | None, _option("--cfg", "Guidance scale, 1 is none (default: 5).", _PICTURE, "X")]
 Sampler = Annotated[str | None, _option("--sampler", _SAMPLERS, _PICTURE, "NAME")]
 Schedule = Annotated[str | None, _option("--schedule", _SCHEDULES, _PICTURE, "NAME")]
+ClipSkip = Annotated[int | None, _option("--clip-skip", _CLIP_SKIP, _PICTURE, "N")]
+Decoder = Annotated[str | None, _option("--decoder", _DECODER, _PICTURE, "NAME:N:X")]
 Size = Annotated[str | None, _option("--size", "Pixels, such as 512x768 (default: the model's own).", _PICTURE, "WxH")]
 Seed = Annotated[int | None, _option("--seed", "Of the first picture, then counting (default: drawn).", _PICTURE, "N")]
 Number = Annotated[int, _option("-n", "Pictures of each prompt (default: 1).", _PICTURE, "N")]
@@ -124,6 +128,8 @@ def request_fields(
     sampler: str | None = None,
     schedule: str | None = None,
     size: str | None = None,
+    clip_skip: int | None = None,
+    decoder: str | None = None,
 ) -> dict[str, Any]:
     """The fields of a request that were given."""
     fields: dict[str, Any] = {
@@ -133,6 +139,8 @@ def request_fields(
         "cfg": cfg,
         "sampler": sampler,
         "schedule": schedule,
+        "clip_skip": clip_skip,
+        "decoder": decoder,
     }
     if size is not None:
         fields["width"], fields["height"] = parse_size(size)

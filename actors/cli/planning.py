@@ -107,9 +107,11 @@ def memory_plan(
 ) -> MemoryPlan:
     """The plan for `batch` pictures. Raises UserError; DoesNotFit when they cannot be made in the memory given."""
     from actors.cli.opening import settings_for
-    from actors.cut import cut_request, too_small
+    from actors.cut import cut_request
+    from actors.fits import too_small
     from actors.forecast import Speeds, forecast, needs_most
     from actors.requests import GenerateRequest
+    from actors.stand_ins import with_stand_ins
     from pool.catalog import Catalog
     from pool.devices.kind_names import DeviceKind
     from pool.devices.vram_policy import capacity_bytes as room_beside
@@ -128,6 +130,7 @@ def memory_plan(
     models = config.models
     catalog = Catalog(models.folders, models.loras, kind, models.registry, True, models.allow_pickle, models.assemblies)
     request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
+    request = with_stand_ins(request, catalog.made_for(catalog.find_model(model)))
     recipe, cut = cut_request(request, JobId("planned"), catalog)
     task, least_bytes = needs_most(cut, rules)
     if least_bytes > capacity_bytes:

@@ -20,7 +20,7 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from actors.recipe import Recipe, RecipeControl, RecipeLora, RecipePictures, RecipeRegion
+from actors.recipe import Recipe, RecipeControl, RecipeDecoder, RecipeLora, RecipePictures, RecipeRegion
 from pool.errors import UserError, unknown_name
 from pool.sampling.names import display_name
 from pool.work import PixelArray
@@ -99,13 +99,14 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
     if unknown:
         raise unknown_name("field of a recipe", unknown[0], Recipe.__dataclass_fields__)
     loras = tuple(RecipeLora(**lora) for lora in fields["loras"])
-    pictures = fields.get("pictures")
+    pictures, second = fields.get("pictures"), fields.get("decoder")
     return Recipe(
         **{
             **fields,
             "loras": loras,
             "warnings": tuple(fields.get("warnings", ())),
             "pictures": None if pictures is None else _pictures_from_json(pictures),
+            "decoder": None if second is None else RecipeDecoder(**second),
         }
     )
 
@@ -132,6 +133,9 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
         "Model": recipe.model,
     }
     pairs |= _picture_pairs(recipe)
+    if (second := recipe.decoder) is not None:
+        pairs |= {"Decoder": second.model, "Decoder hash": second.sha256[:10], "Decoder steps": str(second.steps)}
+        pairs["Decoder CFG scale"] = f"{second.cfg:g}"
     if recipe.loras:
         pairs["Lora hashes"] = ", ".join(f"{lora.name}: {lora.sha256[:12]}" for lora in recipe.loras)
     if "modelpool" in recipe.versions:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from pool.checkpoints.families import FAMILIES, SDXL, SDXL_REFINER, Architecture, Family
 from pool.checkpoints.files.assembly import Assembly
+from pool.checkpoints.film_unets import FILM_UNETS
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.recognition.facts import Kind
 from pool.checkpoints.recognition.parts import split
@@ -35,6 +36,9 @@ from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT
 
 #: copies of the weights from before the end of training
 _EMA_PREFIX = "model_ema."
+#: the layer that cuts pictures into patches, as open_clip and transformers call it, and what it is that models read
+_PATCHES, _PATCHES_DIMENSIONS = ("conv1.weight", "vision_model.embeddings.patch_embedding.weight"), 4
+_VISION_ENCODER = "clip_vision_h"
 #: text encoders of other widths are of no published size: nothing but their place tells which they stand for
 _WIDTHS = {"clip_l": 768, "clip_g": 1280, "clip_h": 1024, "t5_base": 768, "t5xl": 2048, "t5xxl": 4096}
 _ARCHITECTURES: Mapping[str, str] = {row.facts.name: row.facts.architecture for row in SIGNATURES}
@@ -157,13 +161,21 @@ def _put_together(assembly: Assembly, read: Callable[[str], Header]) -> tuple[_W
         part = _part(main, _keys_of_model(main, model))
         whole.add(Role.DIFFUSION_MODEL, replace(part, keys=_without_prefix(part.keys, model.prefix)))
         whole.take(main, {key: key for key in _markers(main, model)})
-    if assembly.vae:
+    if assembly.vae and Role.VAE not in family.prefixes:
+        problems.append(f"{assembly.vae} is given as its VAE, which has no place: {family.title} has none")
+    elif assembly.vae:
         whole.remove(Role.VAE)
         vae = _vae(read(assembly.vae), model, family)
         if isinstance(vae, str):
             problems.append(vae)
         else:
             whole.add(Role.VAE, vae)
+    if assembly.vision_encoder:
+        seeing = _vision_encoder(read(assembly.vision_encoder), family)
+        if isinstance(seeing, str):
+            problems.append(seeing)
+        else:
+            whole.add(Role.VISION_ENCODER, seeing)
     for role, encoder in placed.items():
         whole.add(role, encoder.part)
     lacks = tuple(_lacks(whole, model))
@@ -204,7 +216,7 @@ def _family(
     which at other sizes than the published ones look alike, the one whose text encoders are given or are among the keys
     `there`."""
     names = {model.name, *((SDXL.name, SDXL_REFINER.name) if model.name in (SDXL.name, SDXL_REFINER.name) else ())}
-    known = (*FAMILIES, *TRANSFORMERS.values())
+    known = (*FAMILIES, *FILM_UNETS, *TRANSFORMERS.values())
     candidates = sorted((f for f in known if f.name in names), key=lambda family: family.name != model.name)
     if not candidates:
         raise UnknownArchitecture(
@@ -285,6 +297,20 @@ def _vae(header: Header, model: DiffusionFacts, family: Family) -> Part | str:
     raise MissingParts(f"{header.path}: found no VAE in it, expected one that is known")
 
 
+def _vision_encoder(header: Header, family: Family) -> Part | str:
+    """The vision encoder in a file, or why the model has no place for it. Raises MissingParts for a file without one.
+
+    Those of no published size have no name; which it is to be, its place tells.
+    """
+    for part in _of_kind(header, Kind.VISION_ENCODER):
+        if not any(len(part.shapes.get(key, ())) == _PATCHES_DIMENSIONS for key in _PATCHES):
+            continue
+        if Role.VISION_ENCODER not in family.prefixes:
+            return f"{header.path} is a vision encoder, which has no place: {family.title} sees no pictures"
+        return part
+    raise MissingParts(f"{header.path}: found no vision encoder in it, expected one of CLIP's")
+
+
 def _of_kind(header: Header, kind: Kind) -> Iterable[Part]:
     """The components of `kind` in a file: those with a prefix, else the whole file as one."""
     found = split(header.tensors)
@@ -354,16 +380,17 @@ def _lacks(whole: _Whole, model: DiffusionFacts) -> Iterable[Lack]:
             continue
         if role is Role.VAE:
             yield Lack(role, Kind.VAE, (model.latent,))
+        elif role is Role.VISION_ENCODER:
+            yield Lack(role, Kind.VISION_ENCODER, (_VISION_ENCODER,))
         elif role.is_text_encoder and members.get(role, "") not in optional:
             yield Lack(role, Kind.TEXT_ENCODER, (members.get(role, ""),))
 
 
 def _told(family: Family, lacks: Sequence[Lack]) -> Iterable[str]:
     """What is missing, in words; nothing where nothing is."""
-    wanted = [
-        f"a VAE with latents of {lack.names[0]}" if lack.role is Role.VAE else f"the text encoder {lack.names[0]}"
-        for lack in lacks
-    ]
+    titles = {Role.VAE: "a VAE with latents of", Role.VISION_ENCODER: "the vision encoder"}
+    wanted = [f"{titles.get(lack.role, 'the text encoder')} {lack.names[0]}" for lack in lacks]
     if wanted:
-        members = ", ".join(members_of(family))
-        yield f"{' and '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} missing: {family.title} reads {members}"
+        members = ", ".join((*members_of(family), *([_VISION_ENCODER] if family.sampling.sight else [])))
+        reads = f": {family.title} reads {members}" if members else f" for {family.title}"
+        yield f"{' and '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} missing{reads}"

@@ -18,6 +18,7 @@ from pool.checkpoints.component_plans import ComponentPlan, plan_component, refu
 from pool.checkpoints.detect import detect
 from pool.checkpoints.families import Family, LatentFacts
 from pool.checkpoints.files.assembly import Source
+from pool.checkpoints.files.ggml_types import is_packed
 from pool.checkpoints.infer import Config, latent_facts
 from pool.checkpoints.key_map import KeyMap
 from pool.checkpoints.mapped_file import MappedFile
@@ -79,8 +80,13 @@ class Checkpoint:
 
     def quantization(self, role: Role) -> dict[str, int]:
         """The formats that the component `role` has quantized layers in, and how many of each; most first."""
-        keys = self.family.shapes_of(role, self.shapes)
-        return dict(Counter(self.layers[key].format.name for key in keys if key in self.layers).most_common())
+        found = Counter[str]()
+        for key in self.family.shapes_of(role, self.shapes):
+            if key in self.layers:
+                found[self.layers[key].format.name] += 1
+            elif is_packed(self.header.tensors[key].dtype):
+                found[self.header.tensors[key].dtype] += 1
+        return dict(found.most_common())
 
     @property
     def latent(self) -> LatentFacts:

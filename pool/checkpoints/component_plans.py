@@ -17,14 +17,16 @@ from pool.checkpoints.key_map import KeyMap, discover
 from pool.checkpoints.modules import config_of, empty_module, fill_tables, said_configuration, said_module
 from pool.checkpoints.private_names import converter, differing_keys
 from pool.checkpoints.safetensors_file import Shape
+from pool.checkpoints.spliced_vae import is_spliced, names_in_vae
 from pool.diffusion_models.audio_seconds import SECONDS, converted_seconds, plan_seconds
 from pool.diffusion_models.build import converted, plan_diffusion_model
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
 from pool.text_encoders.build import facts_named, plan_text_encoder
 from pool.text_encoders.classes import fill_tables as fill_text_tables
-from pool.vaes.build import VaePlan, plan_vae
+from pool.vaes.build import VaePlan, plan_vae, spliced_vae
 from pool.vaes.folders import plan_folder_vae
+from pool.vision.build import plan_vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,9 @@ def plan_component(
             layout = "open_clip" if is_open_clip else "transformers"
             text = plan_text_encoder(shapes, prefix, facts=facts_named(family.texts[role].encoder, layout))
             return ComponentPlan(text.empty(), text.key_map, fill_text_tables)
+        case Architecture.VISION_MODEL:
+            sight = plan_vision(shapes, prefix, said=family.configs.get(role))
+            return ComponentPlan(sight.empty(), sight.key_map, _nothing)
         case architecture:
             bare = {family.bare_key(role, key): shape for key, shape in shapes.items()}
             found = dict(config) if config is not None else config_of(architecture, bare)
@@ -102,6 +107,9 @@ def _sound_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, A
 def vae_plan(family: Family, shapes: Mapping[str, Shape], prefix: str) -> VaePlan:
     """How the VAE of `family` is built, of whose tensors `shapes` are. Raises UnknownArchitecture."""
     said = family.configs.get(Role.VAE)
+    if is_spliced(family):
+        names = names_in_vae(family, shapes)
+        return spliced_vae({key: shapes[key] for key in names}, names)
     return plan_vae(shapes, prefix) if said is None else plan_folder_vae(said[CLASS], said, shapes, prefix)
 
 

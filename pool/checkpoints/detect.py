@@ -22,6 +22,8 @@ from pool.checkpoints.families import (
     Architecture,
     Family,
 )
+from pool.checkpoints.files.ggml_types import is_packed
+from pool.checkpoints.film_unets import FILM_UNETS
 from pool.checkpoints.folder_family import folder_family
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.recognition.other_files import folder_part, other_file
@@ -32,6 +34,7 @@ from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from pool.checkpoints.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
 from pool.checkpoints.spellings import as_spelled
+from pool.checkpoints.spliced_vae import with_decoder_of_frames
 from pool.checkpoints.transformers import TRANSFORMERS, located
 from pool.errors import UnknownArchitecture
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
@@ -51,6 +54,7 @@ _ROLE_TITLES: Mapping[Role, str] = {
     Role.TEXT_ENCODER_2: "second text encoder",
     Role.TEXT_ENCODER_3: "third text encoder",
     Role.TEXT_ENCODER_4: "fourth text encoder",
+    Role.VISION_ENCODER: "vision encoder",
     Role.DIFFUSION_MODEL: "diffusion model",
     Role.VAE: "VAE",
 }
@@ -58,6 +62,7 @@ _ROLE_TITLES: Mapping[Role, str] = {
 _SURE_KEYS: Mapping[Architecture, str] = {
     Architecture.CLIP_TEXT: "final_layer_norm.weight",
     Architecture.OPEN_CLIP_TEXT: "ln_final.weight",
+    Architecture.OPEN_CLIP_TEXT_ALONE: "ln_final.weight",
     Architecture.CLIP_TEXT_PROJECTED: "final_layer_norm.weight",
     Architecture.LDM_UNET: "input_blocks.0.0.weight",
 }
@@ -100,7 +105,7 @@ def detect(header: Header) -> Family:
         )
     _check_dtypes(family, header, shapes, layers)
     try:
-        check = infer.check_latents if is_transformer else infer.check
+        check = infer.check if family.text_encoders and not is_transformer else infer.check_latents
         check(family, shapes)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: recognised as {title}, but {error}; {_expected()}") from error
@@ -112,7 +117,7 @@ def _of_folder(header: Header, shapes: Mapping[str, Shape], layers: Mapping[str,
     family = folder_family(header, shapes)
     _check_dtypes(family, header, shapes, layers)
     try:
-        check = infer.check_latents if family.text_set else infer.check
+        check = infer.check_latents if family.text_set or not family.text_encoders else infer.check
         check(family, shapes)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: recognised as {family.title}, but {error}") from error
@@ -135,10 +140,10 @@ def _title(found: DiffusionFacts) -> str:
 def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
     """The family that this version runs `title` as; of SDXL and its refiner, which at other sizes than the published
     ones only the text encoders tell apart, the one whose components are there."""
-    found = [family for family in FAMILIES if family.title == title]
+    found = [family for family in (*FAMILIES, *FILM_UNETS) if family.title == title]
     if title in (SDXL.title, SDXL_REFINER.title):
         found += [SDXL, SDXL_REFINER]
-    found = [as_spelled(family, shapes) for family in found]
+    found = [with_decoder_of_frames(as_spelled(family, shapes), shapes) for family in found]
     whole = (f for f in found if all(_has_component(f, shapes, role) for role in f.prefixes))
     return next(whole, found[0] if found else None)
 
@@ -182,9 +187,10 @@ def _check_dtypes(
         for key in family.shapes_of(role, shapes):
             if key.endswith(_COUNTERS):
                 continue
-            if key not in layers and header.tensors[key].dtype not in WEIGHT_DTYPES:
+            dtype = header.tensors[key].dtype
+            if key not in layers and dtype not in WEIGHT_DTYPES and not is_packed(dtype):
                 raise UnknownArchitecture(
-                    f"{header.path}: tensor {key!r}: found type {header.tensors[key].dtype}, "
+                    f"{header.path}: tensor {key!r}: found type {dtype}, "
                     f"expected one of {', '.join(sorted(WEIGHT_DTYPES))}"
                 )
 

@@ -35,6 +35,7 @@ class Architecture(Enum):
 
     CLIP_TEXT = "CLIP text model, spelled as transformers does"
     OPEN_CLIP_TEXT = "CLIP text model with a projection, spelled as open_clip does"
+    OPEN_CLIP_TEXT_ALONE = "CLIP text model without a projection, spelled as open_clip does"
     LDM_UNET = "UNet of the latent diffusion kind"
     CLIP_TEXT_PROJECTED = "CLIP text model with a projection, spelled as transformers does"
     DIFFUSERS_UNET = "UNet of the latent diffusion kind, spelled as diffusers does"
@@ -42,6 +43,7 @@ class Architecture(Enum):
     DIFFUSION_TRANSFORMER = "diffusion model of a kind that pool.diffusion_models builds"
     SOUND_TRANSFORMER = "the same, with a small model beside it that embeds seconds"
     TEXT_MODEL = "text model of a kind that pool.text_encoders builds"
+    VISION_MODEL = "vision model of CLIP, that pool.vision builds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class LatentFacts:
     dimensions      of a latent beside channels: 2 for pictures, 3 for film, 1 for sound
     sound           how long latents of sound are, and what they become; None for others
     frames_per_cell frames that one cell stands for; the first cell of a film is one frame
+    cells           along one side, that `downscale` pixels stand for where one cell is no whole number of them
     """
 
     channels: int
@@ -71,6 +74,11 @@ class LatentFacts:
     dimensions: int = 2
     frames_per_cell: int = 1
     sound: SoundFacts | None = None
+    cells: int = 1
+
+    def sides(self, width: int, height: int) -> tuple[int, int]:
+        """Height and width of the latent of a picture of this many pixels."""
+        return height * self.cells // self.downscale, width * self.cells // self.downscale
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,7 @@ class Family:
     relative       name of the family that it was cut or trained out of; LoRAs name its weights alike. Empty for none
     configs        of a folder of diffusers: the arguments that it gives to the classes of its components
     besides        what the keys of tensors begin with that belong to a component too, but do not have its prefix
+    latent         what its latents are, of a model without a VAE; None for others, whose VAE says it
     """
 
     name: str
@@ -136,6 +145,7 @@ class Family:
     native_sides: tuple[int, int] | None = None
     configs: Mapping[Role, Mapping[str, Any]] = field(default_factory=dict)
     besides: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
+    latent: LatentFacts | None = None
 
     @property
     def text_encoders(self) -> tuple[Role, ...]:
@@ -339,7 +349,7 @@ SD_X4 = replace(
     ),
 )
 
-#: every family that this version runs
+#: every family of UNets that read texts
 FAMILIES = (
     SD1, SD2, SDXL, SDXL_REFINER, SSD_1B, VEGA, KOALA_700M, KOALA_1B, PLAYGROUND_25, SD1_INPAINT, SD2_INPAINT,
     SDXL_INPAINT, SD1_INSTRUCT, SDXL_INSTRUCT, SD_X4,

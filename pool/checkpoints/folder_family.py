@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pool.checkpoints import infer
+from pool.checkpoints.cascade_folder import cascade_folder_family, is_cascade
 from pool.checkpoints.families import (
     FAMILIES,
     PLAYGROUND_25,
@@ -24,9 +25,11 @@ from pool.checkpoints.families import (
 )
 from pool.checkpoints.files.folder_header import CLASS
 from pool.checkpoints.files.strict_json import brief, finite_number
+from pool.checkpoints.film_folder import film_folder_family
+from pool.checkpoints.film_unets import FILM_UNETS
 from pool.checkpoints.recognition.diffusion import recognise_diffusion
 from pool.checkpoints.safetensors_file import Header, Shape
-from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
+from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from pool.checkpoints.transformer_folder import TRANSFORMER, transformer_folder_family
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
@@ -88,11 +91,16 @@ def _family(header: Header, shapes: Mapping[str, Shape]) -> Family:
     own = {key: shape for key, shape in shapes.items() if key.startswith(f"{UNET}.")}
     if not own and any(key.startswith(f"{TRANSFORMER}.") for key in shapes):
         return transformer_folder_family(header, shapes)
+    if not own and is_cascade(shapes):
+        return cascade_folder_family(header, shapes)
     if not own:
         rest = ", ".join(sorted({key.partition(".")[0] for key in shapes}))
         raise UnknownArchitecture(f"a folder of diffusers with {rest}, which this version cannot run yet")
     found = recognise_diffusion(own)
     title = "no diffusion model that is known" if found is None else found.title
+    for film in FILM_UNETS:
+        if found is not None and found.name == film.name:
+            return film_folder_family(film, header, shapes)
     base = _base(found.name if found else "", shapes)
     if base is None:
         raise UnknownArchitecture(f"a folder of diffusers, recognised as {title}, which this version cannot run yet")
@@ -217,13 +225,12 @@ def _with_scheduler(family: Family, said: Said) -> Family:
     prediction = said.get("prediction_type", _SCHEDULER_DEFAULTS["prediction_type"])
     if prediction not in _PREDICTIONS:
         raise _wrong(SCHEDULER, "prediction_type", prediction, " or ".join(_PREDICTIONS))
-    conditions = family.sampling.size_conditions
     if str(said.get(CLASS, "")).startswith("EDM"):
         return _with_edm_noise(family, said, prediction)
     noise = _table_noise(said, prediction)
     if family.name == SDXL.name and noise.kind is NoiseKind.LINEAR:
         raise _wrong(SCHEDULER, "beta_schedule", "linear", "scaled_linear, which SDXL was trained with")
-    return replace(family, sampling=SamplingFacts(_PREDICTIONS[prediction], conditions, noise))
+    return _sampled(family, _PREDICTIONS[prediction], noise)
 
 
 def _table_noise(said: Said, prediction: str) -> NoiseFacts:
@@ -261,8 +268,12 @@ def _with_edm_noise(family: Family, said: Said, prediction: str) -> Family:
     )
     if not 0.0 < noise.sigma_min < noise.sigma_max or not noise.sigma_data > 0:
         raise _wrong(SCHEDULER, "sigma_min and sigma_max", (noise.sigma_min, noise.sigma_max), "a rising range above 0")
-    predicts = Prediction.EDM if is_edm else Prediction.VELOCITY
-    return replace(base, sampling=SamplingFacts(predicts, base.sampling.size_conditions, noise))
+    return _sampled(base, Prediction.EDM if is_edm else Prediction.VELOCITY, noise)
+
+
+def _sampled(family: Family, prediction: Prediction, noise: NoiseFacts) -> Family:
+    """`family` with such noise; what it is shown and told beside is its own."""
+    return replace(family, sampling=replace(family.sampling, prediction=prediction, noise=noise))
 
 
 def _with_config(family: Family, role: Role, config: Said) -> Family:

@@ -18,10 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pool.checkpoints.cascades import check_stage
 from pool.checkpoints.families import Architecture, Family, LatentFacts
 from pool.checkpoints.recognition.vae_facts import VaeFacts
 from pool.checkpoints.safetensors_file import Shape
 from pool.checkpoints.sampling_facts import Shown, SizeConditions
+from pool.checkpoints.spliced_vae import names_in_vae
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
 from pool.vaes.measures import measured_folder_vae, measured_vae
@@ -116,13 +118,18 @@ def open_clip_text_config(shapes: Mapping[str, Shape]) -> Config:
 
     Raises UnknownArchitecture naming what such a text model would have and this one has not.
     """
+    projection = _shape(shapes, "text_projection", 2)
+    return {**open_clip_text_alone_config(shapes), "projection_dim": projection[1]}
+
+
+def open_clip_text_alone_config(shapes: Mapping[str, Shape]) -> Config:
+    """As `open_clip_text_config`, without a projection, which SD2 is told nothing of."""
     config = _clip_config(_shape(shapes, "token_embedding.weight", 2), _shape(shapes, "positional_embedding", 2))
     return {
         **config,
         "intermediate_size": _shape(shapes, "transformer.resblocks.0.mlp.c_fc.weight", 2)[0],
         "num_hidden_layers": _count(shapes, r"transformer\.resblocks\.(\d+)\."),
         "hidden_act": "gelu",
-        "projection_dim": _shape(shapes, "text_projection", 2)[1],
     }
 
 
@@ -206,6 +213,9 @@ def check_latents(family: Family, shapes: Mapping[str, Shape]) -> None:
 
     Raises UnknownArchitecture saying what does not fit.
     """
+    if family.latent is not None:
+        return
+    check_stage(family, family.bare_shapes_of(Role.DIFFUSION_MODEL, shapes))
     vae, latent = vae_facts(family, shapes), family.latent_format
     if not vae.has_decoder:
         raise UnknownArchitecture(f"its VAE is one of {vae.title} without a decoder, expected one")
@@ -224,6 +234,8 @@ def text_config(family: Family, role: Role, shapes: Mapping[str, Shape]) -> Conf
     match family.architectures[role]:
         case Architecture.OPEN_CLIP_TEXT:
             return open_clip_text_config(bare)
+        case Architecture.OPEN_CLIP_TEXT_ALONE:
+            return open_clip_text_alone_config(bare)
         case Architecture.CLIP_TEXT_PROJECTED:
             return projected_clip_text_config(bare)
         case _:
@@ -232,6 +244,8 @@ def text_config(family: Family, role: Role, shapes: Mapping[str, Shape]) -> Conf
 
 def latent_facts(family: Family, shapes: Mapping[str, Shape]) -> LatentFacts:
     """What the latents of a checkpoint of `family` with tensors of `shapes` (keys with prefixes) mean."""
+    if family.latent is not None:
+        return family.latent
     vae = vae_facts(family, shapes)
     return LatentFacts(
         vae.latent_channels,
@@ -241,7 +255,8 @@ def latent_facts(family: Family, shapes: Mapping[str, Shape]) -> LatentFacts:
         means=family.latent_means,
         deviations=family.latent_deviations,
         vae=vae.name,
-        dimensions=vae.dimensions,
+        # films of some models are encoded and decoded by a VAE of pictures
+        dimensions=vae.dimensions if family.sampling.film is None else 3,
         frames_per_cell=vae.temporal_ratio,
         sound=family.sampling.sound,
     )
@@ -249,7 +264,8 @@ def latent_facts(family: Family, shapes: Mapping[str, Shape]) -> LatentFacts:
 
 def vae_facts(family: Family, shapes: Mapping[str, Shape]) -> VaeFacts:
     """What the VAE of a checkpoint of `family` is. Raises UnknownArchitecture when it is none that is built."""
-    bare, said = family.bare_shapes_of(Role.VAE, shapes), family.configs.get(Role.VAE)
+    own, said = family.shapes_of(Role.VAE, shapes), family.configs.get(Role.VAE)
+    bare = {name: own[key] for key, name in names_in_vae(family, own).items()}
     return measured_vae(bare) if said is None else measured_folder_vae(said, bare)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pool.checkpoints.files.assembly import Source
+from pool.checkpoints.files.ggml_types import is_packed
 from pool.checkpoints.files.ranges import ByteRange, joined
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.strict_json import brief
@@ -24,6 +25,7 @@ from pool.checkpoints.files.weights_file import read_weights_header
 from pool.checkpoints.reading_ahead import begin_reading
 from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.errors import CorruptFile
+from pool.quantization.gguf_codec import gguf_tensor
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -80,11 +82,14 @@ class MappedFile:
         return cls(header, {path: _mapped(path, size_bytes) for path, size_bytes in header.files.items()})
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor `name`: a view of the mapping, or a copy when its bytes are not aligned for its type.
+        """The tensor `name`: a view of the mapping, or a copy when its bytes are not aligned for its type. Packed where
+        it is in one of ggml's formats.
 
         Raises KeyError when the file has no such tensor, CorruptFile when torch has no such type.
         """
         entry = self.header.tensors[name]
+        if entry.dtype not in TORCH_DTYPES and is_packed(entry.dtype):
+            return gguf_tensor(self._bytes(entry), entry.dtype, entry.shape)
         dtype = self._dtype(entry)
         if entry.begin % dtype.itemsize:
             plain = self._bytes(entry).clone().view(dtype)

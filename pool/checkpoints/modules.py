@@ -20,6 +20,7 @@ from pool.checkpoints.families import Architecture
 from pool.checkpoints.infer import (
     Config,
     clip_text_config,
+    open_clip_text_alone_config,
     open_clip_text_config,
     projected_clip_text_config,
     unet_config,
@@ -33,6 +34,7 @@ _CONFIGS: Mapping[Architecture, Callable[[Mapping[str, Shape]], Config]] = Mappi
         Architecture.CLIP_TEXT: clip_text_config,
         Architecture.CLIP_TEXT_PROJECTED: projected_clip_text_config,
         Architecture.OPEN_CLIP_TEXT: open_clip_text_config,
+        Architecture.OPEN_CLIP_TEXT_ALONE: open_clip_text_alone_config,
         Architecture.LDM_UNET: unet_config,
     }
 )
@@ -41,6 +43,7 @@ _MODULES: Mapping[Architecture, Callable[[Config], nn.Module]] = MappingProxyTyp
         Architecture.CLIP_TEXT: lambda config: CLIPTextModel(CLIPTextConfig(**config)),
         Architecture.CLIP_TEXT_PROJECTED: lambda config: CLIPTextModelWithProjection(CLIPTextConfig(**config)),
         Architecture.OPEN_CLIP_TEXT: lambda config: CLIPTextModelWithProjection(CLIPTextConfig(**config)),
+        Architecture.OPEN_CLIP_TEXT_ALONE: lambda config: CLIPTextModel(CLIPTextConfig(**config)),
         Architecture.DIFFUSERS_UNET: lambda config: UNet2DConditionModel(**config),
         Architecture.LDM_UNET: lambda config: UNet2DConditionModel(**config),
     }

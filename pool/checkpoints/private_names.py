@@ -86,11 +86,16 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
             return lambda tensors: _moved(tensors, prefix, "")
         case Architecture.OPEN_CLIP_TEXT:
             return lambda tensors: open_clip_text(_moved(tensors, prefix, ""))
+        case Architecture.OPEN_CLIP_TEXT_ALONE:
+            return lambda tensors: {
+                k.removeprefix("text_model."): v for k, v in open_clip_text(_moved(tensors, prefix, "")).items()
+            }
         case (
             Architecture.VAE
             | Architecture.DIFFUSION_TRANSFORMER
             | Architecture.SOUND_TRANSFORMER
             | Architecture.TEXT_MODEL
+            | Architecture.VISION_MODEL
         ):
             raise AssertionError(f"{architecture.name} is planned by its own package")
 

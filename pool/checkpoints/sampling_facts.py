@@ -37,6 +37,8 @@ class NoiseKind(Enum):
     ANGLE = "angle"
     #: shares of noise from 0 to 1, the rest being the picture; the model is told the share
     FLOW = "flow"
+    #: the picture's share falls as a cosine does from 0 to a right angle; the model is told how far that is, 0 to 1
+    COSINE = "cosine"
 
 
 class SizeConditions(Enum):
@@ -137,6 +139,8 @@ class Guidance(Enum):
     DISTILLED = "distilled"
     #: as classifier-free, from weak at the first frame to strong at the last; the other side is told of no picture
     RISING_WITH_FRAMES = "rising with frames"
+    #: the same, from weak at the first frame to strong in the middle and back
+    RISING_AND_FALLING = "rising and falling with frames"
     #: as classifier-free, against no text and against neither text nor picture, with a strength for each
     TEXT_AND_PICTURE = "text and picture"
     #: not at all
@@ -160,6 +164,41 @@ class Beginning(Enum):
     KEPT = "kept"
     #: the latent of a film of it and of grey after it, beside a mask for each frame of a cell; it is always told one
     JOINED = "joined"
+    #: its latent as the VAE has it, unscaled and of a picture with some noise, joined to every cell of time; it is
+    #: always told one
+    REPEATED = "repeated"
+
+    @property
+    def is_always_there(self) -> bool:
+        """The model makes no film without a picture."""
+        return self is not Beginning.KEPT
+
+
+class Sight(Enum):
+    """What of a picture a model is told by a vision encoder, and how that is shown it (`pool.vision`)."""
+
+    #: one state, projected; the whole picture, squeezed into a square
+    PROJECTED = "projected"
+    #: the states of the last layer but one; the middle of the picture
+    PENULTIMATE = "penultimate"
+
+
+class Ending(Enum):
+    """Whether a film ends with a picture too, beside the one that it begins with."""
+
+    MAY = "may"
+    MUST = "must"
+
+
+class FilmNumbers(Enum):
+    """What a model is told of a film in numbers."""
+
+    #: frames a second less one, how much moves, and the noise on the picture
+    MOTION = "motion"
+    #: the noise on the picture
+    NOISE = "noise"
+    #: that, and from where each frame looks, on the way around a thing
+    VIEWS = "views"
 
 
 class Shown(Enum):
@@ -205,12 +244,21 @@ class FilmFacts:
     multiple  it makes a multiple of so many frames, and one more
     rate      frames a second
     begins    how it is told of a picture that the film begins with
+    numbers   what it is told in numbers
+    ends      whether it can be told of a picture that the film ends with; None where it cannot
     """
 
     frames: int
     multiple: int
     rate: float
     begins: Beginning | None = None
+    numbers: FilmNumbers | None = None
+    ends: Ending | None = None
+
+    @property
+    def pictures_seen(self) -> int:
+        """How many pictures a vision encoder is shown, where there is one."""
+        return 2 if self.ends is Ending.MUST else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +268,8 @@ class UsualRun:
     cfg          how strongly it follows the text, by its kind of `guidance`
     picture_cfg  how strongly the picture, of a model that is guided by text and picture
     noise_level  how much noise is put on a picture that is made larger
+    image_noise  deviation of the noise on the picture that a film begins with, whose pixels go from -1 to 1
+    motion       how much moves in a film, of 255
     """
 
     steps: int
@@ -229,6 +279,8 @@ class UsualRun:
     guidance: Guidance
     picture_cfg: float = 0.0
     noise_level: int = 0
+    image_noise: float = 0.0
+    motion: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +298,8 @@ class SamplingFacts:
     usual        what a request that does not say is made with; None where requests have defaults of their own
     shown        what it is shown of a picture that it works from, and must have; None for models of texts alone
     enlarges     how many times as large as that picture what it makes is
+    decoders     families whose models make a picture's latent of what it makes; empty where that is one itself
+    sight        how it sees a picture through a vision encoder, and must be given one; None for those without
     """
 
     prediction: Prediction = Prediction.NOISE
@@ -261,11 +315,35 @@ class SamplingFacts:
     usual: UsualRun | None = None
     shown: Shown | None = None
     enlarges: int = 1
+    decoders: tuple[str, ...] = ()
+    sight: Sight | None = None
+
+    @property
+    def reads_text(self) -> bool:
+        """It is told a text; the others are told of pictures alone."""
+        return "image_context" not in self.reads or not self.reads.isdisjoint(("context", "pooled"))
 
     @property
     def fills_holes(self) -> bool:
         """It makes a part of a picture anew: it is shown the picture with a hole."""
         return self.shown is not None and self.shown.is_hole
+
+    @property
+    def rounds_steps_up(self) -> bool:
+        """Of the steps of a schedule a part that a strength asks for is made, and of a step that it asks for in part
+        the whole. Source: the pipelines of diffusers that begin with a picture; those of flows count so, others make
+        whole steps alone."""
+        return self.prediction is Prediction.FLOW
+
+    @property
+    def hands_on(self) -> bool:
+        """What it makes is no picture's latent: another model, which is told it, makes one of it."""
+        return self.decoders != ()
+
+    @property
+    def reads_prior(self) -> bool:
+        """It is told what the model before it made (`hands_on`)."""
+        return "prior" in self.reads
 
     @property
     def takes_reference(self) -> bool:

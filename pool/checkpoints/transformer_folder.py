@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pool.checkpoints.families import Family
+from pool.checkpoints.files.folder_header import CLASS
 from pool.checkpoints.files.strict_json import brief, finite_number
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.running import running_families, why_not
@@ -23,7 +24,8 @@ from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT
 
 Said: TypeAlias = Mapping[str, Any]
 
-TRANSFORMER, VAE, SCHEDULER = "transformer", "vae", "scheduler"
+TRANSFORMER, VAE, SCHEDULER, VISION = "transformer", "vae", "scheduler", "image_encoder"
+_VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
 #: pipelines that have their text encoders in another order than the readings of their family
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     "hunyuan_video": {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
@@ -62,7 +64,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Fa
     if missing:
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
     noise = _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
-    said = header.configs.get(VAE, {})
+    said, seeing = header.configs.get(VAE, {}), _seeing(folders, header.configs)
     scale = _number(VAE, said, "scaling_factor", base.scaling_factor)
     if not scale > 0.0:
         raise _wrong(VAE, "scaling_factor", scale, "a number above 0")
@@ -70,7 +72,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Fa
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
         texts={role: facts for role, facts in base.texts.items() if role in folders},
-        configs={Role.DIFFUSION_MODEL: header.configs.get(TRANSFORMER, {}), Role.VAE: said},
+        configs={Role.DIFFUSION_MODEL: header.configs.get(TRANSFORMER, {}), Role.VAE: said, **seeing},
         sampling=replace(base.sampling, noise=noise),
         scaling_factor=scale,
         latent_shift=_number(VAE, said, "shift_factor", base.latent_shift),
@@ -96,7 +98,18 @@ def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
         for role, folder in named.items()
         if family.texts[role].encoder not in optional or any(key.startswith(f"{folder}.") for key in shapes)
     }
-    return {**texts, Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
+    seeing = {} if family.sampling.sight is None else {Role.VISION_ENCODER: VISION}
+    return {**texts, **seeing, Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
+
+
+def _seeing(folders: Mapping[Role, str], configs: Mapping[str, Said]) -> dict[Role, Said]:
+    """What the folder of the vision encoder says, where there is one."""
+    if Role.VISION_ENCODER not in folders:
+        return {}
+    said = configs.get(VISION, {})
+    if said.get(CLASS) not in _VISION_CLASSES:
+        raise _wrong(VISION, "class_name", said.get(CLASS), " or ".join(_VISION_CLASSES))
+    return {Role.VISION_ENCODER: said}
 
 
 def _noise(noise: NoiseFacts, said: Said) -> NoiseFacts:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from pool.checkpoints.cascades import CASCADES
 from pool.checkpoints.families import Architecture, Family, TextFacts
 from pool.checkpoints.recognition.diffusion import DiffusionFacts
 from pool.checkpoints.recognition.facts import Kind
@@ -23,7 +24,6 @@ from pool.checkpoints.sampling_facts import (
     FilmFacts,
     Guidance,
     KeptLength,
-    NoiseFacts,
     Prediction,
     SamplingFacts,
     Shown,
@@ -39,13 +39,16 @@ from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT, readings_of
 
 #: the places of a model's text encoders, in the order of the members of its set
 TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)
-#: what the keys of a diffusion model and of a VAE begin with in whole files
-_MODEL_PREFIX, _VAE_PREFIX = "model.diffusion_model.", "vae."
+#: what the keys of a diffusion model, of a VAE and of a vision encoder begin with in whole files
+_MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "vision_encoder."
 #: what diffusers' flow schedulers do where nothing else is said
 _FLOW_SCHEDULE = "simple"
 #: those whose pipelines leave the levels to the scheduler, which ends a little above the last step
 _ENDING_ABOVE = frozenset(
-    {"wan_t2v", "wan22_i2v", "wan22_ti2v", "sd3", "sd35_medium", "sd35_large", "auraflow", "hidream_i1"}
+    {
+        *("wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v"),
+        *("sd3", "sd35_medium", "sd35_large", "auraflow", "hidream_i1"),
+    }
 )
 
 
@@ -105,7 +108,6 @@ def text_prefix(member: str) -> str:
 
 def _family(name: str, facts: ModelFacts) -> Family:
     row = next(row for row in SIGNATURES if row.name == name)
-    assert isinstance(facts.noise, NoiseFacts), f"{name} has noise that is sampled otherwise"
     latent, readings = LATENT_FORMATS[row.latent], readings_of(name)
     assert readings is not None, f"{name}: nothing says how its texts are read"
     members = dict(zip(TEXT_ROLES, (reading.encoder for reading in readings), strict=False))
@@ -116,11 +118,13 @@ def _family(name: str, facts: ModelFacts) -> Family:
         title=row.title,
         prefixes={
             **{role: text_prefix(member) for role, member in members.items()},
+            **({} if facts.sight is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
             Role.DIFFUSION_MODEL: _MODEL_PREFIX,
             Role.VAE: _VAE_PREFIX,
         },
         architectures={
             **dict.fromkeys(members, Architecture.TEXT_MODEL),
+            **({} if facts.sight is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
             Role.DIFFUSION_MODEL: Architecture.SOUND_TRANSFORMER
             if facts.seconds
             else Architecture.DIFFUSION_TRANSFORMER,
@@ -140,6 +144,7 @@ def _family(name: str, facts: ModelFacts) -> Family:
             words_negative=any(reading.negative_template for reading in readings),
             reads=_reads(name, facts),
             shown=_SHOWN.get(name),
+            sight=facts.sight,
             side_multiple=facts.side_multiple,
             film=_film(facts),
             sound=SoundFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
@@ -161,7 +166,7 @@ def _reads(name: str, facts: ModelFacts) -> frozenset[str]:
 def _film(facts: ModelFacts) -> FilmFacts | None:
     if not facts.frame_multiple:
         return None
-    return FilmFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins)
+    return FilmFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends)
 
 
 def _is_said(name: str, facts: ModelFacts) -> bool:
@@ -177,8 +182,8 @@ TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
         name: _family(name, facts)
         for name, facts in {**IMAGE_FACTS, **VIDEO_FACTS, **AUDIO_FACTS}.items()
         if name in ROW_OF and name not in _UNKNOWN_LEVELS and _is_said(name, facts)
-        if isinstance(facts.noise, NoiseFacts)
     }
+    | dict(CASCADES)
 )
 
 
@@ -192,10 +197,12 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
     prefixes = {**family.prefixes, Role.DIFFUSION_MODEL: found.prefix}
     parts = split(others)
     for kind, prefix in parts:
-        if kind is Kind.VAE:
+        if kind is Kind.VAE and Role.VAE in prefixes:
             prefixes[Role.VAE] = prefix
+        if kind is Kind.VISION_ENCODER and Role.VISION_ENCODER in prefixes:
+            prefixes[Role.VISION_ENCODER] = prefix
     encoders = dict(_encoders(parts, shapes, tuple(facts.encoder for facts in family.texts.values())))
-    optional = RUN_WITHOUT.get(ROW_OF[family.text_set], frozenset())
+    optional = RUN_WITHOUT.get(ROW_OF.get(family.text_set, ""), frozenset())
     for role, facts in family.texts.items():
         if facts.encoder in encoders:
             prefixes[role] = encoders[facts.encoder]
@@ -215,7 +222,7 @@ def _encoders(
     for (kind, prefix), keys in parts.items():
         if kind is not Kind.TEXT_ENCODER:
             continue
-        named = prefix.split(".")[1] if prefix.startswith("text_encoders.") else ""
+        named = prefix.split(".")[1] if prefix.startswith(("text_encoders.", "text_encoder.")) else ""
         found = recognise_text_encoder({key.removeprefix(prefix): shapes[key] for key in keys})
         for name in (named, *stands_for(named), *(() if found is None else (found.name, *stands_for(found.name)))):
             if name in members:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pool.checkpoints.sampling_facts import Prediction
-from pool.diffusion_models.facts import CosineNoise, Guidance, Level, ModelFacts
+from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction
+from pool.diffusion_models.facts import Guidance, Level, ModelFacts
 
 _C = ModelFacts(
     prediction=Prediction.NOISE,
-    noise=CosineNoise(shift=2.0),
+    noise=NoiseFacts(NoiseKind.COSINE),
     level=Level.COSINE,
     guidance=Guidance.CLASSIFIER_FREE,
     cfg=4.0,
@@ -23,11 +23,10 @@ _C = ModelFacts(
     frame_rate=0.0,
     reads=("context", "pooled"),
     may_read=("image_context",),
-    sources="diffusers' StableCascadePriorPipeline; a cell of stage C is 128 / 3 pixels wide; ComfyUI's shift",
+    sources="diffusers' StableCascadePriorPipeline (ComfyUI shifts its levels by 2); a cell is 128 / 3 pixels wide",
 )
 _B = replace(
     _C,
-    noise=CosineNoise(),
     guidance=Guidance.NONE,
     cfg=1.0,
     steps=10,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import diffusers
+import torch
 from torch import Tensor, nn
 
 from pool.checkpoints.recognition.measures import Config
@@ -143,6 +144,18 @@ def call_cascade_b(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Tol
             return_dict=False,
         )
     )
+
+
+def prior_channels(module: nn.Module) -> int:
+    """Channels of the latents of stage C that stage B reads."""
+    return int(config_of(module).effnet_in_channels)
+
+
+def empty_text(module: nn.Module, tokens: int) -> dict[str, Tensor]:
+    """What stage B is told of a text, whose states it does not read, on the meta device, with a batch of one."""
+    width = int(config_of(module).clip_text_pooled_in_channels)
+    meta = torch.device("meta")
+    return {"context": torch.empty((1, tokens, width), device=meta), "pooled": torch.empty((1, width), device=meta)}
 
 
 _C = Architecture(StableCascadeUNet, cascade_config, convert_cascade, call_cascade_c)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from pool.checkpoints.sampling_facts import Beginning, NoiseFacts, Prediction
+from pool.checkpoints.sampling_facts import Beginning, Ending, NoiseFacts, Prediction, Sight
 from pool.checkpoints.sampling_facts import Guidance as Guidance
 
 
@@ -26,20 +26,6 @@ class Level(Enum):
     ANGLE = "angle"
     #: how far along a cosine schedule, 0 (clean) to 1 (noise)
     COSINE = "cosine"
-
-
-@dataclass(frozen=True, slots=True)
-class CosineNoise:
-    """Noise whose share of the whole rises as a cosine falls, which `NoiseFacts` does not have.
-
-    At the way r, 0 to 1, the clean share of the variance is cos((s + r) / (1 + s) * pi / 2)^2, by that at r = 0.
-
-    start  the s above
-    shift  what the ratio of deviations, noise to clean, is multiplied with
-    """
-
-    start: float = 0.008
-    shift: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +48,14 @@ class ModelFacts:
     reads           names of `Told` that it must have
     may_read        names of `Told` that it can have
     begins          how it is told of a picture that its film begins with, where that is all that it reads of one
+    ends            whether it is told of a picture that its film ends with
+    sight           how it sees pictures through a vision encoder, which it must have then
     boundary        of a model that is two: the share of noise below which the second takes over; 0 for one
     sources         where the figures are from
     """
 
     prediction: Prediction
-    noise: NoiseFacts | CosineNoise
+    noise: NoiseFacts
     level: Level
     guidance: Guidance
     cfg: float
@@ -84,5 +72,7 @@ class ModelFacts:
     samples_per_second: int = 0
     cells: int = 0
     begins: Beginning | None = None
+    ends: Ending | None = None
+    sight: Sight | None = None
     boundary: float = 0.0
     sources: str = ""

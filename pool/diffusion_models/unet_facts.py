@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction
+from pool.checkpoints.sampling_facts import Beginning, NoiseFacts, NoiseKind, Prediction, Sight
 from pool.diffusion_models.facts import Guidance, Level, ModelFacts
 
 _INPAINT = ModelFacts(
@@ -52,6 +52,8 @@ _SVD = ModelFacts(
     frame_multiple=1,
     frame_rate=7.0,
     reads=("image", "image_context", "numbers"),
+    begins=Beginning.REPEATED,
+    sight=Sight.PROJECTED,
     sources="diffusers' StableVideoDiffusionPipeline: numbers are 6 (frames a second less one), 127 and 0.02; latents "
     "of the picture are joined as the VAE has them, unscaled; the first model makes 14 frames",
 )
@@ -86,6 +88,8 @@ UNET_FACTS: Mapping[str, ModelFacts] = {
         height=576,
         frames=21,
         cfg=2.5,
+        steps=50,
+        guidance=Guidance.RISING_AND_FALLING,
         sources="Stability-AI/generative-models, sv3d_p.yaml: the numbers of each frame are 1e-5, the angle from "
         "straight up and the direction, in radians; the strength rises to the middle frame and falls again",
     ),
@@ -95,6 +99,8 @@ UNET_FACTS: Mapping[str, ModelFacts] = {
         height=576,
         frames=21,
         cfg=2.5,
+        steps=50,
+        guidance=Guidance.RISING_AND_FALLING,
         sources="Stability-AI/generative-models, sv3d_u.yaml: the number is the noise on the picture, 1e-5",
     ),
 }

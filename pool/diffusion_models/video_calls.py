@@ -157,9 +157,9 @@ def call_hunyuan_video_15(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, t
             hidden_states=torch.cat((x_BCTHW, image), dim=1),
             timestep=level_B * TIMESTEPS,
             encoder_hidden_states=context,
-            encoder_attention_mask=mask_of(told).to(context.dtype),
+            encoder_attention_mask=mask_of(told),
             encoder_hidden_states_2=told["context_2"],
-            encoder_attention_mask_2=mask_of(told, "context_2").to(context.dtype),
+            encoder_attention_mask_2=mask_of(told, "context_2"),
             image_embeds=told.get("image_context", none),
             return_dict=False,
         )

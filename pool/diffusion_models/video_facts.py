@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pool.checkpoints.sampling_facts import Beginning, NoiseFacts, NoiseKind, Prediction, ShiftBySize
+from pool.checkpoints.sampling_facts import Beginning, Ending, NoiseFacts, NoiseKind, Prediction, ShiftBySize, Sight
 from pool.diffusion_models.facts import Guidance, Level, ModelFacts
 
 
@@ -34,7 +34,14 @@ _WAN = ModelFacts(
     may_read=("context_mask",),
     sources="diffusers' WanPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
 )
-_WAN_I2V = replace(_WAN, reads=("context", "image"), may_read=("context_mask", "image_context"))
+_WAN_FUN = replace(_WAN, reads=("context", "image"), may_read=("context_mask", "image_context"))
+_WAN_I2V = replace(
+    _WAN,
+    reads=("context", "image", "image_context"),
+    begins=Beginning.JOINED,
+    sight=Sight.PENULTIMATE,
+    sources="diffusers' WanImageToVideoPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
+)
 #: of the pair of 14B that is Wan 2.2 for texts; no shape tells it from Wan 2.1
 WAN_22_T2V = replace(
     _WAN,
@@ -52,6 +59,7 @@ _WAN_22_I2V = replace(
     boundary=0.9,
     reads=("context", "image"),
     begins=Beginning.JOINED,
+    ends=Ending.MAY,
     sources="Wan-Video/Wan2.2, wan_i2v_A14B; ComfyUI has a shift of 8",
 )
 _WAN_22_5B = replace(
@@ -198,8 +206,8 @@ _COSMOS_2_VIDEO = replace(
 VIDEO_FACTS: Mapping[str, ModelFacts] = {
     "wan_t2v": _WAN,
     "wan21_i2v": _WAN_I2V,
-    "wan21_flf2v": _WAN_I2V,
-    "wan21_fun_control": _WAN_I2V,
+    "wan21_flf2v": replace(_WAN_I2V, ends=Ending.MUST),
+    "wan21_fun_control": _WAN_FUN,
     "wan22_i2v": _WAN_22_I2V,
     "wan22_ti2v": _WAN_22_5B,
     "wan_vace": replace(_WAN, reads=("context", "control")),

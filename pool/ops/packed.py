@@ -18,6 +18,9 @@ from torch.utils import _pytree as pytree
 
 from pool.devices.torch_private import make_wrapper, no_torch_function
 
+#: what packed weights of a file stand for unless the reader says otherwise: what quantized models are computed in
+STANDS_FOR = torch.bfloat16
+
 _aten = torch.ops.aten
 
 

@@ -16,13 +16,10 @@ from torch import Tensor
 
 from pool.checkpoints.mapped_file import TORCH_DTYPES
 from pool.errors import BadQuantization
-from pool.ops.packed import PackedWeight, packed_weight
+from pool.ops.packed import STANDS_FOR, PackedWeight, packed_weight
 from pool.quantization.formats import Shape, round_up
 from pool.quantization.layers import MARKER, QuantizedLayer, find_layers, has_layers, is_old_marker, plain_factors
 from pool.quantization.quant_codec import QuantCodec
-
-#: what packed weights of a file stand for unless the reader says otherwise: what quantized models are computed in
-STANDS_FOR = torch.bfloat16
 
 _NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
 

@@ -31,8 +31,13 @@ _KINDS: dict[str, tuple[frozenset[Kind], str]] = {
     "diffusion_model": (MODELS, "diffusion model"),
     "vae": (frozenset({Kind.VAE, Kind.CHECKPOINT}), "VAE"),
     "text_encoders": (frozenset({Kind.TEXT_ENCODER, Kind.CHECKPOINT}), "text encoder"),
+    "vision_encoder": (frozenset({Kind.CLIP_VISION, Kind.CHECKPOINT}), "vision encoder"),
 }
-_KIND_OF: dict[Part, Kind] = {Part.VAE: Kind.VAE, Part.TEXT_ENCODER: Kind.TEXT_ENCODER}
+_KIND_OF: dict[Part, Kind] = {
+    Part.VAE: Kind.VAE,
+    Part.TEXT_ENCODER: Kind.TEXT_ENCODER,
+    Part.VISION_ENCODER: Kind.CLIP_VISION,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Chosen:
     diffusion_model: str = ""
     vae: str = ""
     text_encoders: tuple[str, ...] = ()
+    vision_encoder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,7 @@ def assemble(
         _path(registry, "diffusion_model", chosen.diffusion_model),
         _path(registry, "vae", chosen.vae),
         tuple(_path(registry, "text_encoders", encoder) for encoder in chosen.text_encoders),
+        _path(registry, "vision_encoder", chosen.vision_encoder),
     )
     expect_whole(registry, found, allow_pickle)
     place = Path(os.path.abspath(folder)) if folder is not None else _folder_around(registry, found.files)
@@ -131,7 +138,8 @@ def _latents(part: ComponentFacts) -> Sequence[str]:
 
 
 def _hint(lack: Lack, paths: Sequence[Path]) -> str:
-    what = "VAE" if lack.kind is Part.VAE else f"text encoder {' or '.join(lack.names)}"
+    named = {Part.TEXT_ENCODER: "text encoder", Part.VISION_ENCODER: "vision encoder"}
+    what = f"{named[lack.kind]} {' or '.join(lack.names)}" if lack.kind in named else "VAE"
     if not paths:
         return f"no known file has such a {what}"
     more = f" and {len(paths) - _MOST_TOLD} more" if len(paths) > _MOST_TOLD else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pool.checkpoints.files.shard_index import is_index
-from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES
+from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES, SAFETENSORS_SUFFIXES
 from pool.errors import CorruptFile, UserError, unusable_field
 from pool.registry.folders import (
     PIPELINE_FILE,
@@ -165,8 +165,8 @@ def _check_file(registry: Registry, path: Path) -> None:
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     low = path.name.lower()
-    if path.is_file() and not low.endswith((*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES)) and not is_index(path):
-        raise UserError(f"{path}: expected a folder, or a file that ends in {' or '.join(SAFETENSORS_SUFFIXES)}")
+    if path.is_file() and not low.endswith((*PLAIN_SUFFIXES, *PICKLE_SUFFIXES)) and not is_index(path):
+        raise UserError(f"{path}: expected a folder, or a file that ends in {' or '.join(PLAIN_SUFFIXES)}")
     try:
         facts = registry.facts(weights_file(path))
     except OSError as error:

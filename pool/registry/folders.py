@@ -17,12 +17,17 @@ from pathlib import Path
 from pool.checkpoints.files.assembly import Assembly, Source, is_description
 from pool.checkpoints.files.containment import leads_out
 from pool.checkpoints.files.shard_index import is_index
-from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES, files_of, read_weights_header
+from pool.checkpoints.files.weights_file import (
+    PICKLE_SUFFIXES,
+    PLAIN_SUFFIXES,
+    SAFETENSORS_SUFFIXES,
+    files_of,
+    read_weights_header,
+)
 from pool.errors import CorruptFile
 from pool.registry.kinds import Kind, kind_of_folders
 from pool.registry.names import without_ending
 
-GGUF_ENDING = ".gguf"
 PIPELINE_FILE = "model_index.json"
 
 #: how programs that download call what is not done
@@ -249,14 +254,12 @@ class _Search:
         low = path.name.lower()
         if low.endswith(UNFINISHED_ENDINGS):
             stem = low[: low.rindex(".")]
-            if stem.endswith((*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES, GGUF_ENDING)) or low.startswith("unconfirmed "):
+            if stem.endswith((*PLAIN_SUFFIXES, *PICKLE_SUFFIXES)) or low.startswith("unconfirmed "):
                 self.unfinished.add(path)
         elif path.name + _ARIA2 in names:
             self.unfinished.add(path)
-        elif low.endswith(SAFETENSORS_SUFFIXES) or _names_safetensors(path):
+        elif low.endswith(PLAIN_SUFFIXES) or _names_safetensors(path):
             self._file(path, place)
-        elif low.endswith(GGUF_ENDING):
-            self._refuse(path, "a GGUF file, which this version does not run")
         elif (low.endswith(PICKLE_SUFFIXES) or is_index(path)) and self._kind_of(path, place) is not None:
             # many other files end so; of those that are weights, `pool.registry.facts` says whether they may be read
             self._file(path, place)

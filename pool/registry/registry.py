@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pool.checkpoints.files.assembly import Assembly, is_description
 from pool.checkpoints.files.ranges import ByteRange
 from pool.checkpoints.files.shard_index import is_index
-from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, SAFETENSORS_SUFFIXES
+from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES
 from pool.errors import AmbiguousName, CorruptFile, OutputFailed, UnknownName, UserError, unknown_name
 from pool.registry.contents import Contents, Reading
 from pool.registry.facts import FileFacts, read_facts
@@ -358,7 +358,7 @@ def _given(name: str) -> WeightsFile | None:
     warily."""
     path = Path(name)
     try:
-        is_called_so = name.lower().endswith((*SAFETENSORS_SUFFIXES, *PICKLE_SUFFIXES)) or is_index(name)
+        is_called_so = name.lower().endswith((*PLAIN_SUFFIXES, *PICKLE_SUFFIXES)) or is_index(name)
         if (is_called_so or is_description(name)) and path.is_file():
             return weights_file(path)
         # a folder's bare name is a name like others

@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from pool.checkpoints.sampling_facts import FilmFacts, SamplingFacts
 from pool.diffusion_models.rows import ARCHITECTURES
 from pool.sampling.extras import Extras, Residuals, call_unet
+from pool.sampling.film_numbers import NUMBERS, numbers_of_film
 from pool.work import Encoded, FloatArray, SampleWork
 
 #: what a model is told of a text beside its states, in the spelling of `pool.diffusion_models.architecture`
 CONTEXT, POOLED, GUIDANCE, SIZE, FRAME_RATE = "context", "pooled", "guidance", "size", "frame_rate"
-SECONDS = "seconds"
+SECONDS, IMAGE_CONTEXT = "seconds", "image_context"
+#: what stays float32, since half precision has no digits for it
+_NUMBERS = frozenset({GUIDANCE, SIZE, FRAME_RATE, SECONDS, NUMBERS})
 
 
 def ask(
@@ -32,19 +35,20 @@ def ask(
     told: Extras,
     residuals: Residuals | None = None,
 ) -> Tensor:
-    """What `module` predicts for the latents `x_BC` at `level_B`, in the dtype of `x_BC`, told a text and what is
-    beside it. Numbers about the picture stay float32, masks what they are. `residuals` are what ControlNets add to a
-    UNet."""
+    """What `module` predicts for the latents `x_BC` at `level_B`, in the dtype of `x_BC`, told a text (the states of a
+    picture, where a model reads no text) and what is beside it. Numbers about the picture stay float32, masks what they
+    are. `residuals` are what ControlNets add to a UNet."""
     if not facts.model:
         return call_unet(module, x_BC, level_B, context_BLD, told, residuals)
     assert residuals is None, f"ControlNets speak to UNets, and this is a {facts.model}"
     dtype = x_BC.dtype
-    texts = {CONTEXT: context_BLD.to(dtype), **{name: _as_told(name, value, dtype) for name, value in told.items()}}
+    text = CONTEXT if facts.reads_text else IMAGE_CONTEXT
+    texts = {text: context_BLD.to(dtype), **{name: _as_told(name, value, dtype) for name, value in told.items()}}
     return ARCHITECTURES[facts.model].call(module, x_BC, level_B, texts)
 
 
 def _as_told(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value if name in (GUIDANCE, SIZE, FRAME_RATE, SECONDS) or not value.is_floating_point() else value.to(dtype)
+    return value if name in _NUMBERS or not value.is_floating_point() else value.to(dtype)
 
 
 def film_cells(film: FilmFacts, frames: int) -> int:
@@ -79,6 +83,9 @@ def numbers_told(facts: SamplingFacts, work: SampleWork, count: int) -> dict[str
         told[FRAME_RATE] = torch.full((count,), work.frame_rate, dtype=torch.float32)
     if SECONDS in facts.reads:
         told[SECONDS] = torch.tensor([[0.0, work.seconds]], dtype=torch.float32).repeat(count, 1)
+    if facts.film is not None and facts.film.numbers is not None:
+        numbers = numbers_of_film(facts.film.numbers, work)
+        told[NUMBERS] = numbers.repeat(count, *[1] * numbers.dim())
     if SIZE in facts.reads:
         told[SIZE] = torch.tensor([[work.height, work.width]], dtype=torch.float32).repeat(count, 1)
     return told

@@ -16,9 +16,10 @@ from pool.sampling.extras import IMAGE
 IMAGE_MASK = "image_mask"
 
 
-def told_of_beginning(film: FilmFacts, picture_BC: Tensor, cells: int) -> dict[str, Tensor]:
+def told_of_beginning(film: FilmFacts, picture_BC: Tensor, cells: int, ends: bool = False) -> dict[str, Tensor]:
     """What a model of `film` is told, for a film of so many cells of time: of a picture's own latent, [B, C, H, W],
-    where it is kept; of that of a film of it and of grey, [B, C, T, H, W], where that is joined."""
+    where it is kept; of that of a film of it and of grey, [B, C, T, H, W], where that is joined. `ends` says that the
+    last frame of that is a picture too."""
     match film.begins:
         case Beginning.KEPT:
             whole = picture_BC.unsqueeze(2).expand(-1, -1, cells, -1, -1)
@@ -26,9 +27,12 @@ def told_of_beginning(film: FilmFacts, picture_BC: Tensor, cells: int) -> dict[s
         case Beginning.JOINED:
             assert picture_BC.shape[2] == cells, f"a film of {picture_BC.shape[2]} cells begins one of {cells}"
             # a mask for each frame that a cell stands for; the first cell is the first frame, so many times
-            return {IMAGE: torch.cat([_first_cell(picture_BC, film.multiple), picture_BC], dim=1)}
-        case None:
-            raise AssertionError("this model is told of no picture")
+            mask = _first_cell(picture_BC, film.multiple)
+            if ends:
+                mask[:, -1, -1] = 1.0
+            return {IMAGE: torch.cat([mask, picture_BC], dim=1)}
+        case Beginning.REPEATED | None:
+            raise AssertionError("this model is told of no picture in its first frame")
 
 
 def beginning_shape(film: FilmFacts, latent_CTHW: tuple[int, ...]) -> tuple[int, ...]:

@@ -60,6 +60,7 @@ def guided_denoiser(
     regions: Regions = NO_REGIONS,
     kept_length: KeptLength = KeptLength.NOTHING,
     without_picture: WithoutPicture | None = None,
+    strengths: Tensor | None = None,
 ) -> Denoise:
     """A `denoise` that predicts noise for both texts and goes `cfg` times the way from `uncond` to `cond`.
 
@@ -69,7 +70,8 @@ def guided_denoiser(
     `apply_hooks` is called before each batch. The sampler functions of `options` are called as in ComfyUI; they see
     predictions as clean latents, which rounds otherwise than the plain run, in the last bits. `prediction` is what the
     model predicts; `regions` are texts beside `cond` that guide a part of the picture each. `without_picture` is asked
-    wherever `uncond` is.
+    wherever `uncond` is. `strengths` are in place of `cfg` in each cell, on the device of the latents; functions of the
+    options are told `cfg`.
     """
     assert cfg == 1.0 or uncond is not None, f"cfg {cfg} needs the unconditional context"
     options = options or ModelOptions()
@@ -87,6 +89,7 @@ def guided_denoiser(
         regions,
         kept_length,
         without_picture if runs_uncond else None,
+        strengths,
     )
     sees_clean = options.guides or options.model_function_wrapper is not None
     sees_clean = sees_clean or any(options.wrappers.at(point) for point in _CLEAN_POINTS)
@@ -116,10 +119,12 @@ class _Guider:
         regions: Regions,
         kept_length: KeptLength,
         without_picture: WithoutPicture | None,
+        strengths: Tensor | None,
     ) -> None:
         self._prediction = prediction
         self._regions, self._kept_length = regions, kept_length
         self._predict_noise, self._table, self._cfg = predict_noise, table, cfg
+        self._strength = cfg if strengths is None else strengths
         self._conditions: tuple[Condition | None, ...] = (*conditions, *regions.conditions)
         self._picture_strength, self._blank = 1.0, len(self._conditions)
         if without_picture is not None:
@@ -144,7 +149,7 @@ class _Guider:
         cond_BCHW = self._regions.joined(noises)
         if UNCOND not in noises:
             return self._clean(x_BCHW, cond_BCHW, sigma)
-        guided_BCHW = noises[UNCOND] + (cond_BCHW - noises[UNCOND]) * self._cfg
+        guided_BCHW = noises[UNCOND] + (cond_BCHW - noises[UNCOND]) * self._strength
         if self._blank in noises:
             guided_BCHW = self._towards_picture(guided_BCHW, noises)
         guided_BCHW = with_length_of(guided_BCHW, cond_BCHW, self._kept_length)
@@ -187,7 +192,7 @@ class _Guider:
     def _combined(self, clean: Args) -> Tensor:
         x_BCHW, cond, uncond = clean["input"], clean["cond_denoised"], clean["uncond_denoised"]
         if self._options.sampler_cfg_function is None:
-            combined_BCHW: Tensor = uncond + (cond - uncond) * self._cfg
+            combined_BCHW: Tensor = uncond + (cond - uncond) * self._strength
             if self._kept_length is KeptLength.NOTHING:
                 return combined_BCHW
             kept_BCHW: Tensor = x_BCHW - with_length_of(x_BCHW - combined_BCHW, x_BCHW - cond, self._kept_length)

@@ -22,6 +22,15 @@ def checked_seed(seed: Any) -> int:
     return whole_number("seed", seed, "a whole number from 0 to 2**64 - 1", SEEDS.start, SEEDS.stop - 1)
 
 
+#: the largest seed
+_LAST_SEED = 2**64 - 1
+
+
+def seed_beside(seed: int) -> int:
+    """The seed of the random numbers that are put on a given picture, for a run of `seed`: others than its own."""
+    return _LAST_SEED - seed
+
+
 class PictureNoise:
     """All random numbers of one picture, in the order in which they are drawn: the initial noise, then step by step.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from pool.sampling.guidance import PredictNoise, WithoutPicture, guided_denoiser
 from pool.sampling.inpainting import Inpainting, masked_denoiser
 from pool.sampling.noise import PictureNoise
 from pool.sampling.regions import NO_REGIONS, Regions
-from pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise, Sampler
+from pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise, Sampler, sample_euler_ancestral
 from pool.sampling.schedules import SigmaTable, make_sigmas, sd1_sigma_table
 from pool.stopping import stop_if_asked
 from pool.work import RunHooks, SampleWork
@@ -49,9 +50,9 @@ def denoise_pictures(
     start_BCHW: Tensor | None = None,
     regions: Regions = NO_REGIONS,
     without_picture: Extras | None = None,
+    strengths: Tensor | None = None,
 ) -> Tensor:
-    """The denoised latents of as many pictures as there are `seeds`, in one run: float32 [B, C, H, W] on the CPU, in
-    the model's own scale.
+    """Denoised latents of a picture for each of `seeds`, in one run: float32 [B, C, H, W] on the CPU, as models see.
 
     They differ in their seeds and texts and share the rest of `work` (steps, cfg, sampler, schedule), whose own seed is
     not read. Noise is added to `start_BCHW` (float32, the model's own scale), else to what `inpainting` keeps. The
@@ -60,7 +61,7 @@ def denoise_pictures(
     1 (`uncond` may then be None). `table`: the noise trained with, SD1's when None; `prediction`: what the model
     predicts. Transformer options of `options` are the caller's to apply. `apply_hooks` is called with the texts' weight
     hooks before each batch. `regions`: texts for a part of the picture each, beside `cond`. `without_picture`: told in
-    place of its namesakes where the model is asked about `uncond` without a picture.
+    place of its namesakes where the model is asked about `uncond` without a picture. `strengths`: cfg of each cell.
     Raises Stopped before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
     table, options = table or sd1_sigma_table(), options or ModelOptions()
@@ -72,7 +73,7 @@ def denoise_pictures(
         negative = None if uncond is None else uncond.to(device)
         beside = regions.to(device), kept_length, _without(negative, without_picture, work.picture_cfg)
         how = work.cfg, options, apply_hooks, most_at_once, prediction
-        return guided_denoiser(predict_noise, table, cond.to(device), negative, *how, *beside)
+        return guided_denoiser(predict_noise, table, cond.to(device), negative, *how, *beside, strengths=strengths)
 
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()
@@ -81,7 +82,7 @@ def denoise_pictures(
         x_BCHW = _first_latent(first_BCHW, start, float(sigmas[0]), table, prediction)
         if kept is not None:
             denoise = masked_denoiser(denoise, kept, first_BCHW, sigmas, options, prediction)
-        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.sampler, prediction))
+        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.sampler, prediction, table))
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks))
         return latent_BCHW
 
@@ -92,8 +93,10 @@ def denoise_pictures(
         return latent_BCHW.to("cpu")
 
 
-def _sampler(name: str, prediction: Prediction) -> Sampler:
-    """The function of a sampler, for models that predict so."""
+def _sampler(name: str, prediction: Prediction, table: SigmaTable) -> Sampler:
+    """The function of a sampler, for models that predict so and were trained with the levels of `table`."""
+    if name == "euler_ancestral" and table.left:
+        return partial(sample_euler_ancestral, left=table.left)
     functions = {**FUNCTIONS, **FLOW_FUNCTIONS} if prediction is Prediction.FLOW else FUNCTIONS
     return functions[name]
 

@@ -43,19 +43,25 @@ def sample_euler(denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise,
     return x_BCHW
 
 
-def sample_euler_ancestral(denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep) -> Tensor:
+def sample_euler_ancestral(
+    denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep, left: float = 0.0
+) -> Tensor:
     """Euler's method to below each noise level, and fresh noise to come up to it again (eta 1).
 
-    Draws from `noise` once a step, but not in one that ends at 0. Source: k-diffusion, `sample_euler_ancestral`.
+    Draws from `noise` once a step, but not in one that ends at 0. With `left` that one is made as if it ended at so
+    much noise, and what comes out is brought to unit variance: DDPM over a table whose first level is `left`.
+    Sources: k-diffusion, `sample_euler_ancestral`; Ho et al. 2020 (DDPM), algorithm 2, which is the same in other
+    variables.
     """
     for done, sigma, sigma_next in _steps(sigmas):
-        ratio = sigma_next / sigma
-        below, fresh = sigma_next * ratio, sigma_next * math.sqrt(1.0 - ratio**2)  # squares add up to sigma_next**2
+        end = sigma_next or left
+        ratio = end / sigma
+        below, fresh = end * ratio, end * math.sqrt(1.0 - ratio**2)  # squares add up to end**2
         x_BCHW = _advance(x_BCHW, (sigma, denoise(x_BCHW, sigma)), below)
         if sigma_next > 0.0:
             x_BCHW = x_BCHW + noise() * fresh
         on_step(done, len(sigmas) - 1)
-    return x_BCHW
+    return x_BCHW * (1.0 / math.hypot(1.0, left)) if left else x_BCHW
 
 
 def sample_flow_ancestral(denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep) -> Tensor:

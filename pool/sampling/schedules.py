@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pool.checkpoints.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind
 from pool.errors import unknown_name, unusable_field
+from pool.sampling import cosine
 from pool.sampling.names import MAX_STEPS, SCHEDULES
 
 
@@ -74,6 +75,11 @@ class SigmaTable:
         """The level at which the given one of so many equal strides down the table begins: the entry there, or the one
         above it."""
         return self.sigmas[-1 - int(step * (len(self.sigmas) / steps))]
+
+    @property
+    def left(self) -> float:
+        """The noise that the last step of a run that draws noise leaves, as such runs of the model are reckoned."""
+        return 0.0
 
     @property
     def deviations(self) -> tuple[float, float]:
@@ -168,6 +174,44 @@ class RatioTable(SigmaTable):
         return sigma
 
 
+@dataclass(frozen=True, slots=True)
+class CosineTable(SigmaTable):
+    """The levels of `pool.sampling.cosine`: the timestep is a thousandth of the way. Between two entries both ways are
+    exact.
+
+    shift  what each level of the way is multiplied with; 1 is none
+    """
+
+    shift: float = 1.0
+
+    @property
+    def last_timestep(self) -> float:
+        return float(COSINE_LEVELS)
+
+    @property
+    def left(self) -> float:
+        return cosine.SIGMA_MIN
+
+    def timestep(self, sigma: float) -> float:
+        """How far along the way a model was trained to see this noise, in thousandths; a shift of the steps is none of
+        that."""
+        return COSINE_LEVELS * cosine.way(sigma)
+
+    def sigma(self, timestep: float) -> float:
+        """The noise level at `timestep`."""
+        return cosine.sigma(timestep / COSINE_LEVELS, self.shift)
+
+    def strided(self, step: int, steps: int) -> float:
+        """The level after so many of `steps` equal parts of the way."""
+        return cosine.sigma(1.0 - step / steps, self.shift)
+
+    def told(self, sigma: float) -> float:
+        """How far along the way it is."""
+        return cosine.way(sigma)
+
+
+#: entries of the table of a cosine
+COSINE_LEVELS = 1000
 #: entries of the table of a flow
 FLOW_LEVELS = 1000
 
@@ -181,6 +225,12 @@ def flow_table(shift: float, last_share: float = 0.0) -> FlowTable:
     """The levels of a flow with this shift."""
     shares = (level / FLOW_LEVELS for level in range(1, FLOW_LEVELS + 1))
     return FlowTable(tuple(shifted(share, shift) for share in shares), shift=shift, last_share=last_share)
+
+
+def cosine_table(shift: float = 1.0) -> CosineTable:
+    """The levels of a cosine whose steps have this shift."""
+    ways = (level / COSINE_LEVELS for level in range(1, COSINE_LEVELS + 1))
+    return CosineTable(tuple(cosine.sigma(way, shift) for way in ways), shift=shift)
 
 
 def sd1_sigma_table() -> SigmaTable:
@@ -221,6 +271,8 @@ def sigma_table(noise: NoiseFacts = PLAIN_NOISE, tokens: int = 0, steps: int = 0
             return zero_terminal_table(betas_table(replace(noise, kind=NoiseKind.SCALED_LINEAR)))
         case NoiseKind.EDM:
             return edm_sigma_table(noise.sigma_min, noise.sigma_max, noise.sigma_data)
+        case NoiseKind.COSINE:
+            return cosine_table(noise.shift)
         case NoiseKind.ANGLE:
             table = edm_sigma_table(noise.sigma_min, noise.sigma_max, noise.sigma_data)
             return replace(table, tells_logarithm=False, tells_angle=True)

@@ -16,21 +16,22 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import EDMEulerScheduler, EulerDiscreteScheduler
+from diffusers import DDPMScheduler, EDMEulerScheduler, EulerDiscreteScheduler
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from pool.checkpoints.build import Checkpoint
 from pool.checkpoints.describe import native_size
-from pool.checkpoints.families import TextFacts
+from pool.checkpoints.families import Architecture, TextFacts
 from pool.checkpoints.modules import empty_module, said_module
+from pool.diffusion_models.build import plan_diffusion_model
 from pool.errors import OutputFailed
 from pool.open_model import OpenModel
 from pool.patches.patch_set import PatchSet
 from pool.saving.checkpoint_file import Progress, Saved, counting, patched_model
 from pool.saving.component_weights import ComponentWeights
 from pool.saving.facts import with_facts
-from pool.saving.pipelines import INDEX_FILE, PipelineFacts, pipeline_facts, scheduler_facts
+from pool.saving.pipelines import INDEX_FILE, PipelineFacts, noisy_scheduler_facts, pipeline_facts, scheduler_facts
 from pool.saving.stream_writer import TensorToWrite, write_safetensors
 from pool.saving.tensor_bytes import made
 from pool.saving.tokenizer_files import write_clip_tokenizer
@@ -41,7 +42,7 @@ from pool.work import LoraRef
 #: the names that diffusers and transformers look for
 _WEIGHTS, _TEXT_WEIGHTS = "diffusion_pytorch_model.safetensors", "model.safetensors"
 _TEXT_LEVEL = "text_model."
-_SCHEDULERS = {kind.__name__: kind for kind in (EulerDiscreteScheduler, EDMEulerScheduler)}
+_SCHEDULERS = {kind.__name__: kind for kind in (EulerDiscreteScheduler, EDMEulerScheduler, DDPMScheduler)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ def save_diffusers(
     expect_free(path, overwrite)
     found = patched_model(model, loras, patches)
     checkpoint = found.checkpoint
-    facts, scheduler = pipeline_facts(checkpoint.family), scheduler_facts(checkpoint.family)
+    facts, schedulers = pipeline_facts(checkpoint.family), {"scheduler": scheduler_facts(checkpoint.family)}
+    if facts.noisy:
+        schedulers[facts.noisy] = noisy_scheduler_facts(checkpoint.family)
     parts = [
         _part(checkpoint, role, facts, found.patches.get(role, PatchSet()), dtype)
         for role in checkpoint.family.prefixes
@@ -96,8 +99,10 @@ def save_diffusers(
                 raise OutputFailed(str(error).replace(str(folder), str(path))) from error
         for role, text in checkpoint.family.texts.items():
             write_clip_tokenizer(folder / facts.tokenizer_folder(role), text.pad_id)
-        _SCHEDULERS[scheduler.name](**scheduler.settings).save_config(folder / "scheduler")
-        index = {**_index(checkpoint, facts, parts), "scheduler": ("diffusers", scheduler.name)}
+        for place, said_of_it in schedulers.items():
+            _SCHEDULERS[said_of_it.name](**said_of_it.settings).save_config(folder / place)
+        named = {place: ("diffusers", said_of_it.name) for place, said_of_it in schedulers.items()}
+        index = {**_index(checkpoint, facts, parts), **named}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         file_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return Saved(path, file_bytes, sum(len(part.tensors) for part in parts), found.patched)
@@ -141,6 +146,11 @@ def _module(checkpoint: Checkpoint, role: Role) -> nn.Module:
         means = {"latents_mean": latent.means, "latents_std": latent.deviations} if latent.means else {}
         facts = {"scaling_factor": latent.scaling_factor, "sample_size": pixels, **means}
         return checkpoint.vae_plan().empty(facts)
+    if architecture is Architecture.DIFFUSION_TRANSFORMER:
+        plan = plan_diffusion_model(family.shapes_of(role, checkpoint.shapes), family.prefixes[role])
+        built: Any = plan.empty()
+        built.register_to_config(sample_size=pixels // latent.downscale)
+        return built  # type: ignore[no-any-return] # diffusers is not typed
     config = checkpoint.config(role)
     if role in family.texts:
         return _text_module(config, family.texts[role])

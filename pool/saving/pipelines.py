@@ -14,14 +14,17 @@ from typing import Any
 from pool.checkpoints.families import (
     SD1,
     SD1_INPAINT,
+    SD1_INSTRUCT,
     SD2,
     SD2_INPAINT,
+    SD_X4,
     SDXL,
     SDXL_INPAINT,
+    SDXL_INSTRUCT,
     SDXL_REFINER,
     Family,
 )
-from pool.checkpoints.sampling_facts import NoiseKind, Prediction
+from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
 
@@ -44,11 +47,13 @@ class PipelineFacts:
     name     its class
     folders  the folder of each component
     entries  what else its index says: parts that are not there, and settings
+    noisy    the folder of the scheduler by which noise is put on the picture that a model is shown; empty for none
     """
 
     name: str
     folders: Mapping[Role, str]
     entries: Mapping[str, Any] = field(default_factory=dict)
+    noisy: str = ""
 
     def tokenizer_folder(self, role: Role) -> str:
         """The folder of the tokenizer of the text encoder `role`."""
@@ -79,6 +84,23 @@ _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
         SD1_INPAINT.name: replace(_PLAIN, name="StableDiffusionInpaintPipeline"),
         SD2_INPAINT.name: replace(_PLAIN, name="StableDiffusionInpaintPipeline"),
         SDXL_INPAINT.name: replace(_XL, name="StableDiffusionXLInpaintPipeline"),
+        SD1_INSTRUCT.name: replace(_PLAIN, name="StableDiffusionInstructPix2PixPipeline"),
+        SDXL_INSTRUCT.name: replace(
+            _XL,
+            name="StableDiffusionXLInstructPix2PixPipeline",
+            entries={"force_zeros_for_empty_prompt": True, "is_cosxl_edit": False},
+        ),
+        SD_X4.name: PipelineFacts(
+            "StableDiffusionUpscalePipeline",
+            _PLAIN.folders,
+            {
+                "safety_checker": _NOTHING,
+                "feature_extractor": _NOTHING,
+                "watermarker": _NOTHING,
+                "max_noise_level": 350,
+            },
+            noisy="low_res_scheduler",
+        ),
         # the refiner's one text encoder is the second one of SDXL
         SDXL_REFINER.name: PipelineFacts(
             "StableDiffusionXLImg2ImgPipeline",
@@ -132,9 +154,21 @@ def scheduler_facts(family: Family) -> SchedulerFacts:
         schedule = "karras" if prediction is Prediction.EDM else "exponential"
         settings = {**ends, "prediction_type": words[prediction], "sigma_schedule": schedule}
         return SchedulerFacts("EDMEulerScheduler", settings)
-    betas = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "num_train_timesteps": 1000}
+    betas = _betas(noise)
     if noise.kind is NoiseKind.ZERO_TERMINAL:  # its first step begins where there is noise alone
         steps: dict[str, Any] = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     else:
         steps = {"steps_offset": 1, "timestep_spacing": "leading"}
     return SchedulerFacts("EulerDiscreteScheduler", {**betas, **steps, "prediction_type": words[prediction]})
+
+
+def noisy_scheduler_facts(family: Family) -> SchedulerFacts:
+    """The scheduler by which noise is put on the picture that a model of `family` is shown: at the levels that it
+    knows."""
+    return SchedulerFacts("DDPMScheduler", _betas(family.sampling.noise))
+
+
+def _betas(noise: NoiseFacts) -> dict[str, Any]:
+    schedule = "linear" if noise.kind is NoiseKind.LINEAR else "scaled_linear"
+    ends = {"beta_start": noise.beta_start, "beta_end": noise.beta_end}
+    return {"beta_schedule": schedule, **ends, "num_train_timesteps": 1000}

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from pool.checkpoints.build import Checkpoint
+from pool.checkpoints.files.ggml_types import is_packed
 from pool.checkpoints.mapped_file import TORCH_DTYPES
 from pool.checkpoints.safetensors_file import TensorEntry
+from pool.errors import unusable_field
 from pool.ops.packed import PackedWeight
 from pool.patches.patch_set import PatchSet
 from pool.quantization.layers import METADATA_KEY as QUANTIZATION_KEY
@@ -38,13 +40,21 @@ class SingleFile:
     def __init__(
         self, checkpoint: Checkpoint, patches: Mapping[Role, PatchSet], dtype: torch.dtype | None, keep_ema: bool | None
     ) -> None:
-        """`keep_ema` None keeps averages where no weight changes. Raises as `ComponentWeights` does."""
+        """`keep_ema` None keeps averages where no weight changes. Raises as `ComponentWeights` does, and UnusableField
+        for weights of GGUF files without a `dtype`."""
         self._checkpoint, self._dtype = checkpoint, dtype
         shapes = checkpoint.shapes
         #: the component of each weight
         self._roles = {key: role for role in checkpoint.roles for key in checkpoint.family.shapes_of(role, shapes)}
         #: quantized layers that are weights of components
         self._layers = {key: layer for key, layer in checkpoint.layers.items() if key in self._roles}
+        #: weights of components in ggml's blocks, which no other format has
+        self._blocks = [key for key in self._roles if is_packed(checkpoint.header.tensors[key].dtype)]
+        if dtype is None and self._blocks:
+            raise unusable_field(
+                "dtype", "none", f"a plain type to save the {len(self._blocks)} weights of {checkpoint.header.path} in "
+                "that are in GGUF's own blocks"
+            )  # fmt: skip
         self._components = {
             role: ComponentWeights(checkpoint, role, patches.get(role, PatchSet()))
             for role in checkpoint.roles
@@ -66,7 +76,7 @@ class SingleFile:
         return kept
 
     def _has_layers(self, role: Role) -> bool:
-        return any(self._roles[key] is role for key in self._layers)
+        return any(self._roles[key] is role for key in (*self._layers, *self._blocks))
 
     def _parts(self) -> dict[str, TensorToWrite | None]:
         """What becomes of the tensors that quantized weights are made of, by key: None leaves one out. Those that are
@@ -76,7 +86,7 @@ class SingleFile:
                 k for key, each in self._checkpoint.layers.items() if key not in self._layers for k in _keys(each)
             }
             inner = self._checkpoint.header.tensors.keys() - self._checkpoint.shapes.keys() - foreign
-            return {**dict.fromkeys(inner), **{key: self._plain(key) for key in self._layers}}
+            return {**dict.fromkeys(inner), **{key: self._plain(key) for key in (*self._layers, *self._blocks)}}
         found: dict[str, TensorToWrite | None] = {}
         for key, layer in self._layers.items():
             component = self._components.get(self._roles[key])

@@ -20,6 +20,7 @@ _LANGUAGE_LEVELS = ("model.language_model.", "language_model.model.")
 #: parts of CLIP's text model
 _CLIP_PARTS = ("embeddings.", "encoder.", "final_layer_norm.")
 _CLIP_LEVEL, _PROJECTION = "text_model.", "text_projection.weight"
+_MODULE_LEVEL, _TURNED_PROJECTION = "transformer.", "text_projection"
 #: parts of a language model
 _DECODER_PARTS = ("embed_tokens.", "layers.", "norm.")
 #: tables that older files carry and modules make themselves
@@ -41,8 +42,11 @@ def in_known_spelling(tensors: Mapping[str, T]) -> dict[str, T]:
 
 
 def convert_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """CLIP's text model in the naming of transformers, with or without its level of the whole CLIP."""
-    bare = {key.removeprefix(_CLIP_LEVEL): value for key, value in tensors.items()}
+    """CLIP's text model in the naming of transformers, with or without its level of the whole CLIP, and below that of
+    the module which ComfyUI keeps it in, whose projection has rows for columns."""
+    bare = {key.removeprefix(_MODULE_LEVEL).removeprefix(_CLIP_LEVEL): value for key, value in tensors.items()}
+    if _TURNED_PROJECTION in bare:
+        bare[_PROJECTION] = bare.pop(_TURNED_PROJECTION).T
     return _with_projection({key: value for key, value in bare.items() if _is_part(key, _CLIP_PARTS)}, bare)
 
 

@@ -136,6 +136,13 @@ def encode_moments(vae: nn.Module, pixels_BC: Tensor) -> Tensor:
     return moments_BC
 
 
+def frame_by_frame(call: Callable[[Tensor], Tensor], x_BC: Tensor) -> Tensor:
+    """`call(x_BC)` of a VAE of pictures; a film, [B, C, T, H, W], goes through it one frame after the other."""
+    if x_BC.dim() == 4:
+        return call(x_BC)
+    return torch.stack([call(frame_BCHW) for frame_BCHW in x_BC.unbind(2)], dim=2)
+
+
 def latent_of(moments_BC: Tensor, draw: Callable[[tuple[int, ...]], Tensor] | None = None) -> Tensor:
     """The latent that a Gaussian posterior's moments stand for: its mean, or a sample with the unit noise that
     `draw` gives for the latent's shape."""

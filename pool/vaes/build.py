@@ -7,7 +7,7 @@ another form. Does not know where files are, nor what latents mean to a model (`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -127,6 +127,17 @@ def plan_vae(
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"recognised as the VAE of {found.title}, but with other tensors: {error}") from error
     return VaePlan(measures, config, prefix, key_map, architecture)
+
+
+def spliced_vae(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> VaePlan:
+    """As `plan_vae`, for a VAE that lies in several places of a file: `names` are what its tensors, of these `shapes`,
+    are called in a VAE of one place. Raises UnknownArchitecture."""
+    plan = plan_vae({names[key]: shape for key, shape in shapes.items()})
+
+    def convert(tensors: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        return plan._architecture.convert({names[key]: tensor for key, tensor in tensors.items()})
+
+    return replace(plan, key_map=discover(dict(shapes), convert))
 
 
 class _Carried(nn.Module):

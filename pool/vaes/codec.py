@@ -50,12 +50,15 @@ class VaeCodec:
         x = self._as_its_own(pixels)
         if self.facts.name == "cascade_a":
             x = (x + 1) / 2
-        encoded = self.module.encode(x)
+        is_film = self.facts.name == "kl_temporal" and x.dim() == 5
+        encoded = self.module.encode(_frames_as_batch(x) if is_film else x)
         if hasattr(encoded, "latent_dist"):
             spread = encoded.latent_dist
             z = spread.mode() if generator is None else spread.sample(generator)
         else:
             z = encoded.latents
+        if is_film:
+            z = z.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
         return self._from_vae(z)
 
     def decode(
@@ -68,7 +71,7 @@ class VaeCodec:
         z = self._to_vae(latents).to(dtype or latents.dtype)
         match self.facts.name:
             case "kl_temporal":
-                decoded = self.module.decode(z, num_frames=z.shape[0])
+                decoded = self.module.decode(_frames_as_batch(z), num_frames=z.shape[2 if z.dim() == 5 else 0])
             case "ltx_v1" | "ltx_v2":
                 own = generator or torch.Generator().manual_seed(0)
                 if generator is not None:
@@ -79,6 +82,8 @@ class VaeCodec:
             case _:
                 decoded = self.module.decode(z)
         x: Tensor = decoded.sample
+        if self.facts.name == "kl_temporal" and z.dim() == 5:
+            x = x.unflatten(0, (z.shape[0], z.shape[2])).transpose(1, 2)
         return x * 2 - 1 if self.facts.name == "cascade_a" else x
 
     def _as_its_own(self, x: Tensor) -> Tensor:
@@ -152,6 +157,11 @@ class _DrawnFrom(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         options = {**(kwargs or {}), "generator": self._generator, "device": "cpu"}
         return torch.randn(*args, **options).to((kwargs or {}).get("device") or "cpu")
+
+
+def _frames_as_batch(x: Tensor) -> Tensor:
+    """Each frame of a film as a picture, those of one film after the other; pictures as they are."""
+    return x.transpose(1, 2).flatten(0, 1) if x.dim() == 5 else x
 
 
 def _channels(values: Tensor, like: Tensor) -> Tensor:

@@ -130,7 +130,8 @@ def measured_folder_vae(said: Mapping[str, Any], bare_shapes: Mapping[str, Shape
     if class_name not in FOLDER_KINDS:
         raise UnknownArchitecture(f"VAE folder: found class {class_name!r}, expected one of {', '.join(FOLDER_KINDS)}")
     facts = FACTS[FOLDER_KINDS[class_name](config)]
-    halves = {half: any(key.startswith(f"{half}.") for key in bare_shapes) for half in ("encoder", "decoder")}
+    beginnings = {"encoder": ("encoder.", "in_block."), "decoder": ("decoder.", "up_blocks.")}
+    halves = {half: any(key.startswith(names) for key in bare_shapes) for half, names in beginnings.items()}
     try:
         found = measured(facts, config)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:

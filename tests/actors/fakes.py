@@ -20,6 +20,7 @@ import numpy as np
 from actors.client import ModelPool
 from actors.config import PoolConfig
 from actors.pool_plan import PoolPlan
+from pool.checkpoints.cascades import CASCADES
 from pool.checkpoints.sampling_facts import (
     PLAIN_SAMPLING,
     Beginning,
@@ -74,12 +75,16 @@ FILLS_HOLES = "filler"
 CONTROLS = ("canny", "depth")
 #: models of films, one that may begin with a picture and one that must, and one of sound
 FILMS, BEGINS, SOUNDS = "films", "moves", "sounds"
-MODELS = ("shapes", "forms", FILLS_HOLES, FILMS, BEGINS, SOUNDS)
+#: a model that makes no picture's latent, and the one that makes one of it
+HANDS_ON, DECODES = "small", "large"
+MODELS = ("shapes", "forms", FILLS_HOLES, FILMS, BEGINS, SOUNDS, HANDS_ON, DECODES)
 SAMPLING = {
     FILLS_HOLES: SamplingFacts(shown=Shown.HOLE),
     FILMS: SamplingFacts(side_multiple=16, film=FilmFacts(17, 4, 8.0, Beginning.KEPT)),
     BEGINS: SamplingFacts(side_multiple=16, film=FilmFacts(9, 4, 16.0, Beginning.JOINED)),
     SOUNDS: SamplingFacts(sound=SoundFacts(2.0, 8000, 64)),
+    HANDS_ON: CASCADES["cascade_c"].sampling,
+    DECODES: CASCADES["cascade_b"].sampling,
 }
 #: a LoRA of which one key belongs to no model
 PARTIAL_LORA = "odd"
@@ -138,6 +143,9 @@ class FakeCatalog:
         if name not in MODELS:
             raise unknown_name("model", name, MODELS)
         return ModelRef(name, f"/models/{name}.safetensors", sha(name))
+
+    def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
+        return self.find_model(name or DECODES)
 
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return "3 of 4 keys matched, not used: odd" if lora.name == PARTIAL_LORA else None

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.cut import check_fits, cut_order, cut_request
+from actors.cut import cut_order, cut_request
+from actors.fits import check_fits
 from actors.orders import DecodeOrder, GivenLatent, order_for
 from actors.requests import GenerateRequest
 from pool.errors import DoesNotFit

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from actors.cut import CutJob, cut_request, hungriest
+from actors.cut import CutJob, cut_request
+from actors.fits import hungriest
 from actors.requests import GenerateRequest, LoraChoice
 from pool.catalog import Catalog
 from pool.engine import Engine

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.cut import CutJob, check_fits, cut_request
+from actors.cut import CutJob, cut_request
+from actors.fits import check_fits
 from actors.forecast import PLANNED_PICTURES, Forecast, Speeds, forecast
 from actors.requests import GenerateRequest
 from pool.devices.vram_policy import VramPolicy, rules_for

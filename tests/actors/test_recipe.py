@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from actors.recipe import Recipe, RecipeControl, RecipeLora, RecipePictures, RecipeRegion
+from actors.recipe import Recipe, RecipeControl, RecipeDecoder, RecipeLora, RecipePictures, RecipeRegion
 
 RECIPE = Recipe(
     model="shapes", model_sha256="ab", prompt="p", negative="n", loras=(RecipeLora("light", "cd", 0.5),), steps=4,
@@ -17,8 +17,8 @@ OTHER = {
     "model": "forms", "model_sha256": "xx", "prompt": "q", "negative": "", "loras": (), "steps": 5, "cfg": 4.0,
     "sampler": "ddim", "schedule": "karras", "width": 72, "height": 72, "seed": 2,
     "pictures": RecipePictures(image_sha256="ef", first_step=2),
-    "frames": 5, "frame_rate": 8.0, "seconds": 2.0, "format": "webm",
-    "clip_skip": 1, "embeddings": (("worn", "ab"),),
+    "frames": 5, "frame_rate": 8.0, "motion": 7, "image_noise": 0.1, "elevation": 5.0, "seconds": 2.0, "format": "webm",
+    "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ OTHER_PICTURES = {
     "hires": {"scale": 2.0, "strength": 0.5, "steps": None, "via": "latent"},
     "controls": (RecipeControl("canny", "ab", "cd", "a.png", 1.0, 0.0, 1.0),),
     "regions": (RecipeRegion("x", 1.0, (0, 0, 8, 8), ""),),
-    "reference_sha256": "ij", "image_cfg": 1.5, "noise_level": 20,
+    "reference_sha256": "ij", "last_image_sha256": "kl", "image_cfg": 1.5, "noise_level": 20,
 }  # fmt: skip
 PICTURES = RecipePictures("ef", "a.png", "gh", "b.png", 2, paste=True)
 
@@ -53,13 +53,21 @@ PICTURES = RecipePictures("ef", "a.png", "gh", "b.png", 2, paste=True)
 def test_what_a_picture_was_made_from_is_in_the_digest_and_where_that_lay_is_not(field) -> None:
     made = replace(RECIPE, pictures=PICTURES)
     assert replace(made, pictures=replace(PICTURES, **{field: OTHER_PICTURES[field]})).digest != made.digest
-    moved = replace(made, pictures=replace(PICTURES, image_file="c.png", mask_file="", reference_file="d.png"))
+    moved = replace(
+        made, pictures=replace(PICTURES, image_file="c.png", mask_file="", reference_file="d.png", last_image_file="e")
+    )
     if field == "controls":
         (control,) = OTHER_PICTURES[field]
         one, other = (replace(PICTURES, controls=(replace(control, image_file=file),)) for file in ("a.png", "b.png"))
         assert replace(made, pictures=one).digest == replace(made, pictures=other).digest
     assert moved.digest == made.digest
-    assert {f.name for f in fields(RecipePictures)} == {*OTHER_PICTURES, "image_file", "mask_file", "reference_file"}
+    assert {f.name for f in fields(RecipePictures)} == {
+        *OTHER_PICTURES,
+        "image_file",
+        "mask_file",
+        "reference_file",
+        "last_image_file",
+    }
 
 
 def test_a_recipe_without_pictures_is_what_it_was_before_there_were_any() -> None:

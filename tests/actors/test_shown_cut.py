@@ -17,7 +17,7 @@ from actors.recipe import Recipe
 from actors.requests import GenerateRequest
 from actors.shown_cut import reference_size
 from pool.checkpoints.families import SD1_INSTRUCT, SD_X4
-from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, MadeFor, SamplingFacts, Shown
+from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, MadeFor, Prediction, SamplingFacts, Shown
 from pool.errors import UnusableField
 from pool.spec import JobId
 from pool.work import DecodeWork, EncodePictureWork, EncodeWork, Picture, SampleWork
@@ -115,6 +115,16 @@ def test_a_strength_is_held_against_the_models_own_steps() -> None:
                     cut(facts, **fields)
                 continue
             assert works(cut(facts, **fields)[1], SampleWork)[-1].steps_run == made
+
+
+@pytest.mark.parametrize("fields", [{"image": PIXELS, "strength": 0.3}, {"hires": {"strength": 0.3}}])
+def test_a_flow_makes_the_whole_of_a_step_that_is_made_in_part(fields: dict[str, Any]) -> None:
+    """Of four steps 1.2: two, where others make one. The recipe says so too, of a picture that is started from."""
+    for prediction, made in ((Prediction.FLOW, 2), (Prediction.NOISE, 1)):
+        recipe, job, _ = cut(replace(PLAIN_SAMPLING, prediction=prediction), steps=4, **fields)
+        assert works(job, SampleWork)[-1].steps_run == made
+        assert recipe.pictures is not None
+        assert recipe.pictures.first_step == (4 - made if "image" in fields else 0)
 
 
 def test_one_step_is_made_of_a_picture_that_is_shown() -> None:

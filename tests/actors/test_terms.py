@@ -13,7 +13,7 @@ from actors.requests import GenerateRequest
 from actors.terms import parse_seconds, too_late, user_of_this_process
 from pool.errors import UserError
 from pool.spec import UserId
-from scheduler.shares import EVERYBODY, UserShare
+from scheduler.user_share import EVERYBODY, UserShare
 
 
 @pytest.mark.parametrize(

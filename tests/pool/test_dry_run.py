@@ -98,3 +98,24 @@ def test_hooks_of_a_dry_run_do_not_stay() -> None:
     module(torch.zeros(2, 4))
     module(torch.zeros(2, 4))
     assert module.seen == 2
+
+
+class Asking(nn.Module):
+    """As HunyuanVideo 1.5, which looks whether the picture that it is told is one of zeros."""
+
+    def forward(self, picture: Tensor) -> Tensor:
+        if torch.all(picture == 0):
+            return picture * 2.0
+        return picture
+
+
+def test_what_follows_from_unknown_numbers_is_taken_to_be_so() -> None:
+    """Found: no job of HunyuanVideo 1.5 could be counted."""
+    given: list[Tensor] = []
+
+    def call(module: nn.Module) -> object:
+        given.append(module(torch.empty(4, 3, device="meta")))
+        return given[-1]
+
+    dry_run(Asking(), torch.float32, call, ())
+    assert given[0].shape == (4, 3)

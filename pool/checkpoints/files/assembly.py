@@ -31,7 +31,7 @@ FORMAT = 1
 MOST_TEXT_ENCODERS = 8
 
 #: what a description says beside its format
-KEYS = ("checkpoint", "diffusion_model", "vae", "text_encoders")
+KEYS = ("checkpoint", "diffusion_model", "vae", "vision_encoder", "text_encoders")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Assembly:
     diffusion_model  the file to take the diffusion model of
     vae              the file to take the VAE of
     text_encoders    files to take text encoders of; which each of them is, it says itself
+    vision_encoder   the file to take the vision encoder of, for models that see a picture
     """
 
     path: str
@@ -50,6 +51,7 @@ class Assembly:
     diffusion_model: str = ""
     vae: str = ""
     text_encoders: tuple[str, ...] = ()
+    vision_encoder: str = ""
 
     def __post_init__(self) -> None:
         if not (self.checkpoint or self.diffusion_model):
@@ -61,14 +63,15 @@ class Assembly:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Every file, each once: the checkpoint first, then the diffusion model, the VAE and the text encoders."""
+        """Every file, each once: the checkpoint first, then the diffusion model, the VAE and the encoders."""
         return tuple(dict.fromkeys(file for _, file in self.parts))
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
         """What each file is for (a key of a description), and the file."""
         single = (("checkpoint", self.checkpoint), ("diffusion_model", self.diffusion_model), ("vae", self.vae))
-        every = (*single, *(("text_encoders", file) for file in self.text_encoders))
+        seeing = ("vision_encoder", self.vision_encoder)
+        every = (*single, seeing, *(("text_encoders", file) for file in self.text_encoders))
         return tuple((key, file) for key, file in every if file)
 
 
@@ -97,7 +100,7 @@ def read_description(path: str | os.PathLike[str]) -> Assembly:
     unknown = next((key for key in said if key not in ("format", *KEYS)), None)
     if unknown is not None:
         raise CorruptFile(f"{place}: has a key {brief(unknown)}, expected only format, {', '.join(KEYS)}")
-    one_each = {key: "".join(_paths(place, key, [said[key]])) for key in KEYS[:3] if key in said}
+    one_each = {key: "".join(_paths(place, key, [said[key]])) for key in KEYS[:-1] if key in said}
     encoders = said.get("text_encoders", [])
     if not isinstance(encoders, list):
         raise CorruptFile(f"{place}: text_encoders is {brief(encoders)}, expected a list of paths")

@@ -16,7 +16,10 @@ from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.errors import CorruptFile
 
 #: the folders whose weights are read
-READ = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
+READ = (
+    *("unet", "transformer", "prior", "decoder", "vae", "vqgan"),
+    *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
+)
 #: in `Header.configs`: the class of each component, as the model's index has it
 CLASS = "_class_name"
 

@@ -96,6 +96,11 @@ class Idle:
     of: Name
 
 
+class ParameterTable(dict[Any, Any]):
+    """What `torch.nn.ParameterDict` holds, as older textual inversions have their vectors; empty until its state is
+    told."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeclaredStorage:
     """Numbers that the container holds under `key`. An untyped one counts bytes."""
@@ -143,6 +148,14 @@ def _dtype_of(name: Name) -> str | None:
     if name.module == "torch":
         return STORAGE_DTYPES.get(name.name) or TORCH_DTYPES.get(name.name)
     return STORAGE_DTYPES.get(name.name) if name.module == "torch.storage" else None
+
+
+def module_class(identity: tuple[Any, ...]) -> Name:
+    """The class that ('module', class, path, text) names, as files of before torch 1.6 have those of modules; its text
+    is left aside. Raises BadPickle."""
+    if not isinstance(identity[1], Name):
+        raise BadPickle(f"refers to {_kind(identity[1])} outside of it, expected a class")
+    return identity[1]
 
 
 def storage(identity: Any) -> DeclaredStorage:
@@ -217,6 +230,7 @@ _TENSOR_MAKERS: Mapping[Name, Callable[..., Any]] = {
 MAKERS: Mapping[Name, Callable[..., Any]] = {
     **_TENSOR_MAKERS,
     Name("collections", "OrderedDict"): _ordered,
+    Name("torch.nn.modules.container", "ParameterDict"): lambda *_: ParameterTable(),
     Name("torch._tensor", "_rebuild_from_type_v2"): _remade,
     Name("torch", "Size"): _size,
 }

@@ -25,7 +25,9 @@ from pool.checkpoints.files.torch_objects import (
     DeclaredTensor,
     Idle,
     Name,
+    ParameterTable,
     checked,
+    module_class,
     pairs,
     storage,
 )
@@ -173,21 +175,34 @@ class _Machine:
         function, arguments = self.pop(2)
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
             raise BadPickle(f"is damaged: it calls a {type(function).__name__}")
-        self._given += len(arguments) + sum(len(a) for a in arguments if isinstance(a, (list, tuple)))
-        if self._given > MAX_OPCODES:
-            raise BadPickle(f"gives its calls more than {MAX_OPCODES} values")
+        self._count_given(len(arguments) + sum(len(a) for a in arguments if isinstance(a, (list, tuple))))
         made = MAKERS.get(function)
         self.push(Idle(function) if made is None else made(*arguments))
 
+    def _count_given(self, values: int) -> None:
+        """One value may be given many times: what is made of them is bounded too."""
+        self._given += values
+        if self._given > MAX_OPCODES:
+            raise BadPickle(f"gives its calls more than {MAX_OPCODES} values")
+
     def set_state(self) -> None:
-        """What an object is told after it was made: the notes that ordered dictionaries of weights carry, mostly."""
-        target, _ = self.pop(2)
+        """What an object is told after it was made: the notes that ordered dictionaries of weights carry, mostly. A
+        table of parameters has them from there."""
+        target, state = self.pop(2)
+        if isinstance(target, ParameterTable) and isinstance(state, dict):
+            own = state.get("_parameters")
+            if isinstance(own, dict):
+                self._count_given(len(own))
+                target.update(own)
         if not isinstance(target, (dict, Idle, DeclaredTensor)):
             raise BadPickle(f"is damaged: it sets the state of a {type(target).__name__}")
         self.push(target)
 
     def persistent(self) -> None:
         (identity,) = self.pop(1)
+        if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
+            self.push(module_class(identity))
+            return
         declared = storage(identity)
         if self._storages.setdefault(declared.key, declared) != declared:
             raise BadPickle(f"declares its storage {brief(declared.key)} in two ways")

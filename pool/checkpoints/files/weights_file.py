@@ -12,6 +12,8 @@ from pathlib import Path
 from pool.checkpoints.assembled import assembled_header
 from pool.checkpoints.files.assembly import Assembly, Source, is_description, read_description
 from pool.checkpoints.files.folder_header import read_folder_header
+from pool.checkpoints.files.gguf_header import MAGIC as GGUF_MAGIC
+from pool.checkpoints.files.gguf_header import read_gguf_header
 from pool.checkpoints.files.model_folder import is_model_folder
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.shard_index import is_index, read_index, shard_names
@@ -21,7 +23,10 @@ from pool.errors import CorruptFile, UnsafeFile
 
 #: how files of weights end that this project reads
 SAFETENSORS_SUFFIXES = (".safetensors", ".sft")
+GGUF_SUFFIX = ".gguf"
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin")
+#: those that can carry no program
+PLAIN_SUFFIXES = (*SAFETENSORS_SUFFIXES, GGUF_SUFFIX)
 
 #: how a person allows pickles, for messages
 PICKLE_FLAG = "allow_pickle"
@@ -84,8 +89,10 @@ def loose_weights(folder: Path) -> tuple[Path, ...]:
 
 def _read_one(path: str, allow_pickle: bool) -> Header:
     with open_regular(path) as (file, _):
-        pickled = is_torch_file(file.read(16))
-    if not pickled:
+        start = file.read(16)
+    if start.startswith(GGUF_MAGIC):
+        return read_gguf_header(path)
+    if not is_torch_file(start):
         return read_header(path)
     if not allow_pickle:
         raise UnsafeFile(

@@ -166,6 +166,15 @@ def _hunyuan_spellings(spelled: Spelled) -> Iterator[tuple[Spelling, str, Ranges
                 yield Spelling.CHECKPOINT, name, ranges
 
 
+def _cascade_queries(spelled: Spelled) -> Iterator[tuple[Spelling, str, Ranges]]:
+    """Queries, keys and values by themselves, which a published file has in one tensor: as files that have them apart
+    call them."""
+    for base, ranges in spelled[Spelling.DIFFUSERS].items():
+        stem, found, part = base.partition(".attention.to_")
+        if found and part in ("q", "k", "v"):
+            yield Spelling.CHECKPOINT, f"{stem}.attention.attn.to_{part}", ranges
+
+
 GENERIC = Naming((*_CHECKPOINT_KEYS, *_BORROWED))
 _UNET = Naming((*_CHECKPOINT_KEYS, *_UNET_RULES), _unet_labels)
 _TRANSFORMER = Naming((*_CHECKPOINT_KEYS, *_TRANSFORMER_RULES, *_BORROWED))
@@ -181,7 +190,14 @@ _HUNYUAN_DIT = Naming(
         *_joined(Spelling.DIFFUSERS, "lora_transformer_"),
     )
 )
-_CASCADE = Naming((*GENERIC.rules, *_joined(Spelling.CHECKPOINT, "lora_prior_unet_")))
+_CASCADE = Naming(
+    (
+        *GENERIC.rules,
+        *_joined(Spelling.CHECKPOINT, "lora_prior_unet_"),
+        *_joined(Spelling.DIFFUSERS, "lora_prior_unet_"),
+    ),
+    _cascade_queries,
+)
 
 NAMINGS: Mapping[str, Naming] = {
     "sd1": _UNET,

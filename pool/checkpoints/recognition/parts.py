@@ -26,7 +26,7 @@ _BEGINNINGS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     (
         Kind.VISION_ENCODER,
         re.compile(
-            r"cond_stage_model\.model\.visual\.|embedder\.model\.visual\.|clip_l_vision\.|"
+            r"cond_stage_model\.model\.visual\.|embedder\.model\.visual\.|clip_l_vision\.|vision_encoder\.|"
             r"conditioner\.embedders\.\d+\.open_clip\.model\.visual\.|conditioner\.main_image_encoder\.model\."
         ),
     ),
@@ -39,7 +39,8 @@ _BEGINNINGS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
         Kind.TEXT_ENCODER,
         re.compile(
             r"cond_stage_model\.(?:transformer|model)\.|conditioner\.embedders\.\d+\.(?:transformer|model)\.|"
-            r"text_encoders\.[^.]+\.(?:transformer\.)?|text_encoder\.|conditioner\.conditioners\.prompt\.model\."
+            r"text_encoders\.[^.]+\.(?:transformer\.)?|text_encoder\.(?:clip_[a-z]\.)?|"
+            r"conditioner\.conditioners\.prompt\.model\."
         ),
     ),
 )

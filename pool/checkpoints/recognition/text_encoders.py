@@ -141,9 +141,14 @@ _WIDTHS = (
     ("transformer.resblocks.0.mlp.c_fc.weight", 1),
 )  # fmt: skip
 
+#: what files of whole sets put before the tensors of a CLIP in the naming of transformers, beside its projection
+_LEVEL = "transformer."
+
 
 def recognise_text_encoder(shapes: Shapes) -> TextEncoderFacts | None:
     """The text encoder that a file with tensors of `shapes` (keys without prefix) is, or None."""
+    if any(key.startswith(_LEVEL + "text_model.") for key in shapes):
+        shapes = {key.removeprefix(_LEVEL): shape for key, shape in shapes.items()}
     for signature in SIGNATURES:
         if _fits(signature, shapes):
             tables = [shapes[key] for key in _TOKEN_TABLES if len(shapes.get(key, ())) == 2]

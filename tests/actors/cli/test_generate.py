@@ -28,13 +28,13 @@ def test_every_option_of_a_picture_reaches_the_pool(command: Command) -> None:
     ended = command(
         "generate", "a red circle", "a blue square", "--model", "shapes", "--lora", "light:0.8", "--lora", "outline",
         "--negative", "blurry", "--steps", "12", "--cfg", "4.5", "--sampler", "dpmpp_2m", "--schedule", "karras",
-        "--size", "64x96", "--seed", "7", "-n", "2", "--out", "pictures", pool=pool,
+        "--size", "64x96", "--clip-skip", "1", "--seed", "7", "-n", "2", "--out", "pictures", pool=pool,
     )  # fmt: skip
     assert ended.code == 0, ended.err
     assert pool.submitted == [
         GenerateRequest(
             model="shapes", prompt=prompt, negative="blurry", seed=seed, steps=12, cfg=4.5, sampler="dpmpp_2m",
-            schedule="karras", width=64, height=96,
+            schedule="karras", width=64, height=96, clip_skip=1,
             loras=(LoraChoice(name="light", strength=0.8), LoraChoice(name="outline", strength=1.0)),
         )
         for prompt in ("a red circle", "a blue square")
@@ -144,6 +144,7 @@ def test_people_read_stderr_in_plain_lines_where_there_is_no_terminal(command: C
         (["--size", "64"], "--size: found '64', expected WIDTHxHEIGHT"),
         (["--steps", "-4"], "steps: found -4, expected"),
         (["--cfg", "0"], "cfg: found 0.0, expected"),
+        (["--clip-skip", "-1"], "clip_skip: found -1, expected a whole number from 0"),
         (["--seed", "-1"], "seed: found -1, expected"),
         (["\udcff"], "PROMPT: found \"'\\\\udcff'\", expected text in the encoding of the terminal"),
         (["-n", "0"], "-n: found 0, expected a whole number from 1"),

@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 
 from actors.cli import options
+from actors.cli.batch import BATCH_HELP
 from actors.config import PoolSection
 from actors.requests import GenerateRequest
 from pool.devices.kind_names import DeviceKind
@@ -95,10 +96,15 @@ def help_of(option: object) -> str:
         (options.Steps, GenerateRequest.model_fields["steps"].default),
         (options.Cfg, f"{GenerateRequest.model_fields['cfg'].default:g}"),
         (options.Sampler, GenerateRequest.model_fields["sampler"].default),
+        (options.ClipSkip, GenerateRequest.model_fields["clip_skip"].default),
     ],
 )
 def test_told_defaults_are_the_true_ones(option: object, default: object) -> None:
     assert f"(default: {default})" in help_of(option)
+
+
+def test_the_help_of_batch_names_every_field_of_a_request() -> None:
+    assert set(GenerateRequest.model_fields) <= set(re.findall(r"\w+", BATCH_HELP))
 
 
 def test_told_names_are_all_there_are() -> None:

@@ -232,7 +232,8 @@ def test_every_row_has_facts() -> None:
 
 @CASE
 def test_facts_say_what_the_call_reads(case: Case) -> None:
-    """Without anything that must be told the call fails; what the case tells is among what can be."""
+    """Without anything that must be told the call fails, or makes something else; what the case tells is among what can
+    be."""
     facts = FACTS[case.name]
     x, level, told = case.inputs()
     assert set(told) <= {*facts.reads, *facts.may_read}
@@ -240,7 +241,12 @@ def test_facts_say_what_the_call_reads(case: Case) -> None:
     module = plain(case, case.module())
     plan = plan_diffusion_model(shapes_of(case.file(module)))
     for name in told:
-        if name in facts.reads and not (name == "frame_rate" and case.name.startswith("cosmos2")):
+        if name == "image_context" and name in facts.reads and case.name.startswith("wan"):  # none at all is allowed
+            unseen = {key: value for key, value in told.items() if key != name}
+            with torch.no_grad():
+                whole, other = plan.call(module, x, level, told), plan.call(module, x, level, unseen)
+            assert not torch.allclose(whole, other, atol=1e-4)
+        elif name in facts.reads and not (name == "frame_rate" and case.name.startswith("cosmos2")):
             with pytest.raises((KeyError, RuntimeError, ValueError, AttributeError, TypeError)), quiet_libraries():
                 plan.call(module, x, level, {key: value for key, value in told.items() if key != name})
     optional = {key: value for key, value in told.items() if key in facts.reads}
@@ -325,7 +331,10 @@ SETTINGS = {
     "beta_start": "linear_start", "beta_end": "linear_end",
 }  # fmt: skip
 #: where facts are not ComfyUI's, as their sources say
-OTHER_SETTINGS = {("ltxv_2b", "shift"), ("stable_audio_1", "sigma_min"), ("wan22_ti2v_5b", "shift")}
+OTHER_SETTINGS = {
+    ("ltxv_2b", "shift"), ("stable_audio_1", "sigma_min"), ("wan22_ti2v_5b", "shift"), ("stable_cascade_c", "shift"),
+    ("stable_cascade_c_lite", "shift"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("entry", BUILT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,21 +193,3 @@ def test_more_frames_are_counted_and_expected_to_take_longer(tmp_path: Path) -> 
         assert short[0] < long[0]
         assert short[1] < long[1]
     whole.engine.close()
-
-
-def test_a_model_that_reads_a_picture_with_a_vision_encoder_says_so(tmp_path: Path) -> None:
-    """Wan 2.1's, which is told states of CLIP too."""
-    from safetensors.torch import save_file
-
-    from pool.checkpoints.build import open_checkpoint
-    from pool.errors import UnknownArchitecture
-
-    def model() -> Any:
-        return diffusers.WanTransformer3DModel(
-            num_attention_heads=1, attention_head_dim=128, in_channels=36, out_channels=16, text_dim=WIDTH, freq_dim=16,
-            ffn_dim=32, num_layers=2, rope_max_seq_len=1024, image_dim=10, added_kv_proj_dim=128,
-        )  # fmt: skip
-
-    save_file(replace(JOINED, model=model).file(), tmp_path / "wan21.safetensors")
-    with pytest.raises(UnknownArchitecture, match="vision encoder too, and those are not run yet"):
-        open_checkpoint(tmp_path / "wan21.safetensors")

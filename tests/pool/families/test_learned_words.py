@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pool.errors import AdapterMismatch, UnknownName
+from pool.catalog import Catalog
+from pool.errors import AdapterMismatch, UnknownName, UnsafeFile
 from pool.spec import Role
 from pool.text.encode import read_texts
 from pool.text.tokenizer import BEGIN_ID, END_ID, ClipTokenizer
@@ -39,6 +40,23 @@ def test_a_prompt_reads_the_vectors_that_it_names(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.context_LD, expected.context_LD, atol=1e-6)
     plain = encoded(tiny, prompt="a (worn:1.2) chair")
     assert not np.allclose(plain.context_LD, found.context_LD, atol=1e-3)
+    tiny.close()
+
+
+@pytest.mark.parametrize("ending", ["pt", "bin"])
+def test_a_pickle_is_read_where_that_was_allowed(ending: str, tmp_path: Path) -> None:
+    """And is no embedding without the flag."""
+    vectors = torch.randn(2, 32, generator=torch.Generator().manual_seed(4))
+    (tmp_path / "embeddings").mkdir()
+    torch.save({"string_to_param": {"*": vectors}, "name": "worn"}, tmp_path / "embeddings" / f"worn.{ending}")
+    tiny = TinyModel(tmp_path, layouts.tiny_sd1())
+    with pytest.raises((UnknownName, UnsafeFile), match="worn"):
+        encoded(tiny, prompt=PROMPT)
+    tiny.catalog = Catalog((tmp_path,), (), "cpu", allow_pickle=True)
+    found = encoded(tiny, prompt=PROMPT)
+    module, tokenizer = tiny.module(Role.TEXT_ENCODER), ClipTokenizer.load()
+    (expected,) = read_texts(module, tokenizer, [PROMPT], torch.device("cpu"), embeddings={"worn": vectors})
+    np.testing.assert_allclose(found.context_LD, expected.context_LD, atol=1e-6)
     tiny.close()
 
 

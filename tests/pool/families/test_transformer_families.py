@@ -185,8 +185,9 @@ def _pixart(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
 
 
 def _hunyuan_dit(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
+    last = 0.018 if whole.family.name == "hunyuan_dit" else 0.03  # of 1.1
     scheduler = diffusers.EulerDiscreteScheduler(
-        beta_start=0.00085, beta_end=0.018, beta_schedule="scaled_linear", prediction_type="v_prediction"
+        beta_start=0.00085, beta_end=last, beta_schedule="scaled_linear", prediction_type="v_prediction"
     )
     pipeline = diffusers.HunyuanDiTPipeline(
         whole.module(Role.VAE), None, None, whole.module(Role.DIFFUSION_MODEL), scheduler, None, None, False

@@ -1,61 +1,62 @@
-"""SD1, SD2, SDXL, its refiner, what was cut out of it, and what was trained with other noise run whole: equal to
-diffusers on the same weights, seed and noise."""
+"""SD1, SD2, SDXL, its refiner, what was cut out of it, what was trained with other noise and what was trained to fill
+holes run whole: equal to the pipelines of diffusers on the same weights, texts, seed and noise.
+
+The pipelines load the folder that `save_diffusers` writes, tokenizers included; opened here, it draws the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import EDMEulerScheduler, EulerDiscreteScheduler
-from diffusers.image_processor import VaeImageProcessor
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from diffusers import (
+    EDMEulerScheduler,
+    EulerDiscreteScheduler,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionInpaintPipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+    StableDiffusionXLInpaintPipeline,
+    StableDiffusionXLPipeline,
+)
+from torch import Tensor
 
-from pool.catalog import Catalog
+from pool.checkpoints.build import open_checkpoint
 from pool.checkpoints.describe import describe
 from pool.checkpoints.families import (
     KOALA_1B,
     KOALA_700M,
     PLAYGROUND_25,
     SD1,
+    SD1_INPAINT,
     SD2,
+    SD2_INPAINT,
     SDXL,
+    SDXL_INPAINT,
     SDXL_REFINER,
     SSD_1B,
     VEGA,
     Family,
 )
 from pool.checkpoints.small_tensors import SPREAD_KEY
-from pool.engine import Engine, EngineSettings
 from pool.sampling.noise import PictureNoise
 from pool.sampling.run import _initial_scale
-from pool.sampling.schedules import make_sigmas, sigma_table
-from pool.spec import Role, TaskSpec
-from pool.text.tokenizer import BEGIN_ID, END_ID, ClipTokenizer
-from pool.work import (
-    DecodeWork,
-    Encoded,
-    EncodeWork,
-    Latent,
-    ModelRef,
-    Picture,
-    Result,
-    SampleWork,
-    Work,
-    stage_of,
-    task_id,
-)
+from pool.sampling.schedules import SigmaTable, make_sigmas, sigma_table
+from pool.saving.diffusers_folder import save_diffusers
 from tests.pool.checkpoints import layouts, unet_layouts
 from tests.pool.checkpoints.layouts import Layout
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
-from tests.pool.pipeline import QUIET
+from tests.pool.families.test_from_pictures import filling, mask, picture
+from tests.pool.families.tiny_model import TinyModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 
 PROMPT, NEGATIVE = "a photo of a red cube", "blurry"
 WIDTH, HEIGHT, STEPS, CFG, SEED = 64, 48, 4, 5.0, 11
@@ -63,30 +64,23 @@ WIDTH, HEIGHT, STEPS, CFG, SEED = 64, 48, 4, 5.0, 11
 
 @dataclass(frozen=True)
 class Case:
-    """A family, a tiny file of it, and what diffusers is told of it.
+    """A family, the pipeline that it is run with, and a tiny file of it.
 
-    numbers     that its UNet is told for the prompt and the negative prompt
-    tensors     in the file, beside random ones
-    prediction  as diffusers' schedulers call it
-    noise       other arguments of the scheduler
-    schedule    of the run; one that diffusers' scheduler of this noise has
+    tensors   in the file, beside random ones
+    schedule  of the run; one that diffusers' scheduler of this noise has
+    given     pictures and numbers of a request, under the names of the pipeline
     """
 
     family: Family
+    pipeline: Any
     layout: Callable[[], Layout]
-    numbers: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    prediction: str = "epsilon"
-    noise: Mapping[str, Any] = field(default_factory=dict)
     schedule: str = "normal"
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
-SIZES = (HEIGHT, WIDTH, 0, 0, HEIGHT, WIDTH)
-#: what SDXL is told of both prompts
-BOTH = (SIZES, SIZES)
 VELOCITY = {"v_pred": torch.empty(0)}
 ZERO_TERMINAL = {**VELOCITY, "ztsnr": torch.empty(0)}
-STRETCHED = {"rescale_betas_zero_snr": True}
 WIDE_SPREAD = {f"model.diffusion_model.{SPREAD_KEY}": torch.tensor([0.095, -0.095]).repeat(16)}
 #: numbers that are not those which a file without them would have
 LATENT_MEASURES = {
@@ -94,171 +88,162 @@ LATENT_MEASURES = {
     "edm_std": torch.tensor([8.5, 5.75, 6.5, 5.25]).reshape(1, 4, 1, 1),
 }
 ENDS_OF_NOISE = {"edm_vpred.sigma_min": torch.tensor(0.01), "edm_vpred.sigma_max": torch.tensor(60.0)}
+PART, HOLE = {"image": picture(), "strength": 0.5}, {"image": picture(), "mask_image": mask(), "strength": 1.0}
+PART_OF_HOLE = {**HOLE, "strength": 0.6}
+
+
+def filling_sd2() -> Layout:
+    """A file of SD2's model of 9 channels."""
+    unet = replace(
+        layouts.TINY_SDXL_UNET, depths=(1, 1), middle_depth=1, context_width=32, label_width=None, in_channels=9
+    )
+    return {**layouts.tiny_sd2(), **layouts.ldm_unet(unet)}
+
+
 CASES = {
-    "sd1": Case(SD1, layouts.tiny_sd1),
-    "sd1 of velocity": Case(SD1, layouts.tiny_sd1, ((), ()), VELOCITY, "v_prediction"),
-    "sd1 to noise alone": Case(SD1, layouts.tiny_sd1, ((), ()), ZERO_TERMINAL, "v_prediction", STRETCHED),
-    "sd2": Case(SD2, layouts.tiny_sd2),
-    "sd2 of velocity": Case(SD2, unet_layouts.small_sd2, ((), ()), WIDE_SPREAD, "v_prediction"),
-    "sd2 to noise alone": Case(SD2, layouts.tiny_sd2, ((), ()), ZERO_TERMINAL, "v_prediction", STRETCHED),
-    "sdxl": Case(SDXL, layouts.tiny_sdxl, BOTH),
-    "sdxl of velocity": Case(SDXL, layouts.tiny_sdxl, BOTH, VELOCITY, "v_prediction"),
-    "sdxl to noise alone": Case(SDXL, layouts.tiny_sdxl, BOTH, ZERO_TERMINAL, "v_prediction", STRETCHED),
-    "sdxl with ends of noise": Case(
-        SDXL,
-        layouts.tiny_sdxl,
-        BOTH,
-        ENDS_OF_NOISE,
-        "v_prediction",
-        {"sigma_min": 0.01, "sigma_max": 60.0, "sigma_data": 1.0, "sigma_schedule": "exponential"},
-        "exponential",
+    "sd1": Case(SD1, StableDiffusionPipeline, layouts.tiny_sd1),
+    "sd1 of velocity": Case(SD1, StableDiffusionPipeline, layouts.tiny_sd1, VELOCITY),
+    "sd1 to noise alone": Case(SD1, StableDiffusionPipeline, layouts.tiny_sd1, ZERO_TERMINAL),
+    "sd1 in part": Case(SD1, StableDiffusionImg2ImgPipeline, layouts.tiny_sd1, given=PART),
+    "sd2": Case(SD2, StableDiffusionPipeline, layouts.tiny_sd2),
+    "sd2 of velocity": Case(SD2, StableDiffusionPipeline, unet_layouts.small_sd2, WIDE_SPREAD),
+    "sd2 to noise alone": Case(SD2, StableDiffusionPipeline, layouts.tiny_sd2, ZERO_TERMINAL),
+    "sdxl": Case(SDXL, StableDiffusionXLPipeline, layouts.tiny_sdxl),
+    "sdxl of velocity": Case(SDXL, StableDiffusionXLPipeline, layouts.tiny_sdxl, VELOCITY),
+    "sdxl to noise alone": Case(SDXL, StableDiffusionXLPipeline, layouts.tiny_sdxl, ZERO_TERMINAL),
+    "sdxl with ends of noise": Case(SDXL, StableDiffusionXLPipeline, layouts.tiny_sdxl, ENDS_OF_NOISE, "exponential"),
+    "playground_25": Case(PLAYGROUND_25, StableDiffusionXLPipeline, layouts.tiny_sdxl, LATENT_MEASURES, "karras"),
+    "ssd_1b": Case(SSD_1B, StableDiffusionXLPipeline, unet_layouts.tiny_ssd_1b),
+    "vega": Case(VEGA, StableDiffusionXLPipeline, unet_layouts.tiny_vega),
+    "koala_700m": Case(KOALA_700M, StableDiffusionXLPipeline, unet_layouts.tiny_koala_700m),
+    "koala_1b": Case(KOALA_1B, StableDiffusionXLPipeline, unet_layouts.tiny_koala_1b),
+    "sdxl_refiner": Case(SDXL_REFINER, StableDiffusionXLImg2ImgPipeline, layouts.tiny_sdxl_refiner, given=PART),
+    "sd1_inpaint": Case(SD1_INPAINT, StableDiffusionInpaintPipeline, lambda: filling("sd1"), given=HOLE),
+    "sd1_inpaint in part": Case(
+        SD1_INPAINT, StableDiffusionInpaintPipeline, lambda: filling("sd1"), given=PART_OF_HOLE
     ),
-    "playground_25": Case(
-        PLAYGROUND_25,
-        layouts.tiny_sdxl,
-        BOTH,
-        LATENT_MEASURES,
-        noise={"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5, "sigma_schedule": "karras"},
-        schedule="karras",
+    "sd2_inpaint": Case(SD2_INPAINT, StableDiffusionInpaintPipeline, filling_sd2, given=HOLE),
+    "sdxl_inpaint": Case(SDXL_INPAINT, StableDiffusionXLInpaintPipeline, lambda: filling("sdxl"), given=HOLE),
+    "sdxl_inpaint in part": Case(
+        SDXL_INPAINT, StableDiffusionXLInpaintPipeline, lambda: filling("sdxl"), given=PART_OF_HOLE
     ),
-    "ssd_1b": Case(SSD_1B, unet_layouts.tiny_ssd_1b, BOTH),
-    "vega": Case(VEGA, unet_layouts.tiny_vega, BOTH),
-    "koala_700m": Case(KOALA_700M, unet_layouts.tiny_koala_700m, BOTH),
-    "koala_1b": Case(KOALA_1B, unet_layouts.tiny_koala_1b, BOTH),
-    "sdxl_refiner": Case(
-        SDXL_REFINER, layouts.tiny_sdxl_refiner, ((HEIGHT, WIDTH, 0, 0, 6.0), (HEIGHT, WIDTH, 0, 0, 2.5))
-    ),
-}
+}  # fmt: skip
 
 
-class Whole:
-    """A tiny checkpoint on the CPU, run stage by stage."""
+class OurLevels(EulerDiscreteScheduler):  # type: ignore[misc] # diffusers is not typed
+    """diffusers' Euler, whose own levels differ in the last bits and where nothing is left but noise, at ours."""
 
-    def __init__(self, path: Path, case: Case) -> None:
-        self.case, self.path = case, path / "tiny.safetensors"
-        write_tiny_checkpoint(self.path, seed=3, dtype=torch.float32, layout=case.layout())
-        if case.tensors:
-            save_file({**load_file(self.path), **case.tensors}, self.path)
-        self.catalog = Catalog((path,), (), "cpu")
-        self.model: ModelRef = self.catalog.find_model("tiny")
-        self.engine = Engine.open(EngineSettings("cpu"))
-        self.family = self.engine._opened(self.model).checkpoint.family
+    table: SigmaTable
 
-    def module(self, role: Role) -> nn.Module:
-        """The component as diffusers or transformers has it."""
-        return self.engine._opened(self.model).component(role).built.module
+    @property
+    def init_noise_sigma(self) -> float:
+        return _initial_scale(float(self.sigmas[0]), self.table)
 
-    def run(self, work: Work, *inputs: Result) -> Result:
-        roles = {
-            EncodeWork: self.family.text_encoders,
-            SampleWork: (Role.DIFFUSION_MODEL,),
-            DecodeWork: (Role.VAE,),
-        }[type(work)]
-        uses = tuple(self.catalog.use(self.model, role, ()) for role in roles)
-        task = TaskSpec(
-            task_id(work, ()), stage_of(work), uses, self.catalog.figures.activation_bytes(self.model, work), 0.1
-        )
-        return self.engine.run(task, work, inputs, QUIET)[0]
-
-    def picture(self) -> tuple[Encoded, Latent, Picture]:
-        texts = [self.run(EncodeWork(self.model, (), text)) for text in (PROMPT, NEGATIVE)]
-        work = SampleWork(self.model, (), WIDTH, HEIGHT, STEPS, CFG, "euler", self.case.schedule, SEED)
-        latent = self.run(work, *texts)
-        picture = self.run(DecodeWork(self.model, WIDTH, HEIGHT), latent)
-        assert isinstance(texts[0], Encoded)
-        assert isinstance(latent, Latent)
-        assert isinstance(picture, Picture)
-        return texts[0], latent, picture
+    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
+        super().set_timesteps(*args, **kwargs)
+        ours = make_sigmas("normal", self.num_inference_steps, self.table)
+        np.testing.assert_allclose(self.sigmas[1:], ours[1:], rtol=1e-4)
+        self.sigmas = ours
 
 
-def read_as_diffusers_does(whole: Whole, text: str) -> tuple[Tensor, Tensor | None]:
-    """What its pipelines make of a prompt: the states before the last layer of SDXL's two encoders side by side, the
-    last one's projection; SD2's text model ends a layer early and has its norm."""
-    tokens = ClipTokenizer.load().encode(text)
-    found, pooled = [], None
-    for role, facts in whole.family.texts.items():
-        module: Any = whole.module(role)
-        ids = torch.tensor([[BEGIN_ID, *tokens, END_ID, *[facts.pad_id] * (75 - len(tokens))]])
-        with torch.no_grad():
-            out = module(ids, output_hidden_states=True)
-            if whole.family.name == "sd1":
-                found.append(out.last_hidden_state)
-            elif whole.family.name == "sd2":
-                found.append(module.text_model.final_layer_norm(out.hidden_states[-2]))
-            else:
-                found.append(out.hidden_states[-2])
-                pooled = out.text_embeds if hasattr(out, "text_embeds") else pooled
-    return torch.cat(found, dim=-1), pooled
+def pipeline_of(tiny: TinyModel, folder: Path, case: Case) -> Any:
+    """The pipeline of the folder that the model is saved to."""
+    save_diffusers(open_checkpoint(tiny.model.source), folder)
+    pipeline = case.pipeline.from_pretrained(folder, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    if not isinstance(pipeline.scheduler, EDMEulerScheduler):
+        pipeline.scheduler = OurLevels.from_config(pipeline.scheduler.config, timestep_spacing="linspace")
+        pipeline.scheduler.table = sigma_table(tiny.family.sampling.noise)
+    return pipeline
 
 
-def denoise_as_diffusers_does(whole: Whole, case: Case) -> Tensor:
-    """The loop of its pipelines around its Euler schedulers, on our noise."""
-    unet: Any = whole.module(Role.DIFFUSION_MODEL)
-    scheduler: Any
-    noise = PictureNoise(SEED).draw((1, 4, HEIGHT // 8, WIDTH // 8))
-    if "sigma_max" in case.noise:
-        scheduler = EDMEulerScheduler(prediction_type=case.prediction, **case.noise)
-        scheduler.set_timesteps(STEPS)
-        x = noise * scheduler.init_noise_sigma
-    else:
-        betas = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
-        scheduler = EulerDiscreteScheduler(**betas, prediction_type=case.prediction, **case.noise)
-        scheduler.set_timesteps(STEPS)
-        table = sigma_table(whole.family.sampling.noise)
-        # its own differ in the last bits, and where nothing is left but noise
-        np.testing.assert_allclose(scheduler.sigmas[1:], make_sigmas("normal", STEPS, table)[1:], rtol=1e-4)
-        scheduler.sigmas = make_sigmas("normal", STEPS, table)
-        x = noise * _initial_scale(float(scheduler.sigmas[0]), table)
-    texts = [read_as_diffusers_does(whole, text) for text in (PROMPT, NEGATIVE)]
-    with torch.no_grad():
-        for timestep in scheduler.timesteps:
-            scaled = scheduler.scale_model_input(x, timestep)
-            guesses = []
-            for (context, pooled), numbers in zip(texts, case.numbers, strict=True):
-                added = {"text_embeds": pooled, "time_ids": torch.tensor([numbers])} if numbers else None
-                guesses.append(unet(scaled, timestep, context, added_cond_kwargs=added, return_dict=False)[0])
-            guided = guesses[1] + CFG * (guesses[0] - guesses[1])
-            x = scheduler.step(guided, timestep, x).prev_sample
-    return x
+def drawn_by(pipeline: Any, case: Case) -> tuple[dict[str, Tensor], Tensor, np.ndarray[Any, Any]]:
+    """The texts, the latent and the pixels that it comes to."""
+    read = pipeline.encode_prompt(
+        PROMPT, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=True, negative_prompt=NEGATIVE
+    )
+    names = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+    latents: list[Tensor] = []
+
+    def keep(_: Any, __: int, ___: Any, now: dict[str, Tensor]) -> dict[str, Tensor]:
+        latents.append(now["latents"].clone())
+        return now
+
+    call: dict[str, Any] = {"height": HEIGHT, "width": WIDTH, "generator": torch.Generator().manual_seed(SEED)}
+    if "Img2Img" in case.pipeline.__name__:
+        del call["height"], call["width"]
+    if not case.given:
+        call["latents"] = PictureNoise(SEED).draw((1, 4, HEIGHT // 8, WIDTH // 8))
+    pixels = pipeline(
+        PROMPT, negative_prompt=NEGATIVE, num_inference_steps=STEPS, guidance_scale=CFG, output_type="np",
+        callback_on_step_end=keep, **call, **case.given,
+    ).images[0]  # fmt: skip
+    return dict(zip(names, read, strict=False)), latents[-1], pixels
 
 
-def latent_of_vae(case: Case, latent: Tensor) -> Tensor:
-    """What its pipelines give to a VAE that has these scales, means and deviations in its configuration."""
-    if case.tensors is LATENT_MEASURES:
-        return latent * LATENT_MEASURES["edm_std"] / 0.5 + LATENT_MEASURES["edm_mean"]
-    return latent / case.family.scaling_factor
+@pytest.fixture
+def mean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """diffusers draws a latent from what its VAE says of a picture; here it takes the mean, as we do."""
+    for module in ("stable_diffusion.pipeline_stable_diffusion", "stable_diffusion_xl.pipeline_stable_diffusion_xl"):
+        for kind in ("img2img", "inpaint"):
+            place = f"diffusers.pipelines.{module}_{kind}.retrieve_latents"
+            monkeypatch.setattr(place, lambda encoded, generator=None: encoded.latent_dist.mode())
+
+
+def fields_of(case: Case) -> dict[str, Any]:
+    """The same as fields of a request."""
+    fields = {"mask" if key == "mask_image" else key: value for key, value in case.given.items()}
+    if not case.given:
+        fields |= {"width": WIDTH, "height": HEIGHT}
+    run = {"steps": STEPS, "cfg": CFG, "sampler": "euler", "schedule": case.schedule, "paste": False}
+    return {**fields, **run, "prompt": PROMPT, "negative": NEGATIVE, "seed": SEED}
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("mean_latents")
 def test_a_picture_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
     """Text, latent and pixels."""
     case = CASES[name]
-    whole = Whole(tmp_path, case)
-    assert whole.family.name == case.family.name
-    encoded, latent, picture = whole.picture()
-    context, pooled = read_as_diffusers_does(whole, PROMPT)
-    np.testing.assert_allclose(encoded.context_LD, context[0], atol=1e-5)
-    assert (encoded.pooled_V is None) == (pooled is None)
-    if encoded.pooled_V is not None and pooled is not None:
-        np.testing.assert_allclose(encoded.pooled_V, pooled[0], atol=1e-5)
-    expected = denoise_as_diffusers_does(whole, case)
+    (tmp_path / "file").mkdir()
+    tiny = TinyModel(tmp_path / "file", case.layout(), tensors=case.tensors)
+    assert tiny.family.name == case.family.name
+    made = tiny.made(**fields_of(case))
+    pipeline = pipeline_of(tiny, tmp_path / "folder", case)
+    with torch.no_grad():
+        texts, latent, pixels = drawn_by(pipeline, case)
+    for told, states in made.texts.items():
+        np.testing.assert_allclose(states, texts.pop(told), atol=1e-5)
+    assert all(states is None for states in texts.values())
     # random weights make latents many times as wide as trained ones; a step down from noise alone, 4519 times as wide
     # as the latent, rounds to the last bit of that
-    last_bit = sigma_table(whole.family.sampling.noise).sigma_max * float(np.finfo(np.float32).eps)
-    wide = 1e-4 * max(1.0, float(expected.std()))
-    np.testing.assert_allclose(latent.samples_CHW, expected[0], atol=max(wide, last_bit))
-    vae: Any = whole.module(Role.VAE)
-    with torch.no_grad():
-        decoded = vae.decode(latent_of_vae(case, expected)).sample
-    pixels = VaeImageProcessor().postprocess(decoded, "np")[0]
-    assert np.abs(picture.pixels_HWC / 255 - pixels).max() <= 1 / 255
-    whole.engine.close()
+    last_bit = sigma_table(tiny.family.sampling.noise).sigma_max * float(np.finfo(np.float32).eps)
+    near = max(1e-4 * max(1.0, float(latent.std())), last_bit)
+    np.testing.assert_allclose(made.latents[0], latent, atol=near)
+    assert np.abs(made.pixels / 255 - pixels).max() <= 1 / 255
+    tiny.close()
+
+
+@pytest.mark.parametrize("name", ["sd1_inpaint", "sd2_inpaint", "sdxl_inpaint", "sdxl_refiner"])
+def test_the_folder_that_it_is_saved_to_draws_the_same(name: str, tmp_path: Path) -> None:
+    """A folder says in its scheduler what was trained, and not what the model is shown: that it keeps."""
+    case = CASES[name]
+    for place in ("file", "again"):
+        (tmp_path / place).mkdir()
+    tiny = TinyModel(tmp_path / "file", case.layout(), tensors=case.tensors)
+    save_diffusers(open_checkpoint(tiny.model.source), tmp_path / "again" / "tiny")
+    folder = TinyModel.of_folder(tmp_path / "again")
+    assert folder.family.name == name
+    assert folder.family.sampling == tiny.family.sampling
+    made, again = tiny.made(**fields_of(case)), folder.made(**fields_of(case))
+    np.testing.assert_allclose(again.latents[0], made.latents[0], atol=1e-4 * max(1.0, float(made.latents[0].std())))
+    tiny.close()
+    folder.close()
 
 
 @pytest.mark.parametrize(("name", "pixels"), [("sd2", 512), ("sd2 of velocity", 768), ("sd2 to noise alone", 768)])
 def test_sd2_of_velocity_was_trained_for_larger_pictures(name: str, pixels: int, tmp_path: Path) -> None:
     """Whether a key says so or nothing but the spread of a norm's biases."""
-    whole = Whole(tmp_path, CASES[name])
-    info = describe(whole.path)
+    tiny = TinyModel(tmp_path, CASES[name].layout(), tensors=CASES[name].tensors)
+    info = describe(tiny.model.source)
     assert (info.width, info.height) == (pixels, pixels)
-    whole.engine.close()
+    tiny.close()

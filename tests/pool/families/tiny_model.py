@@ -3,11 +3,13 @@ diffusers needs of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import EulerDiscreteScheduler
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from actors.cut import CutJob, cut_request
@@ -27,12 +29,30 @@ QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 class TinyModel:
     """The model called "tiny" in a folder of its own."""
 
-    def __init__(self, folder: Path, layout: Layout, seed: int = 3, device: str = "cpu") -> None:
-        write_tiny_checkpoint(folder / "tiny.safetensors", seed=seed, dtype=torch.float32, layout=layout)
-        self._open(folder, device)
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        seed: int = 3,
+        device: str = "cpu",
+        tensors: Mapping[str, Tensor] | None = None,
+        loras: tuple[Path, ...] = (),
+    ) -> None:
+        """`tensors` are in the file beside random ones, or in their place; `loras` are folders of them."""
+        path = write_tiny_checkpoint(folder / "tiny.safetensors", seed=seed, dtype=torch.float32, layout=layout)
+        if tensors:
+            save_file({**load_file(path), **tensors}, path)
+        self._open(folder, device, loras)
 
-    def _open(self, folder: Path, device: str) -> None:
-        self.catalog = Catalog((folder,), (), device)
+    @classmethod
+    def of_folder(cls, folder: Path, device: str = "cpu", loras: tuple[Path, ...] = ()) -> TinyModel:
+        """The model called "tiny" that is in `folder` already."""
+        self = cls.__new__(cls)
+        self._open(folder, device, loras)
+        return self
+
+    def _open(self, folder: Path, device: str, loras: tuple[Path, ...] = ()) -> None:
+        self.catalog = Catalog((folder,), loras, device)
         self.model = self.catalog.find_model("tiny")
         self.engine = Engine.open(EngineSettings(device))
         self.family = self.engine._opened(self.model).checkpoint.family

@@ -83,11 +83,11 @@ SHOWN_FAMILIES = {
 class TinyFamilyModel(TinyModel):
     """A tiny family on the CPU, if nothing else is said, that makes what requests ask for."""
 
-    def __init__(self, folder: Path, family: TinyFamily, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, family: TinyFamily, device: str = "cpu", loras: tuple[Path, ...] = ()) -> None:
         save_file(family.file(), folder / "tiny.safetensors")
         for member in family.encoders:
             if member in KINDS:
                 place = folder / f"tokenizer_{member}"
                 place.mkdir()
                 tiny(KINDS[member]).save(str(place / "tokenizer.json"))
-        self._open(folder, device)
+        self._open(folder, device, loras)

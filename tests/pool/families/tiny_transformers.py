@@ -6,7 +6,7 @@ Random weights; sizes that fit each other: what the text encoders give is as wid
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ class TinyFamily:
     encoders   module and file of each text encoder, by name
     vae        diffusers' VAE
     vae_file   its state as in published files
-    left_out   text encoders that the file has not got
+    sides      width and height of the pictures that it makes here
     """
 
     name: str
@@ -48,7 +48,7 @@ class TinyFamily:
     encoders: Mapping[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], File]]]
     vae: Callable[[], Any]
     vae_file: Callable[[Mapping[str, Tensor]], File] = published.ldm
-    tokenizers: Mapping[str, str] = field(default_factory=dict)
+    sides: tuple[int, int] = (96, 64)
 
     def file(self, left_out: tuple[str, ...] = ()) -> File:
         """The whole file, without the text encoders `left_out`."""

@@ -36,6 +36,8 @@ from tests.pool.text.tiny_tokenizers import tiny
 PROMPT, NEGATIVE = "a small red cat on the moon", "a dog"
 WIDTH, HEIGHT, STEPS, SEED, FRAME_RATE = 96, 64, 3, 11, 12.0
 SECONDS = 0.125
+#: a kind of tokenizer that needs no file
+BYTES = "byt5"
 
 
 class Whole:
@@ -54,12 +56,12 @@ class Whole:
         """`write` is False where the file is there. `sampler` is another than the usual one, `settings` are those of
         another device than the CPU."""
         settings = settings or EngineSettings("cpu")
-        self.seconds, self._sampler = SECONDS, sampler
+        self.seconds, self.sides, self._sampler = SECONDS, tiny_family.sides, sampler
         self.path = folder / "tiny.safetensors"
         if write:
             save_file(tiny_family.file(left_out), self.path)
         for member in tiny_family.encoders:
-            if member in KINDS and member not in left_out:
+            if member in KINDS and KINDS[member] != BYTES and member not in left_out:
                 place = folder / f"tokenizer_{member}"
                 place.mkdir(exist_ok=True)
                 tiny(KINDS[member]).save(str(place / "tokenizer.json"))
@@ -86,11 +88,11 @@ class Whole:
         task = TaskSpec(task_id(work, ()), stage_of(work), uses, needed, 0.1)
         return self.engine.run(task, work, inputs, QUIET)[0]
 
-    def texts(self) -> tuple[Encoded, ...]:
+    def texts(self, prompt: str = PROMPT) -> tuple[Encoded, ...]:
         """The prompt, and the negative prompt where the model reads one."""
         usual = self.family.sampling.usual
         assert usual is not None
-        wanted = (PROMPT, NEGATIVE) if usual.guidance is Guidance.CLASSIFIER_FREE else (PROMPT,)
+        wanted = (prompt, NEGATIVE) if usual.guidance is Guidance.CLASSIFIER_FREE else (prompt,)
         found = [self.run(EncodeWork(self.model, (), text)) for text in wanted]
         return tuple(text for text in found if isinstance(text, Encoded))
 
@@ -120,7 +122,7 @@ class Whole:
         """Width, height, and how long."""
         if self.family.sampling.sound is not None:
             return 0, 0, {"seconds": self.seconds}
-        return WIDTH, HEIGHT, {"frames": self.frames, "frame_rate": FRAME_RATE} if self.frames else {}
+        return *self.sides, {"frames": self.frames, "frame_rate": FRAME_RATE} if self.frames else {}
 
     def pixels(self, latent: Latent) -> Any:
         """[H, W, C], of a film [T, H, W, C], of a sound its samples [S, C]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pool.checkpoints.files.torch_objects import BadPickle
+from pool.checkpoints.files.torch_pickle import read_pickle
 from pool.errors import AdapterMismatch, CorruptFile, UnknownName, UnsafeFile
 from pool.text.chunks import CHUNK_TOKENS, LEARNED_ID, Learned, embeddings_in, split_prompt
 from pool.text.embeddings import Embedding, read_embedding
@@ -58,6 +61,39 @@ def test_a_pickle_is_read_where_that_is_allowed(tmp_path: Path) -> None:
         read_embedding(tmp_path / "style.pt")
     found = read_embedding(tmp_path / "style.pt", allow_pickle=True)
     assert torch.equal(found.for_encoder("clip_l", 32), ROWS)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "file",
+    [
+        {**_old(ROWS), "string_to_param": torch.nn.ParameterDict({"*": torch.nn.Parameter(ROWS)})},
+        {"string_to_token": {"*": torch.tensor(265)}, "string_to_param": {"*": ROWS}},
+        {"<style>": torch.nn.Parameter(ROWS)},
+    ],
+    ids=["table of parameters", "tokens as numbers", "diffusers"],
+)
+def test_the_forms_of_pickles_that_people_have(tmp_path: Path, file: dict[str, object], zipped: bool) -> None:
+    """Found: the authors' own program and early web UIs keep the vectors in a `ParameterDict`, which was taken for
+    code."""
+    torch.save(file, tmp_path / "style.bin", _use_new_zipfile_serialization=zipped)
+    found = read_embedding(tmp_path / "style.bin", allow_pickle=True)
+    assert torch.equal(found.for_encoder("clip_l", 32), ROWS)
+
+
+def test_a_table_of_parameters_that_is_told_much_again_and_again_is_refused(tmp_path: Path) -> None:
+    """Each telling would copy all that it is told."""
+    table = pickle_of_tables(values=1000, tables=1000)
+    with pytest.raises(BadPickle, match="gives its calls more than"):
+        read_pickle(io.BytesIO(table), len(table))
+
+
+def pickle_of_tables(values: int, tables: int) -> bytes:
+    """A list of tables of parameters, all told the same state."""
+    items = b"".join(b"X" + len(str(i)).to_bytes(4, "little") + str(i).encode() + b"N" for i in range(values))
+    state = b"}X\x0b\x00\x00\x00_parameters}(" + items + b"usq\x01"
+    one = b"ctorch.nn.modules.container\nParameterDict\n)\x81h\x01b"
+    return b"\x80\x02" + state + b"0](" + one * tables + b"e."
 
 
 def test_another_width_is_another_models() -> None:

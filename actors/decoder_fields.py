@@ -1,0 +1,59 @@
+"""The field of a request that says which second model makes a picture of what the first one made, and how. Checked
+here, as `actors.requests` is; whether a model needs one, and which there are, the catalog says.
+
+Torch-free, ray-free.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from actors.strict import Strict
+from pool.errors import unusable_field
+from pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG
+
+_FORMS = "NAME, NAME:STEPS or NAME:STEPS:CFG, such as stage_b:10:1.1"
+
+
+class Decoder(Strict):
+    """The second model of a picture that two make (Stable Cascade's stage B). Accepts "NAME", "NAME:STEPS",
+    "NAME:STEPS:CFG" and {"model":, "steps":, "cfg":}.
+
+    model  its name; left out, the one that lies beside the first, or the only one that there is
+    steps  left out, the model's own
+    cfg    how strongly it follows the prompt, away from the negative prompt; left out, 1: not at all
+    """
+
+    model: str = ""
+    steps: Annotated[int | None, Field(ge=1, le=MAX_STEPS)] = None
+    cfg: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short_forms(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        name, *numbers = value.rsplit(":", 2)
+        # a colon may be part of a path
+        while numbers and not _is_number(numbers[0]):
+            name = f"{name}:{numbers.pop(0)}"
+        if not name.strip() and not numbers:
+            raise unusable_field("decoder", value, _FORMS)
+        return {"model": name.strip(), **dict(zip(("steps", "cfg"), numbers, strict=False))}
+
+    @field_validator("cfg")
+    @classmethod
+    def _cfg(cls, value: float | None) -> float | None:
+        if value is not None and not MIN_CFG <= value <= MAX_CFG:
+            raise unusable_field("decoder.cfg", value, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}")
+        return value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,81 @@
+"""The stage of vision encoders, a picture into the states that a diffusion model is told of it; and how a run reads
+those.
+
+Knows the inputs of `SeePictureWork`, and which models are told states beside a text and which in place of one. No
+memory is managed here.
+
+Shape legend: L states or tokens, D width of a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pool.checkpoints.sampling_facts import SamplingFacts, Sight
+from pool.errors import CorruptFile
+from pool.patcher import ModelPatcher
+from pool.sampling.asking import IMAGE_CONTEXT
+from pool.stopping import stop_check, stop_if_asked
+from pool.vision.showing import shown, side_of, states
+from pool.work import Encoded, Picture, Result, RunHooks, SampleWork, Seen, SeePictureWork
+
+
+def see_pictures(
+    works: Sequence[SeePictureWork],
+    inputs: Sequence[Sequence[Result]],
+    encoder: ModelPatcher,
+    sight: Sight,
+    hooks: RunHooks,
+) -> tuple[Seen, ...]:
+    """What the encoder says of the pictures among each of `inputs`, one after the other. One step.
+
+    Raises CorruptFile for a result with NaN or infinity, and Stopped at a picture or layer.
+    """
+    found = []
+    with encoder.running(stop_check(hooks)) as module:
+        for work, read in zip(works, inputs, strict=True):
+            pictures = [one for one in read if isinstance(one, Picture)]
+            parts = []
+            for picture in pictures:
+                stop_if_asked(hooks.should_stop)
+                parts.append(_states_of(picture, module, encoder, sight))
+            states_LD = torch.cat([*parts, *parts[-1:] * (work.pictures - len(parts))])
+            if not torch.isfinite(states_LD).all():
+                raise CorruptFile(f"vision encoder {encoder.key}: found states with NaN or infinity, expected numbers")
+            found.append(Seen(states_LD.contiguous().numpy()))
+    hooks.on_step(1, 1)
+    return tuple(found)
+
+
+def _states_of(picture: Picture, module: nn.Module, encoder: ModelPatcher, sight: Sight) -> Tensor:
+    """What `module`, which is that of `encoder`, says of a picture, [L, D] on the CPU; nothing stays on the device."""
+    shown_BCHW = shown(picture.pixels_HWC, side_of(module), sight).to(encoder.device)
+    return states(module, shown_BCHW.to(encoder.compute_dtype), sight)[0].float().to("cpu")
+
+
+def texts_read(work: SampleWork, read: Sequence[Result], facts: SamplingFacts) -> tuple[Encoded, ...]:
+    """The texts that a run reads. A model that is told of pictures alone has the states of its picture in place of the
+    prompt, and zeros in place of the negative prompt."""
+    if facts.reads_text:
+        return tuple(one for one in read if isinstance(one, Encoded))
+    states_LD = _seen(read).states_LD
+    blind = () if work.cfg == 1 else (Encoded(np.zeros_like(states_LD)),)
+    return (Encoded(states_LD), *blind)
+
+
+def told_of_sight(inputs: Sequence[Sequence[Result]], facts: SamplingFacts) -> dict[str, Tensor]:
+    """What a model is told with every text by its vision encoder, [B, L, D] on the CPU; nothing for one that has the
+    states in place of a text."""
+    if facts.sight is None or not facts.reads_text:
+        return {}
+    return {IMAGE_CONTEXT: torch.stack([torch.from_numpy(_seen(read).states_LD.copy()) for read in inputs])}
+
+
+def _seen(read: Sequence[Result]) -> Seen:
+    """The one picture that a run sees; another number of them is our mistake."""
+    (found,) = [one for one in read if isinstance(one, Seen)]
+    return found

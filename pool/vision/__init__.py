@@ -1,0 +1,1 @@
+"""Vision encoders: built from the tensors of a file, shown pictures, read."""

@@ -1,0 +1,51 @@
+"""GGUF files as converters write them, for tests: with the `gguf` package's own writer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+KINDS = gguf.GGMLQuantizationType
+
+
+def write_gguf(path: Path, tensors: Mapping[str, Tensor], kind: str = "Q8_0", architecture: str = "flux") -> None:
+    """A file of these tensors: matrices whose rows fill blocks as `kind`, other weights in float32. Shapes of more than
+    four dimensions, and convolutions whose rows fill no block, are written flat beside the shape that they had."""
+    writer = gguf.GGUFWriter(path, architecture)
+    values = gguf.GGML_QUANT_SIZES[KINDS[kind]][0]
+    for name, tensor in tensors.items():
+        numbers = tensor.detach().float().numpy()
+        if numbers.ndim < 2:
+            writer.add_tensor(name, numbers)
+            continue
+        if numbers.shape[-1] % values and numbers[0].size % values == 0:
+            writer.add_array(f"comfy.gguf.orig_shape.{name}", [int(size) for size in numbers.shape])
+            numbers = numbers.reshape(numbers.shape[0], -1)
+        if numbers.shape[-1] % values:
+            writer.add_tensor(name, numbers)
+        else:
+            writer.add_tensor(name, gguf.quantize(numbers, KINDS[kind]), raw_dtype=KINDS[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def rounded(tensors: Mapping[str, Tensor], kind: str = "Q8_0") -> dict[str, Tensor]:
+    """The values that these tensors have in such a file."""
+    values, found = gguf.GGML_QUANT_SIZES[KINDS[kind]][0], {}
+    for name, tensor in tensors.items():
+        numbers = tensor.detach().float()
+        if numbers.ndim > 1 and numbers[0].numel() % values == 0:
+            rows = numbers.reshape(numbers.shape[0], -1).numpy()
+            back: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = gguf.dequantize(
+                gguf.quantize(rows, KINDS[kind]), KINDS[kind]
+            )
+            numbers = torch.from_numpy(back).reshape(tensor.shape)
+        found[name] = numbers
+    return found

@@ -1,0 +1,146 @@
+"""GGUF files are read strictly: what a whole file says is taken, whatever is not whole is refused at once."""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pool.checkpoints.files.gguf_header import read_gguf_header
+from pool.checkpoints.files.gguf_names import CHANGED, NAMES
+from pool.checkpoints.mapped_file import MappedFile
+from pool.errors import CorruptFile, UnknownArchitecture
+from pool.ops.packed import PackedWeight, stored_bytes
+from tests.pool.checkpoints.files.gguf_files import KINDS, rounded, write_gguf
+
+NUMBERS = np.random.default_rng(3).standard_normal((8, 64)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with quantized and plain tensors, and a convolution whose shape ggml could not hold."""
+    file = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    writer = gguf.GGUFWriter(file, "test")
+    for kind in ("Q8_0", "Q4_0"):
+        writer.add_tensor(f"{kind}.weight", gguf.quantize(NUMBERS, KINDS[kind]), raw_dtype=KINDS[kind])
+    writer.add_tensor("conv.weight", gguf.quantize(NUMBERS, KINDS.Q8_0), raw_dtype=KINDS.Q8_0)
+    writer.add_array("comfy.gguf.orig_shape.conv.weight", [2, 4, 8, 8])
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b", "longer"])
+    writer.add_string("general.name", "a name")
+    writer.add_float32("some.number", 2.5)
+    writer.add_tensor("plain.weight", NUMBERS)
+    writer.add_tensor("half.bias", NUMBERS[0].astype(np.float16))
+    writer.add_tensor("brain.weight", gguf.quantize(NUMBERS, KINDS.BF16), raw_dtype=KINDS.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_a_file_opens_as_views(path: Path) -> None:
+    opened = MappedFile.open(path)
+    assert opened.header.metadata["general.architecture"] == "test"
+    assert opened.header.metadata["some.number"] == "2.5"
+    for kind in ("Q8_0", "Q4_0"):
+        weight = opened.tensor(f"{kind}.weight")
+        assert isinstance(weight, PackedWeight)
+        assert weight.shape == (8, 64)
+        expected = gguf.dequantize(gguf.quantize(NUMBERS, KINDS[kind]), KINDS[kind])
+        assert torch.equal(weight.unpack(torch.float32), torch.from_numpy(expected))
+        assert stored_bytes(weight) == opened.header.tensors[f"{kind}.weight"].storage_bytes
+        rows = weight[2:5]
+        assert isinstance(rows, PackedWeight)
+        assert torch.equal(rows.unpack(torch.float32), torch.from_numpy(expected[2:5]))
+        assert rows.parts["weight"].untyped_storage().data_ptr() == weight.parts["weight"].untyped_storage().data_ptr()
+    assert torch.equal(opened.tensor("plain.weight"), torch.from_numpy(NUMBERS))
+    assert opened.tensor("half.bias").dtype == torch.float16
+    assert torch.equal(opened.tensor("brain.weight"), torch.from_numpy(NUMBERS).bfloat16())
+
+
+def test_a_weight_has_the_shape_that_it_was_made_from(path: Path) -> None:
+    weight, flat = (MappedFile.open(path).tensor(name) for name in ("conv.weight", "Q8_0.weight"))
+    assert isinstance(weight, PackedWeight)
+    assert isinstance(flat, PackedWeight)
+    assert weight.shape == (2, 4, 8, 8)
+    assert torch.equal(weight.unpack(torch.float32).reshape(8, 64), flat.unpack(torch.float32))
+
+
+def test_what_is_no_whole_file_is_refused(tmp_path: Path, path: Path) -> None:
+    with pytest.raises(CorruptFile, match="no such file"):
+        read_gguf_header(str(tmp_path / "missing.gguf"))
+    whole = path.read_bytes()
+    for size in (*range(0, 200, 7), len(whole) // 2, len(whole) - 128):
+        cut = tmp_path / "cut.gguf"
+        cut.write_bytes(whole[:size])
+        with pytest.raises(CorruptFile, match=r"cut\.gguf: .*expected a whole GGUF file"):
+            read_gguf_header(str(cut))
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, 2**63, 2**40, 10**6])
+@pytest.mark.parametrize("at", [8, 16, 24])
+def test_counts_that_the_file_cannot_have_cost_nothing(path: Path, tmp_path: Path, at: int, value: int) -> None:
+    """Of tensors, of entries, and of the first name."""
+    data = bytearray(path.read_bytes())
+    data[at : at + 8] = struct.pack("<Q", value)
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(data)
+    begun = time.process_time()
+    with pytest.raises(CorruptFile):
+        read_gguf_header(str(bad))
+    assert time.process_time() - begun < 1.0
+
+
+@settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.integers(0, 900), st.integers(0, 255)), min_size=1, max_size=6))
+def test_a_damaged_header_is_a_typed_error_or_a_whole_file(
+    path: Path, tmp_path: Path, changes: list[tuple[int, int]]
+) -> None:
+    data = bytearray(path.read_bytes())
+    for at, byte in changes:
+        data[at] = byte
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(data)
+    try:
+        header = read_gguf_header(str(bad))
+    except (CorruptFile, UnknownArchitecture):
+        return
+    assert all(0 <= entry.begin <= entry.end <= len(data) for entry in header.tensors.values())
+
+
+@pytest.mark.parametrize("architecture", NAMES)
+def test_text_encoders_have_the_names_of_transformers(architecture: str) -> None:
+    """Each new name leads back to the one that llama.cpp's converter makes of it."""
+    names = NAMES[architecture]
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], 3)
+    for here, there in names.whole.items():
+        assert known.get_name(there) == here
+    for here, there in names.parts.items():
+        if here in ("attn_q_norm", "attn_k_norm") and architecture != "qwen3":
+            continue
+        assert known.get_name(f"{names.blocks[1]}2.{there}") == f"{names.blocks[0]}2.{here}"
+
+
+@pytest.mark.parametrize("architecture", CHANGED)
+def test_encoders_whose_values_are_changed_are_refused(architecture: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "text.gguf", {"blk.0.attn_q.weight": torch.from_numpy(NUMBERS)}, architecture=architecture)
+    with pytest.raises(UnknownArchitecture, match=r"text\.gguf: .*safetensors"):
+        read_gguf_header(str(tmp_path / "text.gguf"))
+
+
+def test_what_the_writer_of_tests_rounds_is_what_is_read(tmp_path: Path) -> None:
+    tensors = {"a.weight": torch.from_numpy(NUMBERS), "a.bias": torch.ones(3), "c.weight": torch.randn(4, 32, 3, 3)}
+    write_gguf(tmp_path / "model.gguf", tensors)
+    opened = MappedFile.open(tmp_path / "model.gguf")
+    for name, values in rounded(tensors).items():
+        found = opened.tensor(name)
+        found = found.unpack(torch.float32) if isinstance(found, PackedWeight) else found
+        assert torch.equal(found, values), name
+        assert opened.header.tensors[name].shape == tuple(tensors[name].shape)

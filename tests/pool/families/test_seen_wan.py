@@ -1,0 +1,257 @@
+"""Wan 2.1 makes of a picture that it sees, and of a first and a last one, what diffusers makes: on the same weights,
+texts and noise."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+import transformers
+from diffusers import FlowMatchEulerDiscreteScheduler
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from pool.checkpoints.build import open_checkpoint
+from pool.checkpoints.files.assembly import read_description
+from pool.errors import MissingParts, UnknownArchitecture, UnusableField
+from pool.sampling.noise import PictureNoise
+from pool.saving.checkpoint_file import save_checkpoint
+from pool.spec import Role
+from pool.work import Film, SampleWork, SeePictureWork
+from tests.pool.families.test_films_from_pictures import JOINED
+from tests.pool.families.test_shown_pictures import assert_equal
+from tests.pool.families.tiny_films import SEEN, SIDE, clip_vision
+from tests.pool.families.tiny_model import TinyModel
+from tests.pool.families.tiny_shown import TinyFamilyModel
+from tests.pool.families.tiny_transformers import WIDTH as TEXT_WIDTH
+from tests.pool.families.tiny_transformers import File, TinyFamily, prefixed, seeded
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+WIDTH, HEIGHT, FRAMES, STEPS, SEED = 96, 64, 5, 3, 11
+FIELDS: dict[str, Any] = {"frames": FRAMES, "steps": STEPS, "negative": "a dog", "width": WIDTH, "height": HEIGHT}
+#: pixels a side and states of what the model for two pictures is shown of each: recognition knows it by their number
+SIDE_OF_TWO, STATES_OF_TWO = 224, 257
+
+
+@dataclass(frozen=True)
+class TinySeeing(TinyFamily):
+    """A family whose file has a vision encoder, spelled as transformers does, as files of their own have it."""
+
+    side: int = SIDE
+
+    def file(self, left_out: tuple[str, ...] = ()) -> File:
+        """The whole file."""
+        seen = prefixed("vision_encoder.", seeded(lambda: clip_vision(self.side), 3).state_dict())
+        return TinyFamily.file(self, left_out) | {key: value.contiguous().clone() for key, value in seen.items()}
+
+
+def _wan(**more: Any) -> Any:
+    return diffusers.WanTransformer3DModel(
+        num_attention_heads=1, attention_head_dim=128, in_channels=36, out_channels=16, text_dim=TEXT_WIDTH,
+        freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=1024, image_dim=SEEN, added_kv_proj_dim=128, **more,
+    )  # fmt: skip
+
+
+_PARTS = (JOINED.publish, JOINED.encoders, JOINED.vae, JOINED.vae_file)
+ONE = TinySeeing("wan21_i2v", _wan, *_PARTS)
+BOTH = TinySeeing("wan21_flf2v", lambda: _wan(pos_embed_seq_len=2 * STATES_OF_TWO), *_PARTS, side=SIDE_OF_TWO)
+PIPELINES = {
+    "wan21_i2v": diffusers.WanImageToVideoPipeline,
+    "wan21_flf2v": diffusers.WanImageToVideoPipeline,
+    "wan22_i2v": diffusers.WanImageToVideoPipeline,
+}
+TINY = {"wan21_i2v": ONE, "wan21_flf2v": BOTH, "wan22_i2v": JOINED}
+
+
+def picture(seed: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+    """Nothing in it is like anything beside it."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def _expected(model: TinyFamilyModel, texts: dict[str, Any], **call: Any) -> Any:
+    vae, usual = model.module(Role.VAE), model.family.sampling.usual
+    assert usual is not None
+    latent = model.engine._opened(model.model).latent
+    vae.register_to_config(latents_mean=latent.means, latents_std=latent.deviations)
+    side = getattr(TINY[model.family.name], "side", SIDE)
+    sides = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    sees = Role.VISION_ENCODER in model.family.prefixes
+    pipeline = PIPELINES[model.family.name](
+        None, None, vae, FlowMatchEulerDiscreteScheduler(shift=model.family.sampling.noise.shift),
+        transformers.CLIPImageProcessorPil(**sides), model.module(Role.VISION_ENCODER) if sees else None,
+        model.module(Role.DIFFUSION_MODEL),
+    )  # fmt: skip
+    pipeline.set_progress_bar_config(disable=True)
+    noise = PictureNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
+    return pipeline(
+        **texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, num_inference_steps=STEPS, latents=noise,
+        guidance_scale=usual.cfg,
+    ).frames  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "has_last"), [("wan21_i2v", False), ("wan21_flf2v", True), ("wan22_i2v", True)], ids=str
+)
+def test_a_film_of_seen_pictures_is_that_of_diffusers(name: str, has_last: bool, tmp_path: Path) -> None:
+    model = TinyFamilyModel(tmp_path, TINY[name])
+    assert model.family.name == name
+    last = {"last_image": picture(5)} if has_last else {}
+    made = model.made(image=picture(4), **last, **FIELDS)
+    assert_equal(made.latents[0], _expected(model, made.texts, image=picture(4), **last, output_type="latent"))
+    film = made.results[made.tasks[-1].task_id]
+    assert isinstance(film, Film)
+    shown = _expected(model, made.texts, image=picture(4), **last, output_type="np")[0]
+    np.testing.assert_allclose(film.frames_THWC / 255, shown, atol=1 / 255)
+    model.close()
+
+
+def test_a_film_may_end_as_it_begins(tmp_path: Path) -> None:
+    """Found: one picture in two places is one input, which is read in both."""
+    model = TinyFamilyModel(tmp_path, BOTH)
+    made = model.made(image=picture(4), last_image=picture(4), **FIELDS)
+    expected = _expected(model, made.texts, image=picture(4), last_image=picture(4), output_type="latent")
+    assert_equal(made.latents[0], expected)
+    (seen,) = made.of(SeePictureWork)
+    assert seen.states_LD.shape == (2 * STATES_OF_TWO, SEEN)  # type: ignore[union-attr]
+    model.close()
+
+
+def test_what_runs_hold_is_estimated(tmp_path: Path) -> None:
+    """Of two pictures there are twice as many states to read. Found: what the first was shown as stayed on the device
+    while the second was."""
+    from pool.devices import sim
+
+    sim.install()
+    sim.configure(0, 1 << 28)
+    sim.recover(0)
+    model = TinyFamilyModel(tmp_path, BOTH, "sim")
+    made = model.made(image=picture(4), last_image=picture(5), **FIELDS)
+    for task, cost in zip(made.tasks, made.costs, strict=True):
+        if isinstance(made.works[task.task_id], SampleWork | SeePictureWork):
+            assert cost.working_bytes <= task.activation_bytes <= 1.15 * cost.working_bytes
+    model.close()
+
+
+@pytest.mark.parametrize("tiny_family", [ONE, BOTH], ids=lambda family: family.name)
+def test_a_file_is_saved_as_it_was(tiny_family: TinySeeing, tmp_path: Path) -> None:
+    model = TinyFamilyModel(tmp_path, tiny_family)
+    save_checkpoint(model.engine._opened(model.model), tmp_path / "again.safetensors")
+    before, after = load_file(tmp_path / "tiny.safetensors"), load_file(tmp_path / "again.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("wan21_i2v", {}, "image: found 'nothing', expected a picture: the films of model 'tiny' begin with one"),
+        ("wan21_i2v", {"image": picture(4), "last_image": picture(5)}, "last_image: found 'one', expected none"),
+        ("wan21_flf2v", {"image": picture(4)}, "last_image: found 'nothing', expected a picture: the films"),
+        ("wan21_i2v", {"image": picture(4), "motion": 3}, "motion: found 3, expected nothing"),
+    ],
+)
+def test_pictures_that_are_missing_or_not_read_are_told_by_name(
+    name: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model = TinyFamilyModel(tmp_path, TINY[name])
+    with pytest.raises(UnusableField, match=message):
+        model.made(**FIELDS, **fields)
+    model.close()
+
+
+def test_a_file_without_its_vision_encoder_says_so(tmp_path: Path) -> None:
+    without = {key: tensor for key, tensor in ONE.file().items() if not key.startswith("vision_encoder.")}
+    save_file(without, tmp_path / "wan.safetensors")
+    with pytest.raises(UnknownArchitecture, match="but without its vision encoder"):
+        open_checkpoint(tmp_path / "wan.safetensors")
+
+
+def described(folder: Path, family: TinyFamily, **parts: str) -> Path:
+    """The description of a model in `folder`: all of a whole file but its vision encoder, which has a file of its own,
+    and `parts`."""
+    whole, start = family.file(), "vision_encoder."
+    rest = {key: tensor for key, tensor in whole.items() if not key.startswith(start)}
+    save_file(rest, folder / "rest.safetensors")
+    seen = prefixed("", seeded(clip_vision, 3).state_dict())
+    save_file({key: tensor.contiguous() for key, tensor in seen.items()}, folder / "clip_vision_h.safetensors")
+    path = folder / "tiny.model.json"
+    path.write_text(json.dumps({"format": 1, "checkpoint": "rest.safetensors", **parts}))
+    return path
+
+
+def test_separate_files_make_what_the_whole_file_makes(tmp_path: Path) -> None:
+    """The vision encoder is shared by all models that see with it: people have it in a file of its own."""
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    described(tmp_path / "parts", ONE, vision_encoder="clip_vision_h.safetensors")
+    made = []
+    whole = TinyFamilyModel(tmp_path / "whole", ONE)
+    shutil.copytree(tmp_path / "whole" / "tokenizer_umt5_xxl", tmp_path / "parts" / "tokenizer_umt5_xxl")
+    for model in (whole, TinyModel.of_folder(tmp_path / "parts")):
+        assert model.family.name == "wan21_i2v"
+        made.append(model.made(image=picture(4), **FIELDS).latents[0])
+        model.close()
+    np.testing.assert_allclose(made[0], made[1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "parts", "message"),
+    [
+        (ONE, {}, r"the vision encoder clip_vision_h is missing: .* reads umt5_xxl, clip_vision_h"),
+        (ONE, {"vision_encoder": "rest.safetensors"}, r"rest\.safetensors: found no vision encoder in it"),
+        (
+            JOINED,
+            {"vision_encoder": "clip_vision_h.safetensors"},
+            r"clip_vision_h\.safetensors is a vision encoder, which has no place: .* sees no pictures",
+        ),
+    ],
+    ids=["missing", "none", "out of place"],
+)
+def test_a_vision_encoder_that_is_missing_or_out_of_place_is_told(
+    family: TinyFamily, parts: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(MissingParts, match=message):
+        open_checkpoint(read_description(described(tmp_path, family, **parts)))
+
+
+@pytest.mark.parametrize("kind", [transformers.CLIPVisionModel, transformers.CLIPVisionModelWithProjection])
+def test_a_folder_makes_what_the_file_makes(kind: type, tmp_path: Path) -> None:
+    """Its vision encoder has a projection or none, which is not read."""
+    folder = tmp_path / "folders" / "tiny"
+    folder.mkdir(parents=True)
+    (tmp_path / "file").mkdir()
+    index: dict[str, Any] = {"_class_name": "WanImageToVideoPipeline"}
+    seeing = kind(clip_vision().config)
+    seeing.load_state_dict(
+        {
+            key if kind is transformers.CLIPVisionModelWithProjection else key.removeprefix("vision_model."): tensor
+            for key, tensor in seeded(clip_vision, 3).state_dict().items()
+            if kind is transformers.CLIPVisionModelWithProjection or key != "visual_projection.weight"
+        }
+    )
+    (text,) = (make() for make, _ in ONE.encoders.values())
+    for place, part, library in (
+        ("transformer", seeded(ONE.model, 1), "diffusers"), ("vae", seeded(ONE.vae, 2), "diffusers"),
+        ("scheduler", FlowMatchEulerDiscreteScheduler(shift=8.0), "diffusers"),
+        ("text_encoder", text, "transformers"), ("image_encoder", seeing, "transformers"),
+    ):  # fmt: skip
+        part.save_pretrained(folder / place)
+        index[place] = [library, type(part).__name__]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    whole = TinyFamilyModel(tmp_path / "file", ONE)
+    shutil.copytree(tmp_path / "file" / "tokenizer_umt5_xxl", folder / "tokenizer")
+    made = []
+    for model in (whole, TinyModel.of_folder(tmp_path / "folders")):
+        assert model.family.name == "wan21_i2v"
+        made.append(model.made(image=picture(4), **FIELDS).latents[0])
+        model.close()
+    np.testing.assert_allclose(made[0], made[1], atol=1e-4)
