@@ -1,22 +1,30 @@
 """How fast the scheduler's core alone is: events that a simulation recorded are fed to a fresh core, and only that is
 timed. Cost per event against size: workers, components, waiting tasks. Imports neither torch nor Ray.
 
-Run from the repository: `python -m benchmarks.core_speed [--plot FILE] [--quick]`.
+Run from the repository: `python -m benchmarks.core_speed [--plot FILE] [--quick] [--compiled]`. With `--compiled` the
+core is built into a temporary folder (`benchmarks.compiled_core`), and both are measured in turn, each time in a fresh
+process.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
+import json
+import os
+import pickle
 import resource
 import statistics
-import time
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
+from benchmarks.compiled_core import ROOT, build
+from benchmarks.core_replay import Seconds, replay
 from pool.errors import GIB
 from pool.spec import WorkerId
 from scheduler.config import SchedulerConfig
@@ -86,21 +94,28 @@ def record(size: Size) -> list[Event]:
     return recorder.events
 
 
-def replay(events: Sequence[Event]) -> tuple[float, float, int]:
-    """CPU seconds of the events up to the last submission, of those after it, and how many these are."""
-    last = max(i for i, event in enumerate(events) if type(event).__name__ == "Submitted")
-    state = SchedulerState(SchedulerConfig())
-    gc.collect()
-    gc.freeze()
-    begun = time.process_time()
-    for event in islice(events, last + 1):
-        state.handle(event)
-    between = time.process_time()
-    for event in islice(events, last + 1, None):
-        state.handle(event)
-    ended = time.process_time()
-    gc.unfreeze()
-    return between - begun, ended - between, len(events) - last - 1
+def measured(events: Sequence[Event], times: int, compiled: Path | None) -> list[list[Seconds]]:
+    """So many replays by the Python core and, where the compiled one is in a folder, by that in turn with it."""
+    if compiled is None:
+        return [[replay(events) for _ in range(times)]]
+    with TemporaryDirectory() as folder:
+        recorded = Path(folder) / "events"
+        recorded.write_bytes(pickle.dumps(list(events)))
+        found: list[list[Seconds]] = [[], []]
+        for _ in range(times):
+            for core, place in zip(found, (ROOT, compiled), strict=True):
+                core.append(_replay_with(place, recorded))
+    assert not any(run.is_compiled for run in found[0])
+    assert all(run.is_compiled for run in found[1])
+    return found
+
+
+def _replay_with(place: Path, recorded: Path) -> Seconds:
+    """One replay in a process of its own, by the core in this folder."""
+    command = [sys.executable, "-P", str(ROOT / "benchmarks" / "core_replay.py"), str(recorded)]
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    done = subprocess.run(command, env=environment, cwd=place, stdout=subprocess.PIPE, text=True, check=True)
+    return Seconds(**json.loads(done.stdout))
 
 
 def main() -> None:
@@ -108,28 +123,36 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--plot")
     parser.add_argument("--quick", action="store_true", help="the sizes up to 64 workers, once")
+    parser.add_argument("--compiled", action="store_true", help="the compiled core too, in turn with the Python one")
     options = parser.parse_args()
     sizes = SIZES[:4] if options.quick else SIZES
-    print("| size | tasks waiting at most | events | events/s, all | events/s, after the last submission | peak MiB |")
-    print("|---|---|---|---|---|---|")
+    with TemporaryDirectory() as folder:
+        compiled = build(Path(folder), opt_level=3) if options.compiled else None
+        points = table(sizes, 1 if options.quick else 3, compiled)
+    if options.plot:
+        plot(points, options.plot)
+
+
+def table(sizes: Sequence[Size], times: int, compiled: Path | None) -> list[tuple[Size, float]]:
+    """Print a row for each size. Returns what an event costs the Python core, in microseconds."""
+    rates = ("events/s, all", "events/s, after the last submission")
+    heads = [f"{rate}{core}" for core in ("", ", compiled")[: 1 if compiled is None else 2] for rate in rates]
+    columns = ["size", "tasks waiting at most", "events", *heads, *(() if compiled is None else ("ratio",)), "peak MiB"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     points = []
     for size in sizes:
         events = record(size)
-        runs = [replay(events) for _ in range(1 if options.quick else 3)]
-        all_seconds = statistics.median(before + after for before, after, _ in runs)
-        after_seconds = statistics.median(after for _, after, _ in runs)
-        after_count = runs[0][2]
-        waiting = 3 * size.jobs if size.per_second is None else 0
-        after = f"{after_count / after_seconds:,.0f}" if after_count > 1000 else "-"
-        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(
-            f"| {size.name} | {waiting:,} | {len(events):,} | {len(events) / all_seconds:,.0f} | {after} "
-            f"| {peak_mib:.0f} |",
-            flush=True,
-        )
-        points.append((size, 1e6 * all_seconds / len(events)))
-    if options.plot:
-        plot(points, options.plot)
+        cores = measured(events, times, compiled)
+        seconds = [statistics.median(run.both for run in runs) for runs in cores]
+        cells = [size.name, f"{3 * size.jobs if size.per_second is None else 0:,}", f"{len(events):,}"]
+        for runs, both in zip(cores, seconds, strict=True):
+            after, count = statistics.median(run.after for run in runs), runs[0].events_after
+            cells += [f"{len(events) / both:,.0f}", f"{count / after:,.0f}" if count > 1000 else "-"]
+        cells += [] if compiled is None else [f"{seconds[0] / seconds[1]:.2f}"]
+        cells.append(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}")
+        print(f"| {' | '.join(cells)} |", flush=True)
+        points.append((size, 1e6 * seconds[0] / len(events)))
+    return points
 
 
 def plot(points: Sequence[tuple[Size, float]], path: str) -> None:

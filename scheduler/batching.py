@@ -132,12 +132,13 @@ def tasks_that_fit(costs: Costs, signature: Signature, worker: Worker) -> int:
 def _following(line: Line, task: Task, most: int, latest_tag: float) -> Iterator[Task]:
     """Up to so many tasks behind `task` in its line that may share its run, in order."""
     behind = islice(line.tasks.from_order(task.order), 1, 1 + LOOKED_AT_EACH * most)
-    alike = (
-        other
-        for other in behind
-        if other.priority == task.priority and other.tag <= latest_tag and may_share(other) and _alike(other, task)
-    )
-    return islice(alike, most)
+    left = most
+    for other in behind:
+        if left <= 0:
+            return
+        if other.priority == task.priority and other.tag <= latest_tag and may_share(other) and _alike(other, task):
+            left -= 1
+            yield other
 
 
 def _alike(other: Task, task: Task) -> bool:

@@ -15,7 +15,8 @@ from pool.errors import UnknownName, unknown_name
 from pool.spec import ComponentKey, JobId, JobSpec, RunCost, RunError, Stage, TaskId, TaskSpec, WorkerId
 from scheduler.jobs import TaskStatus
 from scheduler.messages import RunEnded, Submitted
-from scheduler.story import Entry, StoryLine
+from scheduler.story import Entry
+from scheduler.story_lines import StoryLine
 from scheduler.why import Start, Why
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from scheduler.hurried import AT_ONCE
 from scheduler.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
 from scheduler.signatures import predict
 from scheduler.state import SchedulerState
-from scheduler.story import dump
+from scheduler.story_lines import dump
 from scheduler.ticks import LEAST_TICK_SECONDS
 from scheduler.turn_invariants import validate_turns
 from scheduler.whereabouts import ALIKE

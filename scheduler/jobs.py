@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from pool.spec import ComponentKey, JobId, JobSpec, Rung, TaskId, TaskSpec, UserId, WorkerId
 from scheduler.rungs import MemoryFailure
 from scheduler.shares import NO_TAG, NOBODY, Flow
+from scheduler.signatures import Signature
 from scheduler.story import Status
-
-if TYPE_CHECKING:
-    from scheduler.signatures import Signature
 
 #: minus priority, the tag of its user's share (`scheduler.shares`), then the place in the order of submission
 Order: TypeAlias = tuple[int, float, tuple[int, int]]

@@ -171,7 +171,7 @@ class Node:
                 break
             if key not in just_read:
                 left -= self._forget(key)
-        self.limit_bytes = self.used_bytes
+        self.limit_bytes = float(self.used_bytes)
 
     def _forget(self, key: ComponentKey) -> int:
         gone_bytes = self.files.pop(key)

@@ -44,7 +44,7 @@ class Ordered(Generic[T]):
         members, front = self._members, self._front
         if front <= _MOST_EMPTY:
             return islice(members, front, None)
-        return (members[at] for at in range(front, len(members)))
+        return self._walk(front)
 
     def __getitem__(self, place: int) -> T:
         """The member at this place, counted from 0. Raises IndexError."""
@@ -62,10 +62,15 @@ class Ordered(Generic[T]):
 
     def from_order(self, order: Any) -> Iterator[T]:
         """The members that do not come before this order."""
-        head, members = self.head, self._members
+        head = self.head
         if head is None or not head.order < order:
             return iter(self)
-        return (members[at] for at in range(self._front + self.place_of(order), len(members)))
+        return self._walk(self._front + self.place_of(order))
+
+    def _walk(self, at: int) -> Iterator[T]:
+        members = self._members
+        for place in range(at, len(members)):
+            yield members[place]
 
     def add(self, member: T) -> None:
         """File it at its place."""

@@ -23,7 +23,7 @@ from scheduler.workers import Worker
 MOST_OTHERS = 4
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Question:
     """What a placement is shown. At least one worker is idle.
 
@@ -37,12 +37,32 @@ class Question:
     workers: Whereabouts
     costs: Costs
     config: SchedulerConfig
-    switch_seconds: float = 0.0
-    patience: float = 20.0
-    account_seconds: float = 0.0
+    switch_seconds: float
+    patience: float
+    account_seconds: float
+
+    def __init__(
+        self,
+        at: float,
+        backlog: Backlog,
+        workers: Whereabouts,
+        costs: Costs,
+        config: SchedulerConfig,
+        switch_seconds: float = 0.0,
+        patience: float = 20.0,
+        account_seconds: float = 0.0,
+    ) -> None:
+        self.at = at
+        self.backlog = backlog
+        self.workers = workers
+        self.costs = costs
+        self.config = config
+        self.switch_seconds = switch_seconds
+        self.patience = patience
+        self.account_seconds = account_seconds
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Choice:
     """Start `task` on `worker`.
 
@@ -56,8 +76,16 @@ class Choice:
     worker: Worker
     seconds: float
     why: Why
-    spent_seconds: float = 0.0
-    beside: Task | None = None
+    spent_seconds: float
+    beside: Task | None
+
+    def __init__(self, task: Task, worker: Worker, seconds: float, why: Why, spent_seconds: float = 0.0) -> None:
+        self.task = task
+        self.worker = worker
+        self.seconds = seconds
+        self.why = why
+        self.spent_seconds = spent_seconds
+        self.beside = None
 
 
 Placement: TypeAlias = Callable[[Question], Choice | None]

@@ -7,7 +7,6 @@ lines that are asked about later in it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
 
@@ -24,16 +23,18 @@ MOST_BUSY = 16
 _NOBODY: Mapping[Worker, None] = MappingProxyType({})
 
 
-@dataclass(slots=True)
 class Look:
     """One placement: the question, and what busy workers were promised on the way."""
 
-    question: Question
-    #: seconds until a busy worker is free of what waits for it
-    promised: dict[WorkerId, float] = field(default_factory=dict)
-    #: lines that wait for busy workers, to which these were promised
-    waiting: set[Line] = field(default_factory=set)
-    seen: list[tuple[float, float, Worker]] = field(default_factory=list)
+    __slots__ = ("promised", "question", "seen", "waiting")
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        #: seconds until a busy worker is free of what waits for it
+        self.promised: dict[WorkerId, float] = {}
+        #: lines that wait for busy workers, to which these were promised
+        self.waiting: set[Line] = set()
+        self.seen: list[tuple[float, float, Worker]] = []
 
 
 def first_for_idle(look: Look, line: Line, idle: Worker, extra_seconds: float) -> int | None:

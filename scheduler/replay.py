@@ -16,7 +16,8 @@ from scheduler.event_log import Entry, Header
 from scheduler.invariants import validate
 from scheduler.messages import Command
 from scheduler.state import SchedulerState
-from scheduler.story import StoryLine, describe
+from scheduler.story import describe
+from scheduler.story_lines import StoryLine
 
 #: moves before the difference that are told
 STORY_LINES = 12

@@ -22,14 +22,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pool.errors import unusable_field
 from pool.spec import JobId, UserId
+from scheduler.user_share import EVERYBODY, UserShare
 
 if TYPE_CHECKING:
     from scheduler.jobs import Job, Order
 
-#: the share of all users that are not named
-EVERYBODY = UserId("*")
 #: whoever has no name
 NOBODY = UserId("")
 #: the tag of a job that has none yet: after all that have one, as submitted
@@ -40,26 +38,6 @@ LEAST_AHEAD = 4
 MOST_IDLE_ACCOUNTS = 10_000
 #: weight of the newest run in the average of what loading adds to a user's runs. An assumption: about ten count
 NEWEST_LOAD = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserShare:
-    """What a user may have of the pool; `EVERYBODY` stands for users that are not named. Raises UnusableField.
-
-    weight         GPU-seconds in proportion to those of others whose jobs wait at the same time
-    running_limit  tasks on workers at once, at most; None for any number
-    """
-
-    user: UserId
-    weight: float = 1.0
-    running_limit: int | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.weight, bool) or not (math.isfinite(self.weight) and self.weight > 0):
-            raise unusable_field("weight", self.weight, "a finite number above 0")
-        limit = self.running_limit
-        if limit is not None and (isinstance(limit, bool) or limit < 1):
-            raise unusable_field("running_limit", limit, "a whole number from 1")
 
 
 @dataclass(slots=True, eq=False)

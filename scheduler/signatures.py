@@ -28,8 +28,10 @@ LAST_RANK = max(STAGE_RANK.values())
 MOST_PREDICTIONS = 64
 
 
-class Setup(NamedTuple):
-    """What a run would move on a worker. A tuple: one is made for every worker that a task is held against.
+@dataclass(slots=True, init=False)
+class Setup:
+    """What a run would move on a worker. Made for every worker that a task is held against: its `__init__` is
+    written out because the one that a dataclass gets is never compiled.
 
     own_bytes       what of the used components is resident now
     room_bytes      what the weights of other components may keep while the task runs
@@ -47,7 +49,29 @@ class Setup(NamedTuple):
     shrunk_bytes: int
     arrived: tuple[Resident, ...]
     way: Division
-    reads: Reads = ()
+    reads: Reads
+
+    def __init__(
+        self,
+        upload_bytes: int,
+        streamed_bytes: int,
+        switches: int,
+        own_bytes: int,
+        room_bytes: int,
+        shrunk_bytes: int,
+        arrived: tuple[Resident, ...],
+        way: Division,
+        reads: Reads,
+    ) -> None:
+        self.upload_bytes = upload_bytes
+        self.streamed_bytes = streamed_bytes
+        self.switches = switches
+        self.own_bytes = own_bytes
+        self.room_bytes = room_bytes
+        self.shrunk_bytes = shrunk_bytes
+        self.arrived = arrived
+        self.way = way
+        self.reads = reads
 
     def evicted_bytes(self, worker: Worker) -> int:
         """Bytes of weights that would leave `worker`."""
@@ -66,7 +90,7 @@ class Whole(NamedTuple):
     arrived: tuple[Resident, ...]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Known:
     """What a signature would move on a worker, the extra seconds of that, and what both hold for.
 
@@ -85,6 +109,28 @@ class Known:
     node: Node | None
     files: Node | None
     files_version: int
+
+    def __init__(
+        self,
+        version: int,
+        link_bytes_per_second: float,
+        capacity_bytes: int,
+        seen: tuple[Resident | None, ...],
+        setup: Setup,
+        seconds: float,
+        node: Node | None,
+        files: Node | None,
+        files_version: int,
+    ) -> None:
+        self.version = version
+        self.link_bytes_per_second = link_bytes_per_second
+        self.capacity_bytes = capacity_bytes
+        self.seen = seen
+        self.setup = setup
+        self.seconds = seconds
+        self.node = node
+        self.files = files
+        self.files_version = files_version
 
     def holds(self, worker: Worker) -> bool:
         """Whether it is still so on that worker."""

@@ -74,7 +74,8 @@ from scheduler.placements import PLACEMENTS
 from scheduler.prefetch import ReadingAhead
 from scheduler.recovery import Recovery
 from scheduler.snapshot import Snapshot, take_snapshot
-from scheduler.story import Story, StoryLine
+from scheduler.story import Story
+from scheduler.story_lines import StoryLine
 from scheduler.switching import SwitchAccount
 from scheduler.ticks import Ticks
 from scheduler.timeouts import Timeouts

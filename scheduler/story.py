@@ -5,10 +5,8 @@ Lines are kept as they fall and put into words when somebody reads them. `Story.
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Iterator
 from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -26,25 +24,8 @@ from scheduler.messages import (
     WorkersWanted,
     WorkerUp,
 )
+from scheduler.story_lines import StoryLine, dump
 from scheduler.why import Start
-
-
-@dataclass(frozen=True, slots=True)
-class StoryLine:
-    """One move, in words.
-
-    cause    the event behind it, in a few words
-    subject  id of the job, task or worker that moved
-    before, after   status names; before is "" when the subject is new
-    note     what else is worth knowing: worker, attempt, error
-    """
-
-    at: float
-    cause: str
-    subject: str
-    before: str
-    after: str
-    note: str = ""
 
 
 class Status(Enum):
@@ -113,16 +94,6 @@ class Story:
             if isinstance(cause, Submitted) and cause.job.job_id == job_id:
                 subjects.update(task.task_id for task in cause.job.tasks)
         return self.lines(subjects)
-
-
-def dump(lines: Iterable[StoryLine]) -> str:
-    """One JSON object a line."""
-    return "".join(json.dumps(asdict(line)) + "\n" for line in lines)
-
-
-def load(text: str) -> tuple[StoryLine, ...]:
-    """The inverse of `dump`."""
-    return tuple(StoryLine(**json.loads(line)) for line in text.splitlines())
 
 
 def _in_words(entry: Entry) -> StoryLine:

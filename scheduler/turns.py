@@ -138,10 +138,9 @@ class Turns:
             self._unfile_for(task, lambda: self._put_on_account(task, first.spec.user))
         stands = (-task.priority, task.tag)
         if (-job.priority, job.tag) == stands:
-            wanting = (self._jobs[job_id] for job_id in task.demand)
             best = first
-            for other in wanting:
-                best = min(best, other, key=_standing)
+            for job_id in task.demand:
+                best = min(best, self._jobs[job_id], key=_standing)
                 if _standing(best) == stands:
                     break
             self._stand(task, best.priority, best.tag)

@@ -229,9 +229,15 @@ class UploadingAhead:
         readers = self._demand.results.readers.get(task.spec.task_id)
         if readers is None or self._config.batch_limit > 1:
             return ()  # with batches they wait for others of their kind, wherever those are
-        tasks = self._demand.tasks
-        found = [tasks[reader] for reader in islice(readers, MOST_READERS)]
-        return [reader for reader in found if not reader.on_worker]
+        tasks, left, found = self._demand.tasks, MOST_READERS, list[Task]()
+        for task_id in readers:
+            reader = tasks[task_id]
+            if reader.worker_id is None:
+                found.append(reader)
+            left -= 1
+            if not left:
+                break
+        return found
 
     def _is_sooner_elsewhere(
         self, task: Task, count: int, worker: Worker, load_seconds: float, here_seconds: float

@@ -83,7 +83,8 @@ class Whereabouts:
 
     def idle_workers(self) -> Iterator[Worker]:
         """All of them, sort by sort."""
-        return (worker for workers in self.idle.values() for worker in workers)
+        for workers in self.idle.values():
+            yield from workers
 
     def some_idle(self, most: int) -> list[Worker]:
         """So many of them, or all; as `idle_workers` has them, and much sooner where there is one."""

@@ -154,7 +154,7 @@ def _made(
 
 def _weights(workload: Workload, config: SchedulerConfig | None) -> dict[UserId, float]:
     """The weight of each user of the workload that the configuration gives one."""
-    from scheduler.shares import EVERYBODY
+    from scheduler.user_share import EVERYBODY
 
     told = {share.user: share.weight for share in config.shares} if config is not None else {}
     users = {submitted.job.user for submitted in workload.jobs}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from scheduler.config import SchedulerConfig
-from scheduler.story import dump, load
+from scheduler.story_lines import dump, load
 from tests.scheduler.world import Shell, picture
 
 

@@ -12,7 +12,7 @@ from scheduler.messages import Outcome
 from scheduler.simulated.cluster import VirtualCluster
 from scheduler.simulated.disturbances import Disturbances
 from scheduler.state import SchedulerState
-from scheduler.story import dump
+from scheduler.story_lines import dump
 from tests.simulation.worlds import gpus, mix, troubled
 
 

@@ -1,0 +1,87 @@
+"""How modelpool is built, beside what pyproject.toml says: as Python alone or, where MODELPOOL_COMPILE=1 is in the
+environment, with the scheduler's core compiled by mypyc as well. The same sources, the same decisions, less time.
+
+    MODELPOOL_COMPILE=1 pip install .
+
+Every module is installed as Python too: a machine whose Python or system the compiled ones are not for uses that. An
+editable install stays Python alone; nothing is ever compiled into the sources' own folder.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+from setuptools import Distribution, setup
+from setuptools.command.build_ext import build_ext
+
+#: What is compiled: what the core runs with every event. Values that are sent between processes stay Python (in modules
+#: of their own): an instance of a compiled frozen dataclass cannot be unpickled. tests/scheduler/test_compiled.py
+COMPILED = {
+    "pool": "ahead residency streaming_order",
+    "scheduler": """
+        backlog batching beside costs deadlines demand estimates hurried idle_choice jobs limits nodes ordered outlook
+        placement prefetch promises recovery results run_kinds shares signatures soonest state story switching ticks
+        timeouts turns upload_ahead whereabouts workers
+    """,
+}
+#: the library that they share: in a package, since packages are what is sent to other machines
+LIBRARY = "scheduler.core"
+COMPILER = "mypy>=2"
+#: whose types are read for that: the scheduler and what it knows of the pool. Not torch, which takes minutes
+TYPES = """
+[mypy]
+python_version = 3.11
+explicit_package_bases = true
+namespace_packages = true
+follow_imports = skip
+
+[mypy-scheduler.*,pool.spec,pool.resident,pool.outlook,pool.division,pool.errors]
+follow_imports = normal
+"""
+
+
+class WithCompiledCore(Distribution):
+    """One whose wheel is for one version of Python and one kind of machine; but not an editable one."""
+
+    def has_ext_modules(self) -> bool:
+        return not {"editable_wheel", "develop"}.intersection(self.commands)
+
+
+class BuildCore(build_ext):
+    """Turns the modules into C, and that into libraries, both under the build folder."""
+
+    user_options: ClassVar = [*build_ext.user_options, ("opt-level=", None, "how far the C compiler optimises: 0 to 3")]
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.opt_level = "3"
+
+    def finalize_options(self) -> None:
+        if not (self.editable_mode or self.inplace):
+            self.set_undefined_options("build", ("build_temp", "build_temp"))
+            self.distribution.ext_modules = self._modules(Path(self.build_temp))
+        super().finalize_options()
+
+    def _modules(self, folder: Path) -> list[object]:
+        from mypyc.build import mypycify  # where nothing is compiled it need not be there
+
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = folder / "mypy.ini"
+        settings.write_text(TYPES, encoding="utf-8")
+        options = ["--config-file", str(settings), "--cache-dir", str(folder / "mypy")]
+        c_folder = str(folder / "c")
+        modules = [f"{package}/{name}.py" for package, names in COMPILED.items() for name in names.split()]
+        found = mypycify([*options, *modules], target_dir=c_folder, group_name=LIBRARY, opt_level=self.opt_level)
+        return list(found)
+
+
+if __name__ == "__main__":
+    if os.environ.get("MODELPOOL_COMPILE") == "1":
+        # pip asks first what a build requires, and starts it anew with that
+        missing = [COMPILER] if find_spec("mypyc") is None else []
+        setup(distclass=WithCompiledCore, cmdclass={"build_ext": BuildCore}, setup_requires=missing)
+    else:
+        setup()

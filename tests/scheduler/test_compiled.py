@@ -1,0 +1,245 @@
+"""The compiled core (setup.py) decides, tells and remembers what the Python one does; what is sent crosses both ways.
+
+It is built here once, from the sources as they are, into a folder of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks.compiled_core import ROOT, build, why_not
+from pool.errors import GIB
+from pool.residency import Residency
+from pool.spec import JobSpec, NodeId, RunErrorKind, UserId, WorkerId
+from scheduler.config import SchedulerConfig
+from scheduler.history import JobHistory
+from scheduler.messages import CancelAsked, Command, Event
+from scheduler.replay import Replayed
+from scheduler.simulated.cluster import VirtualCluster
+from scheduler.simulated.disturbances import Disturbances
+from scheduler.simulated.hosts import SimulatedNode
+from scheduler.simulated.machines import SimulatedGpu
+from scheduler.snapshot import Snapshot
+from scheduler.state import SchedulerState
+from scheduler.story_lines import StoryLine
+from scheduler.user_share import EVERYBODY, UserShare
+from scheduler.workloads.arrivals import poisson
+from tests.scheduler.decided import Stream, answer
+from tests.simulation.worlds import mix
+
+PROGRAM = Path(__file__).with_name("decided.py")
+JOBS = 90
+
+CONFIGURATIONS = {
+    "soonest": SchedulerConfig(story_length=None),
+    "arrival_order": SchedulerConfig(story_length=None, placement="arrival_order"),
+    "least_loaded": SchedulerConfig(story_length=200, placement="least_loaded"),
+    "batches": SchedulerConfig(story_length=None, batch_limit=4),
+    "not ahead, ageing": SchedulerConfig(story_length=None, upload_ahead=False, ageing_seconds=20.0),
+    "shares and limits": SchedulerConfig(
+        story_length=None,
+        shares=(UserShare(user=UserId("ann"), weight=3.0), UserShare(user=EVERYBODY, running_limit=2)),
+        share_window_seconds=2.0,
+        run_timeout_seconds=8.0,
+        stop_grace_seconds=2.0,
+        deadline_margin_seconds=5.0,
+        overtaking_limit=4,
+        kept_results=10,
+    ),
+}
+
+
+class Told:
+    """A core that keeps what it is told."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.state = SchedulerState(config)
+        self.events: list[Event] = []
+
+    def handle(self, event: Event) -> list[Command]:
+        """As the core does."""
+        self.events.append(event)
+        return self.state.handle(event)
+
+
+def varied(job: JobSpec, at: float, rng: Random) -> JobSpec:
+    """The job as somebody's, in some haste, by itself or with others."""
+    tasks = tuple(replace(task, together=rng.choice(("", "pictures"))) for task in job.tasks)
+    return replace(
+        job,
+        tasks=tasks,
+        user=UserId(rng.choice(("", "ann", "ann", "bob"))),
+        priority=rng.choice((0, 0, 0, 1)),
+        deadline=rng.choice((None, None, at + rng.uniform(1.0, 60.0))),
+        batch=rng.choice(("", "night")),
+    )
+
+
+def eventful(config: SchedulerConfig, seed: int) -> Stream:
+    """What a pool of four GPUs was told, in which everything goes wrong that can: workers are lost and do not start,
+    runs fail and hang, drivers cancel. Two of the GPUs share a machine with a disk, and gain by batches."""
+    rng, node = Random(seed), NodeId("box")
+    sizes = (24, 12, 24, 9)
+    gpus = [SimulatedGpu(WorkerId(f"gpu-{n}"), gib * GIB, 10.0 * GIB) for n, gib in enumerate(sizes)]
+    gpus[:2] = [replace(gpu, node=node, marginal=0.4) for gpu in gpus[:2]]
+    kinds = [RunErrorKind.OUT_OF_VRAM, RunErrorKind.INPUT_LOST, RunErrorKind.INTERNAL]
+    disturbances = Disturbances(
+        start_fails=lambda command: rng.random() < 0.1,
+        run_factor=lambda: rng.uniform(0.7, 1.5),
+        run_error=lambda command: rng.choice(kinds) if rng.random() < 0.03 else None,
+        run_hangs=lambda command: config.run_timeout_seconds is not None and rng.random() < 0.01,
+    )
+    core = Told(config)
+    cluster = VirtualCluster(core, gpus, [SimulatedNode(node, 20 * GIB, 2.0 * GIB)], disturbances=disturbances)
+    what, last = mix(), 0.0
+    cluster.start(what.components)
+    for submission in what.submissions(poisson(JOBS, 1.5, rng), rng):
+        last = submission.at
+        cluster.post(replace(submission, job=varied(submission.job, last, rng)))
+        if rng.random() < 0.05:
+            cluster.post(CancelAsked(last + rng.uniform(0.0, 20.0), submission.job.job_id))
+    for gpu in gpus:
+        cluster.lose(gpu.worker_id, rng.uniform(0.0, last))
+    cluster.run()
+    return config, core.events
+
+
+@pytest.fixture(scope="module")
+def streams() -> dict[str, Stream]:
+    return {name: eventful(config, seed) for seed, (name, config) in enumerate(CONFIGURATIONS.items())}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the compiled packages can be imported from."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    return build(tmp_path_factory.mktemp("compiled"), opt_level=0)
+
+
+def answers_of(compiled: Path, streams: dict[str, Stream]) -> dict[str, Any]:
+    """What the compiled core says to each stream. Streams and answers were sent from one kind of core to the other."""
+    told, said = compiled.parent / "streams", compiled.parent / "answers"
+    told.write_bytes(pickle.dumps(list(streams.values())))
+    environment = {**os.environ, "PYTHONPATH": str(compiled)}
+    command = [sys.executable, "-P", str(PROGRAM), str(told), str(said)]
+    done = subprocess.run(command, cwd=compiled, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    file, found = pickle.loads(said.read_bytes())
+    assert Path(file).is_relative_to(compiled)
+    assert not file.endswith(".py"), "the core that answered is the Python one"
+    return dict(zip(streams, found, strict=True))
+
+
+def require_files(compiled: Path) -> None:
+    """Every module is there as Python too, for machines that the compiled ones are not for; the library is in a
+    package, as all that is sent to them is; and nothing was built into the sources."""
+    libraries = sorted(compiled.rglob("*.so"))
+    assert len(libraries) == len(modules()) + 1
+    for library in libraries:
+        assert library.parent != compiled
+        source = library.with_name(library.name.partition(".")[0] + ".py")
+        assert source.is_file() or "__mypyc" in library.name
+    assert not [place for package in setup_file().COMPILED for place in (ROOT / package).rglob("*.so")]
+
+
+def require_told(compiled: Path) -> None:
+    """`modelpool --version` says which core an installation has."""
+    code = "import sys\nfrom actors.cli.main import run\nsys.exit(run(['--version']))"
+    for place, is_compiled in ((compiled, True), (ROOT, False)):
+        environment = {**os.environ, "PYTHONPATH": str(place)}
+        command = [sys.executable, "-P", "-c", code]
+        done = subprocess.run(command, cwd=compiled, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("modelpool")
+        assert ("scheduler compiled" in done.stdout) == is_compiled
+
+
+@pytest.mark.slow
+def test_the_compiled_core_answers_as_the_python_one(compiled: Path, streams: dict[str, Stream]) -> None:
+    """To the last bit of every number: the log is text. One test, so that it is built once wherever tests are shared
+    out."""
+    require_files(compiled)
+    require_told(compiled)
+    answers = answers_of(compiled, streams)
+    for name, stream in streams.items():
+        expected, found = answer(stream), answers[name]
+        for said, mine in expected.items():
+            if isinstance(mine, list | tuple):
+                assert len(found[said]) == len(mine) > 0, f"{name}: {said}"
+                for one, other in zip(mine, found[said], strict=True):
+                    assert other == one, f"{name}: {said}"
+            assert found[said] == mine, f"{name}: {said}"
+
+
+def test_the_streams_have_everything_in_them(streams: dict[str, Stream]) -> None:
+    """What the comparison is worth: each kind of event and of command, runs of several tasks, runs that ended badly."""
+    told = {type(event) for _, events in streams.values() for event in events}
+    said = {command for stream in streams.values() for given in answer(stream)["commands"] for command in given}
+    assert {kind.__name__ for kind in typing.get_args(Event)} - {kind.__name__ for kind in told} <= {"ResultLost"}
+    assert {kind.__name__ for kind in typing.get_args(Command)} == {type(command).__name__ for command in said}
+    assert any(command.mates for command in said if hasattr(command, "mates"))
+    assert any(command.rungs for command in said if hasattr(command, "rungs"))
+
+
+# ---- without a compiler --------------------------------------------------------------------------------------------
+
+
+def setup_file() -> ModuleType:
+    """What setup.py says; nothing is built."""
+    spec = importlib.util.spec_from_file_location("setup_file", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def modules() -> set[str]:
+    """The modules that are compiled."""
+    return {f"{package}.{name}" for package, names in setup_file().COMPILED.items() for name in names.split()}
+
+
+def test_the_table_names_modules_that_there_are() -> None:
+    for name in modules():
+        assert (ROOT / (name.replace(".", "/") + ".py")).is_file(), name
+
+
+@pytest.mark.parametrize(("command", "is_compiled"), [("bdist_wheel", True), ("editable_wheel", False)])
+def test_an_editable_install_is_python_alone(command: str, is_compiled: bool) -> None:
+    """Found by trying: its libraries landed among the sources."""
+    built = setup_file().WithCompiledCore()
+    built.commands = [command]
+    assert built.has_ext_modules() == is_compiled
+
+
+def values_in(kind: Any, seen: set[type]) -> Iterator[type]:
+    """The dataclasses and tuples with names that a value of this type may be made of."""
+    for part in typing.get_args(kind):
+        yield from values_in(part, seen)
+    if isinstance(kind, type) and kind not in seen and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
+        seen.add(kind)
+        yield kind
+        for hint in typing.get_type_hints(kind, localns={"Residency": Residency}).values():
+            yield from values_in(hint, seen)
+
+
+@pytest.mark.parametrize("kind", [Event, Command, Snapshot, StoryLine, JobHistory, SchedulerConfig, Replayed])
+def test_what_is_sent_between_processes_stays_python(kind: Any) -> None:
+    """An instance of a compiled frozen dataclass pickles, and cannot be unpickled."""
+    found = list(values_in(kind, set()))
+    assert found
+    assert {value.__module__ for value in found} & modules() == set()
