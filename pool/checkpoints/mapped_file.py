@@ -22,6 +22,7 @@ from pool.checkpoints.files.ranges import ByteRange, joined
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.strict_json import brief
 from pool.checkpoints.files.weights_file import read_weights_header
+from pool.checkpoints.page_tables import begin_populating
 from pool.checkpoints.reading_ahead import begin_reading
 from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.errors import CorruptFile
@@ -122,14 +123,16 @@ class MappedFile:
 
     def read_ahead(self, names: Iterable[str] | None = None) -> None:
         """Have the system read the tensors `names` (all when None) from the disk in the background, in the order of
-        the files: whoever uses them in the order of the module makes the disk jump. Advisory; returns at once, and does
-        nothing for what seems to be in memory."""
+        the files: whoever uses them in the order of the module makes the disk jump. What seems to be in memory is put
+        into the page table instead. Advisory; returns at once."""
         wanted = self.header.tensors if names is None else names
         by_path: dict[str, list[ByteRange]] = {}
         for name in wanted:
             entry = self.header.tensors[name]
             by_path.setdefault(self.header.path_of(name), []).append((entry.begin, entry.end))
-        begin_reading({path: joined(ranges) for path, ranges in by_path.items()})
+        wanted_by_path = {path: joined(ranges) for path, ranges in by_path.items()}
+        if begin_reading(wanted_by_path) is None:
+            begin_populating([(self._storages[path], ranges) for path, ranges in wanted_by_path.items()])
 
     def _dtype(self, entry: TensorEntry) -> torch.dtype:
         dtype = TORCH_DTYPES.get(entry.dtype)
