@@ -182,7 +182,10 @@ class CatalogDesk:
                 self._versions = _installed_versions()
             self._catalog.forget_names()
             self._tell_catalog()
-            return question(self._catalog)
+            try:
+                return question(self._catalog)
+            except StopIteration as error:  # no future takes that: who asked would wait for ever
+                raise RuntimeError(f"our mistake: {error!r}") from error
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, answer)
 
@@ -200,7 +203,7 @@ class _RememberingCatalog:
     def __init__(self, catalog: ListingCatalog) -> None:
         self._catalog = catalog
         self._models: dict[str, ModelRef] = {}
-        self._decoders: dict[tuple[str, str], ModelRef] = {}
+        self._decoders: dict[tuple[ModelRef, str], ModelRef] = {}
         self._loras: dict[tuple[str, float], LoraRef] = {}
         self._components: dict[ModelRef, Mapping[Role, ComponentSpec]] = {}
         self._lora_specs: Recent[LoraRef, ComponentSpec] = Recent(REMEMBERED)
@@ -224,8 +227,8 @@ class _RememberingCatalog:
         return _once(self._models, name, lambda: self._catalog.find_model(name))
 
     def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
-        key = (model.sha256, name)
-        return _once(self._decoders, key, lambda: self._catalog.find_decoder(model, name))
+        # by the model and not by its content: stage B is looked for in its folder first
+        return _once(self._decoders, (model, name), lambda: self._catalog.find_decoder(model, name))
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
         return _once(self._loras, (name, strength), lambda: self._catalog.find_lora(name, strength))

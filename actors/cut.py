@@ -175,6 +175,8 @@ class _Cutter:
     def _encode(self, order: EncodeOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
         roles = tuple(role for role in self._catalog.components(model) if role.is_text_encoder)
+        if not roles:
+            raise unusable_field("model", order.model, "one that reads texts")
         loras = self._loras(model, roles, order.loras)
         words_negative = order.is_negative and self._catalog.made_for(model).sampling.words_negative
         work = EncodeWork(
@@ -187,6 +189,8 @@ class _Cutter:
         roles = (Role.DIFFUSION_MODEL,)
         loras = self._loras(model, roles, order.loras)
         facts = self._catalog.made_for(model).sampling
+        if facts.reads_prior:
+            raise unusable_field("model", order.model, "one that begins with noise, not with another model's latent")
         shows = shown_picture(order, model.name, facts)
         width, height = (side * shows.enlarges for side in self._size(model, order))
         sampler, schedule = usual_schedule(facts.usual, order.sampler, order.schedule)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from actors.extents import made_by
 from actors.orders import DecodeOrder, EncodeOrder, SampleOrder
 from actors.requests import GenerateRequest
 from pool.checkpoints.cascades import prior_cells
@@ -29,7 +30,7 @@ def check_decoder(request: GenerateRequest, facts: SamplingFacts) -> None:
         raise unusable_field("model", request.model, expected)
     if not facts.hands_on:
         if request.decoder is not None:
-            expected = f"none: model {request.model!r} makes pictures by itself"
+            expected = f"none: model {request.model!r} makes {made_by(facts)} by itself"
             raise unusable_field("decoder", request.decoder.model or "one", expected)
         return
     asked = {"image": request.image, "mask": request.mask, "controls": request.controls or None}
@@ -69,12 +70,13 @@ def decoder_name(order: DecodeOrder) -> str:
 
 
 def second_texts(order: DecodeOrder) -> tuple[EncodeOrder, ...]:
-    """The texts that the second model reads, as the first model's text encoder reads them: the prompt, and the negative
-    prompt where it is guided."""
+    """The texts that the second model reads, as the first model's text encoder reads them: the prompt, and where it is
+    guided the negative prompt, of its own or the first model's, or else an empty one."""
     assert isinstance(order.latent, SampleOrder)
-    positive, negative = order.latent.positive, order.latent.negative
+    positive, own = order.latent.positive, None if order.decoder is None else order.decoder.negative
     if _cfg(order) == 1:
         return (positive,)
+    negative = own or order.latent.negative
     return (positive, negative or replace(positive, text="", is_negative=True))
 
 

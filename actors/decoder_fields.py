@@ -6,13 +6,14 @@ Torch-free, ray-free.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
+from actors.number_fields import checked_cfg, checked_steps
 from actors.strict import Strict
 from pool.errors import unusable_field
-from pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG
 
 _FORMS = "NAME, NAME:STEPS or NAME:STEPS:CFG, such as stage_b:10:1.1"
 
@@ -27,12 +28,14 @@ class Decoder(Strict):
     """
 
     model: str = ""
-    steps: Annotated[int | None, Field(ge=1, le=MAX_STEPS)] = None
+    steps: int | None = None
     cfg: float | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _from_short_forms(cls, value: Any) -> Any:
+        if not isinstance(value, str | Mapping | Decoder):
+            raise unusable_field("decoder", value, _FORMS)
         if not isinstance(value, str):
             return value
         name, *numbers = value.rsplit(":", 2)
@@ -43,12 +46,22 @@ class Decoder(Strict):
             raise unusable_field("decoder", value, _FORMS)
         return {"model": name.strip(), **dict(zip(("steps", "cfg"), numbers, strict=False))}
 
-    @field_validator("cfg")
+    @field_validator("model", mode="before")
     @classmethod
-    def _cfg(cls, value: float | None) -> float | None:
-        if value is not None and not MIN_CFG <= value <= MAX_CFG:
-            raise unusable_field("decoder.cfg", value, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}")
+    def _model(cls, value: Any) -> str:
+        if not isinstance(value, str):
+            raise unusable_field("decoder.model", value, "the name of a model")
         return value
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _steps(cls, value: Any) -> int | None:
+        return None if value is None else checked_steps("decoder.steps", value)
+
+    @field_validator("cfg", mode="before")
+    @classmethod
+    def _cfg(cls, value: Any) -> float | None:
+        return None if value is None else checked_cfg("decoder.cfg", value)
 
 
 def _is_number(text: str) -> bool:

@@ -117,6 +117,11 @@ def format_of(format_name: str | None, model: str, facts: SamplingFacts) -> str:
     return format_name or _FORMATS[kind][0]
 
 
+def made_by(facts: SamplingFacts) -> str:
+    """What a model makes, in a word for many."""
+    return _PLURALS[kind_of(facts)]
+
+
 _PLURALS: dict[Kind, str] = {"picture": "pictures", "film": "films", "sound": "sounds"}
 
 

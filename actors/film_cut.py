@@ -43,6 +43,8 @@ def film_beginning(order: SampleOrder, model: str, facts: SamplingFacts) -> Begi
         raise unusable_field("last_image", "one", f"none: the films of model {model!r} end with no picture")
     if order.last is None and ends is Ending.MUST:
         raise unusable_field("last_image", "nothing", f"a picture: the films of model {model!r} end with one too")
+    if order.last is not None and order.frames == 1:
+        raise unusable_field("frames", 1, "at least 2 for a film with a first and a last picture")
     if order.start is None:
         if begins is not None and begins.is_always_there:
             raise unusable_field("image", "nothing", f"a picture: the films of model {model!r} begin with one")

@@ -10,6 +10,7 @@ import math
 import re
 from typing import Any
 
+from actors.number_fields import finite_number
 from pool.errors import unusable_field
 
 #: what films and sounds can be written as, the usual one first
@@ -47,22 +48,11 @@ def checked_film_number(name: str, value: Any) -> float | None:
     """A number that films are told by, one of `FILM_NUMBERS`; motion is a whole one. Raises UnusableField."""
     if value is None:
         return None
-    (least, most), number = FILM_NUMBERS[name], _number(value)
+    (least, most), number = FILM_NUMBERS[name], finite_number(value)
     kind = "a whole number" if name == "motion" else "a number"
     if number is None or not least <= number <= most or (name == "motion" and not number.is_integer()):
         raise unusable_field(name, value, f"{kind} from {least:g} to {most:g}")
     return int(number) if name == "motion" else number
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, or a text that is one; None for anything else. True is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 def checked_format(value: Any) -> str | None:

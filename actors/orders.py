@@ -148,11 +148,13 @@ class GivenLatent:
 
 @dataclass(frozen=True, slots=True)
 class DecoderOrder:
-    """The second model of a picture that two make, "" for the one that is found; None is its own."""
+    """The second model of a picture that two make, "" for the one that is found; None is its own. `negative` is what it
+    is guided away from, whether or not the first model is guided; None where it is not guided."""
 
     model: str = ""
     steps: int | None = None
     cfg: float | None = None
+    negative: EncodeOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +216,15 @@ def order_for(request: GenerateRequest, rounds_up: bool = False) -> DecodeOrder:
         controls=tuple(_control(control) for control in request.controls if control.strength != 0),
     )
     latent = sample if request.hires is None else _second_pass(sample, request.hires, rounds_up)
+    return DecodeOrder(latent, request.model, _decoder(request, negative))
+
+
+def _decoder(request: GenerateRequest, negative: EncodeOrder) -> DecoderOrder | None:
+    """What `request` says of the second of two models, which is guided by itself: the first may not be."""
     said = request.decoder
-    decoder = None if said is None else DecoderOrder(said.model, said.steps, said.cfg)
-    return DecodeOrder(latent, request.model, decoder)
+    if said is None:
+        return None
+    return DecoderOrder(said.model, said.steps, said.cfg, negative if said.cfg not in (None, 1) else None)
 
 
 def _second_pass(sample: SampleOrder, hires: Hires, rounds_up: bool) -> SampleOrder:

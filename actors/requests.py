@@ -5,7 +5,6 @@ Knows names and numbers; not which models exist (the catalog says) nor where any
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
@@ -19,6 +18,7 @@ from actors.film_fields import (
     checked_frames,
     checked_seconds,
 )
+from actors.number_fields import checked_cfg, checked_steps, whole_number
 from actors.picture_fields import (
     USUAL_MASKED_STRENGTH,
     USUAL_STRENGTH,
@@ -33,7 +33,7 @@ from actors.picture_fields import (
 from actors.strict import Strict
 from actors.terms import MOST_PRIORITY, check_user, parse_seconds
 from pool.errors import unknown_name, unusable_field
-from pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG, SCHEDULES, resolve_sampler
+from pool.sampling.names import MAX_CFG, SCHEDULES, resolve_sampler
 
 #: sizes are multiples of this: the VAE halves a picture three times
 SIZE_STEP = 8
@@ -43,9 +43,8 @@ MOST_NOISE_LEVEL = 350
 #: CLIP-G has 32 layers, and two are read
 MOST_SKIPPED = 30
 _SIZE = f"a multiple of {SIZE_STEP} from {SIZE_STEP} to 16384"
-#: what is expected of each field that is a whole number
+#: what is expected of each field that is a whole number, but for steps
 _WHOLE = {
-    "steps": f"a whole number from 1 to {MAX_STEPS}",
     "noise_level": f"a whole number from 0 to {MOST_NOISE_LEVEL}",
     "clip_skip": f"a whole number from 0 to {MOST_SKIPPED}",
     "width": _SIZE,
@@ -155,19 +154,12 @@ class GenerateRequest(Strict):
     @field_validator(*_WHOLE, mode="before")
     @classmethod
     def _whole(cls, value: Any, info: Any) -> int | None:
-        """Numbers, and words of job files that are numbers; True is none."""
-        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        is_written = isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,30}", value.strip(), re.ASCII)
-        if isinstance(value, bool) or not (value is None or is_whole or is_written):
-            raise unusable_field(info.field_name, value, _WHOLE[info.field_name])
-        return None if value is None else int(value)
+        return None if value is None else whole_number(info.field_name, value, _WHOLE[info.field_name])
 
-    @field_validator("steps")
+    @field_validator("steps", mode="before")
     @classmethod
-    def _steps(cls, value: int) -> int:
-        if not 1 <= value <= MAX_STEPS:
-            raise unusable_field("steps", value, _WHOLE["steps"])
-        return value
+    def _steps(cls, value: Any) -> int:
+        return checked_steps("steps", value)
 
     @field_validator("clip_skip")
     @classmethod
@@ -176,12 +168,10 @@ class GenerateRequest(Strict):
             raise unusable_field("clip_skip", value, _WHOLE["clip_skip"])
         return value
 
-    @field_validator("cfg")
+    @field_validator("cfg", mode="before")
     @classmethod
-    def _cfg(cls, value: float) -> float:
-        if not MIN_CFG <= value <= MAX_CFG:
-            raise unusable_field("cfg", value, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}")
-        return value
+    def _cfg(cls, value: Any) -> float:
+        return checked_cfg("cfg", value)
 
     @field_validator("width", "height")
     @classmethod

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pool.activation import PeakCounter, peak_bytes
 from pool.checkpoints.families import LatentFacts, TextFacts
-from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts, UsualRun
+from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from pool.controlnets.needs import control_bytes
 from pool.diffusion_models.cascade_model import prior_channels
 from pool.dry_run import META, AttentionForm
@@ -29,8 +29,8 @@ from pool.sampling.asking import CONTEXT, FRAME_RATE, ask, numbers_told
 from pool.sampling.beginnings import beginning_shape, told_of_beginning
 from pool.sampling.conditions import Condition
 from pool.sampling.extras import IMAGE, empty_extras
-from pool.sampling.frame_strengths import frame_strengths
 from pool.sampling.inpainting import Inpainting
+from pool.sampling.own_ways import own_ways
 from pool.sampling.regions import Regions
 from pool.sampling.run import denoise_pictures
 from pool.shown_pictures import PRIOR, empty_told, repeats_picture
@@ -151,7 +151,7 @@ def sample_bytes(
         [_held(_inputs(diffusion_model.module, work, shape_CHW, 1, length, facts, told)) for length in those]
         for those in (lengths, of_regions)
     )
-    return _loop_bytes(predict_noise, work, shape_CHW, texts, regions, most_at_once, facts.usual)
+    return _loop_bytes(predict_noise, work, shape_CHW, texts, regions, most_at_once, facts)
 
 
 def _decode(module: nn.Module, latent_BC: Tensor, latent: LatentFacts, dtype: torch.dtype) -> Tensor:
@@ -345,7 +345,7 @@ def _loop_bytes(
     texts: Sequence[Condition],
     regions: Sequence[Condition],
     most_at_once: int,
-    usual: UsualRun | None,
+    facts: SamplingFacts,
 ) -> int:
     """The peak of the first steps of the sampler's loop around `predict_noise`."""
     done = 0
@@ -379,7 +379,7 @@ def _loop_bytes(
                     tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions),
                 ),
                 without_picture=without if work.asks_without_picture else None,
-                strengths=frame_strengths(usual, work.cfg, shape_CHW[1], META),
+                ways=own_ways(facts, work, cond, 1, shape_CHW[1], META),
             )
         except Stopped:
             return counter.peak_bytes

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pool.activation_figures import ActivationFigures
+from pool.checkpoints.cascades import pooled_width
 from pool.checkpoints.content import component_digests
 from pool.checkpoints.describe import native_size
 from pool.checkpoints.detect import detect
@@ -125,14 +126,16 @@ class Catalog:
 
     def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
         """The model that makes pictures of what `model` makes: the one called `name`; without a name the one in its
-        folder, or the only one. Raises UnusableField for another model, or where several would do; MissingParts where
-        there is none; and as `find_model`."""
+        folder, or the only one. Raises UnusableField for another model, for one that reads texts of another width, or
+        where several would do; MissingParts where there is none; and as `find_model`."""
         families = self._open(model).checkpoint.family.sampling.decoders
-        if not name:
-            return self.find_model(decoder_among(self.models(), model.name, model.path, families))
-        found = self.find_model(name)
+        found = self.find_model(name or decoder_among(self.models(), model.name, model.path, families))
         if self._open(found).checkpoint.family.name not in families:
             raise unusable_field("decoder", name, f"a model of {' or '.join(decoder_titles(families))}")
+        told, reads = self._pooled_width(model), self._pooled_width(found)
+        if told != reads:
+            expected = f"one that reads pooled texts of width {told}, as {model.path} does: {found.path} reads {reads}"
+            raise unusable_field("decoder", found.name, expected)
         return found
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
@@ -217,6 +220,10 @@ class Catalog:
                 for role, digest in digests.items()
             )
         return self._components[model.sha256]
+
+    def _pooled_width(self, model: ModelRef) -> int | None:
+        checkpoint = self._open(model).checkpoint
+        return pooled_width(checkpoint.family.bare_shapes_of(Role.DIFFUSION_MODEL, checkpoint.shapes))
 
     def _found(self, file: WeightsFile) -> tuple[str, str, str]:
         """Name, path and hash of a file, as references have them."""

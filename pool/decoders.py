@@ -12,6 +12,9 @@ from pool.checkpoints.running import running_families
 from pool.errors import MissingParts, unusable_field
 from pool.registry.listings import ModelListing
 
+#: files with problems that are told of
+_MOST_TOLD = 5
+
 
 def decoder_among(listings: Sequence[ModelListing], model: str, path: str, families: Collection[str]) -> str:
     """The name of the one model of `listings` that is of one of `families` and lies in the folder that `path`, of
@@ -28,7 +31,7 @@ def decoder_among(listings: Sequence[ModelListing], model: str, path: str, famil
         raise MissingParts(
             f"model {model!r} makes small latents, of which {' or '.join(titles)} makes pictures, and no such model is "
             f"known: put its file (stable_cascade_stage_b.safetensors) or its folder beside {path}, or name one in the "
-            f"field decoder"
+            f"field decoder{_problems_beside(listings, folder)}"
         )
     if len(of) > 1:
         names = ", ".join(repr(each.name) for each in of)
@@ -40,6 +43,16 @@ def decoder_titles(families: Collection[str]) -> tuple[str, ...]:
     """What models of `families` are called for people."""
     running = running_families()
     return tuple(running[name].title for name in families)
+
+
+def _problems_beside(listings: Sequence[ModelListing], folder: str) -> str:
+    """What lies in `folder` and cannot be used, and why: one of these may be meant. The problem names the file."""
+    problems = [each.problem for each in listings if each.problem and _folder(each.path) == folder]
+    if not problems:
+        return ""
+    left_out = len(problems) - _MOST_TOLD
+    told = "; ".join([*problems[:_MOST_TOLD], *([f"and {left_out} more"] if left_out > 0 else [])])
+    return f". There, but of no use: {told}"
 
 
 def _folder(path: str) -> str:

@@ -24,8 +24,8 @@ from pool.sampling.asking import ask, film_cells, tokens_of, told_beside
 from pool.sampling.beginnings import told_of_beginning
 from pool.sampling.conditions import Condition
 from pool.sampling.extras import extras_of
-from pool.sampling.frame_strengths import frame_strengths
 from pool.sampling.noise import PictureNoise
+from pool.sampling.own_ways import own_ways
 from pool.sampling.regions import NO_REGIONS, Regions, region_weights
 from pool.sampling.run import denoise_pictures
 from pool.sampling.schedules import sigma_table
@@ -192,11 +192,10 @@ def sample_together(
             most_at_once=most_at_once,
             inpainting=start.inpainting,
             prediction=facts.prediction,
-            kept_length=facts.kept_length,
             start_BCHW=start.latent_BCHW,
             regions=regions,
             without_picture=shown.without,
-            strengths=frame_strengths(facts.usual, work.cfg, shape_CHW[1], device),
+            ways=own_ways(facts, work, cond, len(works), shape_CHW[1], device),
         )
     if not torch.isfinite(samples_BCHW).all():
         loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)

@@ -18,7 +18,7 @@ from pool.checkpoints.component_plans import ComponentPlan, plan_component, refu
 from pool.checkpoints.detect import detect
 from pool.checkpoints.families import Family, LatentFacts
 from pool.checkpoints.files.assembly import Source
-from pool.checkpoints.files.ggml_types import is_packed
+from pool.checkpoints.files.ggml_types import is_block_type
 from pool.checkpoints.infer import Config, latent_facts
 from pool.checkpoints.key_map import KeyMap
 from pool.checkpoints.mapped_file import MappedFile
@@ -84,7 +84,7 @@ class Checkpoint:
         for key in self.family.shapes_of(role, self.shapes):
             if key in self.layers:
                 found[self.layers[key].format.name] += 1
-            elif is_packed(self.header.tensors[key].dtype):
+            elif is_block_type(self.header.tensors[key].dtype):
                 found[self.header.tensors[key].dtype] += 1
         return dict(found.most_common())
 
@@ -137,7 +137,7 @@ class Checkpoint:
             (segment.source, key)
             for key, origin in key_map.origins.items()
             for segment in origin.segments
-            if segment.source in self.layers and not isinstance(parameters[key], PackedWeight)
+            if self._is_quantized(segment.source) and not isinstance(parameters[key], PackedWeight)
         ]
         if unpacked:
             (source, key), count = unpacked[0], len({source for source, _ in unpacked})
@@ -146,6 +146,9 @@ class Checkpoint:
                 "%r of shape %s first",
                 self.header.path, count, parameters[key].dtype, source, key, tuple(parameters[key].shape),
             )  # fmt: skip
+
+    def _is_quantized(self, key: str) -> bool:
+        return key in self.layers or is_block_type(self.header.tensors[key].dtype)
 
     def vae_plan(self) -> VaePlan:
         """How its VAE is built. Raises UnknownArchitecture when its tensors are none of a VAE."""

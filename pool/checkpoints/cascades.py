@@ -9,7 +9,8 @@ to stage C's beside stage B.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from pool.checkpoints.families import Architecture, Family, LatentFacts, TextFacts
@@ -32,6 +33,8 @@ _STAGES_B = ("cascade_b", "cascade_b_lite")
 #: both draw new noise in each step, as DDPM does; steps are even along the way of the cosine.
 #: Source: DDPMWuerstchenScheduler of diffusers
 _SAMPLER, _SCHEDULE = "euler_ancestral", "simple"
+#: what each stage takes a pooled text in by, as diffusers calls it and as stage B is published
+_POOLED = ("clip_txt_pooled_mapper.weight", "clip_mapper.weight")
 #: a tensor of stage B, as wide as what it reads of stage C
 _READS_PRIOR = ("effnet_mapper.0.weight", 1)
 
@@ -73,9 +76,33 @@ def _family(name: str) -> Family:
 CASCADES: Mapping[str, Family] = MappingProxyType({name: _family(name) for name in CASCADE_FACTS})
 
 
+def with_text_encoder(family: Family, keys: Iterable[str]) -> Family:
+    """`family`, and with it the text encoder that files and folders of stage B carry for pipelines that read texts
+    anew, where there is one among `keys`; other families as they are."""
+    if not family.sampling.reads_prior:
+        return family
+    stage_c = CASCADES["cascade_c"]
+    prefix = f"{Role.TEXT_ENCODER.value}." if family.configs else _TEXT_PREFIX
+    if not any(key.startswith(prefix) for key in keys):
+        return family
+    return replace(
+        family,
+        prefixes={Role.TEXT_ENCODER: prefix, **family.prefixes},
+        architectures={Role.TEXT_ENCODER: Architecture.TEXT_MODEL, **family.architectures},
+        texts=stage_c.texts,
+        text_set=stage_c.text_set,
+    )
+
+
 def prior_cells(width: int, height: int) -> tuple[int, int]:
     """Height and width of stage C's latent of a picture of this many pixels."""
     return height * _CELLS // _PIXELS, width * _CELLS // _PIXELS
+
+
+def pooled_width(bare: Mapping[str, Shape]) -> int | None:
+    """How wide a pooled text the stage reads whose diffusion model has tensors of the shapes `bare` (keys without
+    prefix); None where no tensor tells."""
+    return next((bare[key][1] for key in _POOLED if len(bare.get(key, ())) == 2), None)
 
 
 def check_stage(family: Family, bare: Mapping[str, Shape]) -> None:

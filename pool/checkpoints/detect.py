@@ -22,7 +22,7 @@ from pool.checkpoints.families import (
     Architecture,
     Family,
 )
-from pool.checkpoints.files.ggml_types import is_packed
+from pool.checkpoints.files.ggml_types import is_block_type
 from pool.checkpoints.film_unets import FILM_UNETS
 from pool.checkpoints.folder_family import folder_family
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
@@ -32,6 +32,7 @@ from pool.checkpoints.recognition.signature import Naming
 from pool.checkpoints.running import LIST, why_not
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction
+from pool.checkpoints.sight_fit import check_sight
 from pool.checkpoints.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
 from pool.checkpoints.spellings import as_spelled
 from pool.checkpoints.spliced_vae import with_decoder_of_frames
@@ -109,6 +110,7 @@ def detect(header: Header) -> Family:
         check(family, shapes)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: recognised as {title}, but {error}; {_expected()}") from error
+    check_sight(family, header, shapes)
     return family if is_transformer else _as_the_file_says(family, header)
 
 
@@ -121,6 +123,7 @@ def _of_folder(header: Header, shapes: Mapping[str, Shape], layers: Mapping[str,
         check(family, shapes)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: recognised as {family.title}, but {error}") from error
+    check_sight(family, header, shapes)
     return family
 
 
@@ -188,7 +191,7 @@ def _check_dtypes(
             if key.endswith(_COUNTERS):
                 continue
             dtype = header.tensors[key].dtype
-            if key not in layers and dtype not in WEIGHT_DTYPES and not is_packed(dtype):
+            if key not in layers and dtype not in WEIGHT_DTYPES and not is_block_type(dtype):
                 raise UnknownArchitecture(
                     f"{header.path}: tensor {key!r}: found type {dtype}, "
                     f"expected one of {', '.join(sorted(WEIGHT_DTYPES))}"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pool.checkpoints.files.assembly import Source
-from pool.checkpoints.files.ggml_types import is_packed
+from pool.checkpoints.files.ggml_types import is_block_type
 from pool.checkpoints.files.ranges import ByteRange, joined
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.strict_json import brief
@@ -26,7 +26,7 @@ from pool.checkpoints.page_tables import begin_populating
 from pool.checkpoints.reading_ahead import begin_reading
 from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.errors import CorruptFile
-from pool.quantization.gguf_codec import gguf_tensor
+from pool.quantization.gguf_codec import gguf_tensor, gguf_values
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -89,7 +89,7 @@ class MappedFile:
         Raises KeyError when the file has no such tensor, CorruptFile when torch has no such type.
         """
         entry = self.header.tensors[name]
-        if entry.dtype not in TORCH_DTYPES and is_packed(entry.dtype):
+        if entry.dtype not in TORCH_DTYPES and is_block_type(entry.dtype):
             return gguf_tensor(self._bytes(entry), entry.dtype, entry.shape)
         dtype = self._dtype(entry)
         if entry.begin % dtype.itemsize:
@@ -211,15 +211,19 @@ def find_non_finite(mapped: MappedFile, names: Iterable[str] | None = None) -> t
     """The tensors among `names` (all when None) that hold a number that is infinite or not a number.
 
     Reads every byte of them, block by block, in memory of a few blocks. Tensors of whole numbers, and of types that
-    torch cannot compute with, are passed over: packed weights are checked by their scales.
+    torch cannot compute with, are passed over: their scales are tensors of their own.
     """
     found = []
     for name in mapped.header.tensors if names is None else names:
         entry = mapped.header.tensors[name]
         dtype = TORCH_DTYPES.get(entry.dtype)
-        if dtype is None or not (dtype.is_floating_point or dtype.is_complex):
+        if dtype is None and is_block_type(entry.dtype):
+            numbers = gguf_values(mapped.raw(name), entry.dtype, CHECK_BLOCK_BYTES)
+        elif dtype is not None and (dtype.is_floating_point or dtype.is_complex):
+            numbers = mapped.numbers(name, CHECK_BLOCK_BYTES)
+        else:
             continue
-        counts = [_non_finite_in(block) for block in mapped.numbers(name, CHECK_BLOCK_BYTES)]
+        counts = [_non_finite_in(block) for block in numbers]
         count = sum(c for c, _ in counts)
         if count:
             found.append(NonFinite(name, count, entry.elements, sum(u for _, u in counts)))

@@ -135,6 +135,8 @@ class Guidance(Enum):
 
     #: by its difference from what it makes of a negative prompt
     CLASSIFIER_FREE = "classifier-free"
+    #: as classifier-free, in late steps but for what of the difference lies along the prompt's own guess
+    PROJECTED_LATE = "classifier-free, then projected"
     #: by a number that it is told
     DISTILLED = "distilled"
     #: as classifier-free, from weak at the first frame to strong at the last; the other side is told of no picture
@@ -162,6 +164,8 @@ class Beginning(Enum):
 
     #: its latent, kept in the first cell of the film's
     KEPT = "kept"
+    #: the same, but told with a little noise, drawn anew for each guess
+    SHAKEN = "kept, told with noise"
     #: the latent of a film of it and of grey after it, beside a mask for each frame of a cell; it is always told one
     JOINED = "joined"
     #: its latent as the VAE has it, unscaled and of a picture with some noise, joined to every cell of time; it is
@@ -171,7 +175,7 @@ class Beginning(Enum):
     @property
     def is_always_there(self) -> bool:
         """The model makes no film without a picture."""
-        return self is not Beginning.KEPT
+        return self not in (Beginning.KEPT, Beginning.SHAKEN)
 
 
 class Sight(Enum):

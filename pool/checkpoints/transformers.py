@@ -56,6 +56,7 @@ _ENDING_ABOVE = frozenset(
 _OWN_SCHEDULES: Mapping[str, str] = {
     "mochi": "linear_quadratic",
     "cosmos_t2v": "karras",
+    "cosmos_i2v": "karras",
     "cosmos2_t2i": "karras",
     "stable_audio_1": "exponential",
 }

@@ -17,6 +17,7 @@ from pool.checkpoints.recognition.measures import Config
 from pool.diffusion_models.architecture import Architecture, Arguments, Shapes, Told
 from pool.diffusion_models.image_calls import sample_of
 from pool.diffusion_models.video_calls import config_of
+from pool.errors import UnknownArchitecture
 
 #: cells of a patch that stage B reads; stage C reads cells. Source: the config.json of stabilityai/stable-cascade
 STAGE_B_PATCH = 2
@@ -53,8 +54,8 @@ def cascade_config(found: Config, shapes: Shapes) -> Arguments:
     is_c = sizes["stable_cascade_stage"] == "c"
     patch = 1 if is_c else STAGE_B_PATCH
     pooled_rows, pooled_width = shapes["clip_txt_pooled_mapper.weight"]
-    kv = next(shape for key, shape in shapes.items() if key.endswith(".kv_mapper.1.weight"))
-    time = next(key.removesuffix("mapper.weight") for key in shapes if key.endswith(".mapper.weight"))
+    kv = shapes[_first(shapes, ".kv_mapper.1.weight")]
+    time = _first(shapes, ".mapper.weight").removesuffix("mapper.weight")
     down, up = sizes["blocks"]
     return {
         "in_channels": shapes["embedding.1.weight"][1] // patch**2,
@@ -82,6 +83,14 @@ def cascade_config(found: Config, shapes: Shapes) -> Arguments:
         # folds of one convolution each, or convolutions and, in no published model, a fold beside it
         "switch_level": (False,) * (len(widths) - 1) if "down_downscalers.1.1.blocks.0.weight" in shapes else None,
     }
+
+
+def _first(shapes: Shapes, end: str) -> str:
+    """The first key that ends so. Raises UnknownArchitecture where none does."""
+    found = next((key for key in shapes if key.endswith(end)), None)
+    if found is None:
+        raise UnknownArchitecture(f"recognised as a stage of Stable Cascade, but without any tensor *{end}")
+    return found
 
 
 def _width(shapes: Shapes, key: str) -> int | None:

@@ -218,6 +218,7 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
     "hunyuan_image_21": replace(
         _SD3,
         noise=_flow(5.0),
+        guidance=Guidance.PROJECTED_LATE,
         cfg=3.5,
         steps=50,
         width=2048,
@@ -225,8 +226,7 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         side_multiple=64,
         reads=("context",),
         may_read=("context_mask", "context_2", "context_2_mask", "guidance", "next_level"),
-        sources="diffusers' HunyuanImagePipeline, whose guider leaves out after a few steps what of the difference "
-        "lies along the guess (not done here); shift of ComfyUI's class. The distilled one has a shift of 4 and 8 "
+        sources="diffusers' HunyuanImagePipeline; shift of ComfyUI's class. The distilled one has a shift of 4 and 8 "
         "steps, reads a guidance of 3.25 and its next level; its file has guidance_in and time_r_in",
     ),
     "hunyuan_image_21_refiner": replace(

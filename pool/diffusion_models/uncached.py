@@ -8,7 +8,8 @@ work beside a step. Knows Python's caches; no class of diffusers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType
+from inspect import getattr_static
+from types import CellType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -27,18 +28,29 @@ def without_caches(module: nn.Module) -> None:
 
 def _uncached(cls: type[nn.Module]) -> type[nn.Module] | None:
     """A class as `cls`, with the functions that its caching methods are made of; None where it has none."""
-    found = {name: plain for name in dir(cls) if (plain := _behind_cache(getattr(cls, name, None))) is not None}
+    found = {name: plain for name in dir(cls) if (plain := _behind_cache(getattr_static(cls, name, None))) is not None}
     return type(cls.__name__, (cls,), {**found, "__module__": cls.__module__}) if found else None
 
 
-def _behind_cache(method: Any) -> Callable[..., Any] | None:
+def _behind_cache(method: Any) -> Any | None:
     """The function whose results `method` keeps, itself or by what it calls; None where it keeps nothing."""
+    if isinstance(method, staticmethod | classmethod):
+        own = _behind_cache(method.__func__)
+        return None if own is None else type(method)(own)
     plain: Callable[..., Any] | None = getattr(method, "__wrapped__", None)
     if plain is None:
         return None
     cells = method.__closure__ or () if isinstance(method, FunctionType) else ()
-    is_cached = _is_cache(method) or any(_is_cache(cell.cell_contents) for cell in cells)
+    is_cached = _is_cache(method) or any(_is_cache(_in_cell(cell)) for cell in cells)
     return plain if is_cached else None
+
+
+def _in_cell(cell: CellType) -> object:
+    try:
+        contents: object = cell.cell_contents
+    except ValueError:  # nothing was put there yet
+        return None
+    return contents
 
 
 def _is_cache(value: object) -> bool:

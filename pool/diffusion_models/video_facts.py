@@ -219,7 +219,12 @@ VIDEO_FACTS: Mapping[str, ModelFacts] = {
     "ltxv": _LTX,
     "mochi": _MOCHI,
     "cosmos_t2v": _COSMOS,
-    "cosmos_i2v": replace(_COSMOS, may_read=("image", "image_mask")),
+    "cosmos_i2v": replace(
+        _COSMOS,
+        may_read=("image", "image_mask"),
+        begins=Beginning.SHAKEN,
+        sources="diffusers' CosmosVideoToWorldPipeline; the padding of texts is read like the rest, as zeros",
+    ),
     "cosmos2_t2i": _COSMOS_2,
     "cosmos2_i2v": _COSMOS_2_VIDEO,
 }

@@ -7,7 +7,7 @@ formats and shapes; no files (`pool.checkpoints.files.gguf_header`), nor what th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,13 @@ def gguf_tensor(codes: Tensor, kind: str, shape: Shape, dtype: torch.dtype = STA
     by_row = len(shape) > 1 and math.prod(shape[1:]) % values == 0
     codec = GgufCodec(kind, block_bytes, int(by_row))
     return packed_weight(codec, {WEIGHT: codes.reshape(shape[0], -1) if by_row else codes}, shape, dtype)
+
+
+def gguf_values(codes: Tensor, kind: str, at_most_bytes: int) -> Iterator[Tensor]:
+    """The values of `codes` (as `gguf_tensor` takes them) in float32, flat, so many bytes of codes at a time."""
+    values, block_bytes = block_of(kind)
+    for some in codes.reshape(-1, block_bytes).split(max(at_most_bytes // block_bytes, 1)):
+        yield GgufCodec(kind, block_bytes, 1).unpack({WEIGHT: some}, (len(some) * values,), torch.float32)
 
 
 def _by_package(blocks: Tensor, kind: str) -> Tensor:

@@ -58,7 +58,10 @@ def read_facts(file: WeightsFile, *, allow_pickle: bool = False) -> FileFacts:
         if file.form is Form.FOLDER:
             return _of_folder(file)
         return _from_keys(file, read_weights_header(file.source, allow_pickle=allow_pickle))
-    except UnknownArchitecture:  # separate files that are no model: told when somebody wants to run it
+    except UnknownArchitecture as problem:
+        if file.form is Form.FILE:
+            return FileFacts(None, problem=str(problem).removeprefix(f"{file.path}: "))
+        # separate files that are no model: told when somebody wants to run it
         return FileFacts(Kind.CHECKPOINT, f"of {len(file.members)} files")
     except CorruptFile as problem:
         is_unsafe = isinstance(problem, UnsafeFile)

@@ -7,13 +7,21 @@ Shape legend: B batch, C latent channels, T cells of time, H W height and width 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
 from pool.checkpoints.sampling_facts import Beginning, FilmFacts
-from pool.sampling.extras import IMAGE
+from pool.sampling.extras import IMAGE, Extras
+from pool.sampling.noise import PictureNoise, seed_beside
+from pool.sampling.predictions import input_scale
+from pool.sampling.samplers import Denoise
 
 IMAGE_MASK = "image_mask"
+#: deviation of the noise on a picture that is told with some; below every level that such models are sampled at.
+#: Source: `augment_sigma` of diffusers' CosmosVideoToWorldPipeline
+SHAKEN_SIGMA = 0.001
 
 
 def told_of_beginning(film: FilmFacts, picture_BC: Tensor, cells: int, ends: bool = False) -> dict[str, Tensor]:
@@ -21,7 +29,7 @@ def told_of_beginning(film: FilmFacts, picture_BC: Tensor, cells: int, ends: boo
     where it is kept; of that of a film of it and of grey, [B, C, T, H, W], where that is joined. `ends` says that the
     last frame of that is a picture too."""
     match film.begins:
-        case Beginning.KEPT:
+        case Beginning.KEPT | Beginning.SHAKEN:
             whole = picture_BC.unsqueeze(2).expand(-1, -1, cells, -1, -1)
             return {IMAGE: whole.contiguous(), IMAGE_MASK: _first_cell(whole, 1)}
         case Beginning.JOINED:
@@ -35,10 +43,40 @@ def told_of_beginning(film: FilmFacts, picture_BC: Tensor, cells: int, ends: boo
             raise AssertionError("this model is told of no picture in its first frame")
 
 
+def shakes_picture(film: FilmFacts | None) -> bool:
+    """Whether models of `film` are told the picture that it begins with as `shaken_picture` has it."""
+    return film is not None and film.begins is Beginning.SHAKEN
+
+
+def shaken_picture(picture_BCTHW: Tensor, seeds: Sequence[int], sigma_data: float) -> Callable[[], Extras]:
+    """What a model is told of a picture's latent with noise at `SHAKEN_SIGMA`, in a deviation of 1 as it is shown all
+    others: other noise with each call, of random numbers of its own for each of `seeds`, those of its complement.
+
+    Source: diffusers, CosmosVideoToWorldPipeline, which draws noise for each text of each step.
+    """
+    noises = [PictureNoise(seed_beside(seed)) for seed in seeds]
+    scale = input_scale(SHAKEN_SIGMA, sigma_data)
+
+    def told() -> dict[str, Tensor]:
+        drawn_BCTHW = torch.cat([noise.draw((1, *picture_BCTHW.shape[1:])) for noise in noises])
+        return {IMAGE: (picture_BCTHW + drawn_BCTHW.to(picture_BCTHW.device) * SHAKEN_SIGMA) * scale}
+
+    return told
+
+
+def picture_kept(denoise: Denoise, picture_BCTHW: Tensor, mask_B1THW: Tensor) -> Denoise:
+    """`denoise`, whose guess is the picture's latent where that is kept."""
+
+    def kept(x_BCTHW: Tensor, sigma: float) -> Tensor:
+        return torch.where(mask_B1THW.bool(), picture_BCTHW, denoise(x_BCTHW, sigma))
+
+    return kept
+
+
 def beginning_shape(film: FilmFacts, latent_CTHW: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the latent that a film with such a latent begins with."""
     channels, _, *sides = latent_CTHW
-    return (channels, *sides) if film.begins is Beginning.KEPT else latent_CTHW
+    return latent_CTHW if film.begins is Beginning.JOINED else (channels, *sides)
 
 
 def _first_cell(like_BCTHW: Tensor, channels: int) -> Tensor:

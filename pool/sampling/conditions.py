@@ -85,8 +85,12 @@ def batches(conditions: Sequence[Condition | None], most: int = 0) -> tuple[Batc
 def _batch(conditions: Sequence[Condition | None], members: tuple[int, ...]) -> Batch:
     chosen = [c for c in (conditions[place] for place in members) if c is not None]
     contexts = [c.context_BLD for c in chosen]
-    extras = {name: _joined([c.extras[name] for c in chosen]) for name in chosen[0].extras}
-    return Batch(_joined(contexts), members, chosen[0].hooks, extras)
+    return Batch(_joined(contexts), members, chosen[0].hooks, joined_extras([c.extras for c in chosen]))
+
+
+def joined_extras(each: Sequence[Extras]) -> Extras:
+    """What several conditions are told beside their texts, all by the same names, one after the other in a batch."""
+    return {name: _joined([extras[name] for extras in each]) for name in each[0]}
 
 
 def _shapes(condition: Condition) -> dict[str, torch.Size]:

@@ -21,9 +21,10 @@ from pool.options.model_options import Args, ModelOptions
 from pool.options.run_context import call_facts
 from pool.options.transformer_options import TransformerOptions
 from pool.options.wrappers import WrapperPoint
-from pool.sampling.conditions import COND, UNCOND, ApplyHooks, Batch, Condition, batches
+from pool.sampling.conditions import COND, UNCOND, ApplyHooks, Batch, Condition, batches, joined_extras
 from pool.sampling.extras import Extras
 from pool.sampling.kept_length import with_length_of
+from pool.sampling.late_projection import Lead, plainly_led
 from pool.sampling.predictions import clean_latent, input_scale
 from pool.sampling.regions import NO_REGIONS, Regions
 from pool.sampling.samplers import Denoise
@@ -61,6 +62,8 @@ def guided_denoiser(
     kept_length: KeptLength = KeptLength.NOTHING,
     without_picture: WithoutPicture | None = None,
     strengths: Tensor | None = None,
+    lead: Lead | None = None,
+    told_anew: Callable[[], Extras] | None = None,
 ) -> Denoise:
     """A `denoise` that predicts noise for both texts and goes `cfg` times the way from `uncond` to `cond`.
 
@@ -71,7 +74,8 @@ def guided_denoiser(
     predictions as clean latents, which rounds otherwise than the plain run, in the last bits. `prediction` is what the
     model predicts; `regions` are texts beside `cond` that guide a part of the picture each. `without_picture` is asked
     wherever `uncond` is. `strengths` are in place of `cfg` in each cell, on the device of the latents; functions of the
-    options are told `cfg`.
+    options are told `cfg`. `lead` is another way than plainly from two guesses to one. `told_anew` gives what the model
+    is told in place of its namesakes, in each guess anew for each text, `cond` first.
     """
     assert cfg == 1.0 or uncond is not None, f"cfg {cfg} needs the unconditional context"
     options = options or ModelOptions()
@@ -90,6 +94,8 @@ def guided_denoiser(
         kept_length,
         without_picture if runs_uncond else None,
         strengths,
+        lead,
+        told_anew,
     )
     sees_clean = options.guides or options.model_function_wrapper is not None
     sees_clean = sees_clean or any(options.wrappers.at(point) for point in _CLEAN_POINTS)
@@ -120,11 +126,14 @@ class _Guider:
         kept_length: KeptLength,
         without_picture: WithoutPicture | None,
         strengths: Tensor | None,
+        lead: Lead | None,
+        told_anew: Callable[[], Extras] | None,
     ) -> None:
         self._prediction = prediction
         self._regions, self._kept_length = regions, kept_length
         self._predict_noise, self._table, self._cfg = predict_noise, table, cfg
         self._strength = cfg if strengths is None else strengths
+        self._lead, self._told_anew = lead, told_anew
         self._conditions: tuple[Condition | None, ...] = (*conditions, *regions.conditions)
         self._picture_strength, self._blank = 1.0, len(self._conditions)
         if without_picture is not None:
@@ -141,7 +150,7 @@ class _Guider:
         # times the inverse: dividing by a number may round differently on another device
         scaled_BCHW = x_BCHW * input_scale(sigma, self._table.sigma_data, self._prediction)
         noises: dict[int, Tensor] = {}
-        for batch in self._batches:
+        for batch in self._told_now(self._batches):
             self._prepare(batch, sigma)
             copies = _repeated(scaled_BCHW, len(batch.context_BLD))
             predicted = self._predict(copies, sigma, batch.context_BLD, batch)
@@ -149,7 +158,7 @@ class _Guider:
         cond_BCHW = self._regions.joined(noises)
         if UNCOND not in noises:
             return self._clean(x_BCHW, cond_BCHW, sigma)
-        guided_BCHW = noises[UNCOND] + (cond_BCHW - noises[UNCOND]) * self._strength
+        guided_BCHW = self._led(cond_BCHW, noises[UNCOND], sigma)
         if self._blank in noises:
             guided_BCHW = self._towards_picture(guided_BCHW, noises)
         guided_BCHW = with_length_of(guided_BCHW, cond_BCHW, self._kept_length)
@@ -177,7 +186,7 @@ class _Guider:
             guesses = pre_cfg({**common, "conds": list(self._conditions), "conds_out": guesses})
         cond, uncond = guesses[COND], guesses[UNCOND]
         clean: Args = {**common, "cond_denoised": cond, "uncond_denoised": uncond}
-        denoised_BCHW = self._combined(clean)
+        denoised_BCHW = self._combined(clean, sigma)
         if self._blank < len(self._conditions):
             denoised_BCHW = self._towards_picture(denoised_BCHW, asked)
         for post_cfg in options.sampler_post_cfg_function:
@@ -185,14 +194,34 @@ class _Guider:
             denoised_BCHW = post_cfg({**clean, **args})
         return denoised_BCHW
 
+    def _led(self, cond_BCHW: Tensor, uncond_BCHW: Tensor, sigma: float) -> Tensor:
+        """One guess of what the model predicts, of the two for the texts."""
+        if self._lead is not None:
+            return self._lead(cond_BCHW, uncond_BCHW, sigma)
+        return plainly_led(cond_BCHW, uncond_BCHW, self._strength)
+
+    def _told_now(self, asked: Sequence[Batch]) -> Sequence[Batch]:
+        """`asked`, each text with what it is told anew in this guess."""
+        if self._told_anew is None:
+            return asked
+        told = {place: self._told_anew() for place in sorted(place for batch in asked for place in batch.members)}
+        return [
+            replace(batch, extras={**batch.extras, **joined_extras([told[place] for place in batch.members])})
+            for batch in asked
+        ]
+
     def _towards_picture(self, guided_BCHW: Tensor, guesses: Mapping[int, Tensor] | Sequence[Tensor]) -> Tensor:
         """What is guided by the text, led on by the picture: the text's guidance begins at `UNCOND`, which sees it."""
         return guided_BCHW + (guesses[UNCOND] - guesses[self._blank]) * (self._picture_strength - 1.0)
 
-    def _combined(self, clean: Args) -> Tensor:
+    def _combined(self, clean: Args, sigma: float) -> Tensor:
         x_BCHW, cond, uncond = clean["input"], clean["cond_denoised"], clean["uncond_denoised"]
         if self._options.sampler_cfg_function is None:
-            combined_BCHW: Tensor = uncond + (cond - uncond) * self._strength
+            if self._lead is not None:  # it goes by what the model predicts: noise, or the flow
+                predicted, away = ((x_BCHW - guess) * (1.0 / sigma) for guess in (cond, uncond))
+                led_BCHW: Tensor = x_BCHW - self._lead(predicted, away, sigma) * sigma
+                return led_BCHW
+            combined_BCHW = plainly_led(cond, uncond, self._strength)
             if self._kept_length is KeptLength.NOTHING:
                 return combined_BCHW
             kept_BCHW: Tensor = x_BCHW - with_length_of(x_BCHW - combined_BCHW, x_BCHW - cond, self._kept_length)
@@ -207,7 +236,7 @@ class _Guider:
         """The clean guess of each condition; zeros for None."""
         same = len(conditions) == len(self._conditions) and all(map(_is, conditions, self._conditions))
         guesses: dict[int, Tensor] = {}
-        for batch in self._batches if same else batches(conditions, self._most_at_once):
+        for batch in self._told_now(self._batches if same else batches(conditions, self._most_at_once)):
             self._prepare(batch, sigma)
             predicted = self._ask(_repeated(x_BCHW, len(batch.context_BLD)), sigma, batch)
             guesses |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)

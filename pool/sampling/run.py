@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pool.checkpoints.sampling_facts import KeptLength, Prediction
+from pool.checkpoints.sampling_facts import Prediction
 from pool.options.model_options import ModelOptions
 from pool.options.run_context import call_facts
 from pool.options.wrappers import WrapperPoint
@@ -24,6 +24,7 @@ from pool.sampling.extras import Extras
 from pool.sampling.guidance import PredictNoise, WithoutPicture, guided_denoiser
 from pool.sampling.inpainting import Inpainting, masked_denoiser
 from pool.sampling.noise import PictureNoise
+from pool.sampling.own_ways import PLAIN_WAYS, OwnWays, guiding
 from pool.sampling.regions import NO_REGIONS, Regions
 from pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise, Sampler, sample_euler_ancestral
 from pool.sampling.schedules import SigmaTable, make_sigmas, sd1_sigma_table
@@ -46,11 +47,10 @@ def denoise_pictures(
     apply_hooks: ApplyHooks | None = None,
     most_at_once: int = 0,
     prediction: Prediction = Prediction.NOISE,
-    kept_length: KeptLength = KeptLength.NOTHING,
     start_BCHW: Tensor | None = None,
     regions: Regions = NO_REGIONS,
     without_picture: Extras | None = None,
-    strengths: Tensor | None = None,
+    ways: OwnWays = PLAIN_WAYS,
 ) -> Tensor:
     """Denoised latents of a picture for each of `seeds`, in one run: float32 [B, C, H, W] on the CPU, as models see.
 
@@ -61,7 +61,7 @@ def denoise_pictures(
     1 (`uncond` may then be None). `table`: the noise trained with, SD1's when None; `prediction`: what the model
     predicts. Transformer options of `options` are the caller's to apply. `apply_hooks` is called with the texts' weight
     hooks before each batch. `regions`: texts for a part of the picture each, beside `cond`. `without_picture`: told in
-    place of its namesakes where the model is asked about `uncond` without a picture. `strengths`: cfg of each cell.
+    place of its namesakes where the model is asked about `uncond` without a picture. `ways`: what few models do.
     Raises Stopped before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
     table, options = table or sd1_sigma_table(), options or ModelOptions()
@@ -71,9 +71,10 @@ def denoise_pictures(
 
     def prepare() -> Denoise:
         negative = None if uncond is None else uncond.to(device)
-        beside = regions.to(device), kept_length, _without(negative, without_picture, work.picture_cfg)
-        how = work.cfg, options, apply_hooks, most_at_once, prediction
-        return guided_denoiser(predict_noise, table, cond.to(device), negative, *how, *beside, strengths=strengths)
+        positive, blank = cond.to(device), _without(negative, without_picture, work.picture_cfg)
+        how = work.cfg, options, apply_hooks, most_at_once, prediction, regions.to(device), ways.kept_length, blank
+        own = guiding(ways, work, seeds, positive, table.sigma_data)
+        return own.kept(guided_denoiser(predict_noise, table, positive, negative, *how, *own.for_guidance))
 
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()

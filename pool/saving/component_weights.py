@@ -62,6 +62,11 @@ class ComponentWeights:
         """The dtype of a parameter on the host: for a packed one, of what it stands for."""
         return self._hosts[name].dtype
 
+    def statistics(self) -> dict[str, Tensor]:
+        """What its file has beside parameters, which no patch changes: what norms of batches have counted."""
+        carried = self.built.module.state_dict().keys()
+        return {name: value for name, value in self.built.module.named_buffers() if name in carried}
+
     def is_patched(self, key: str) -> bool:
         """Whether the checkpoint's tensor `key` becomes a parameter that a patch changes."""
         return any(target.key in self.patches.parameters for target in self.key_map.targets(key))

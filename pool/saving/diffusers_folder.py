@@ -9,22 +9,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
-from diffusers import DDPMScheduler, EDMEulerScheduler, EulerDiscreteScheduler
+from diffusers import DDPMScheduler, DDPMWuerstchenScheduler, EDMEulerScheduler, EulerDiscreteScheduler
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    PreTrainedModel,
+)
 
 from pool.checkpoints.build import Checkpoint
+from pool.checkpoints.cascades import with_text_encoder
+from pool.checkpoints.component_plans import plan_component
 from pool.checkpoints.describe import native_size
 from pool.checkpoints.families import Architecture, TextFacts
 from pool.checkpoints.modules import empty_module, said_module
-from pool.diffusion_models.build import plan_diffusion_model
 from pool.errors import OutputFailed
 from pool.open_model import OpenModel
 from pool.patches.patch_set import PatchSet
@@ -32,6 +39,7 @@ from pool.saving.checkpoint_file import Progress, Saved, counting, patched_model
 from pool.saving.component_weights import ComponentWeights
 from pool.saving.facts import with_facts
 from pool.saving.pipelines import INDEX_FILE, PipelineFacts, noisy_scheduler_facts, pipeline_facts, scheduler_facts
+from pool.saving.single_file import refuse_blocks
 from pool.saving.stream_writer import TensorToWrite, write_safetensors
 from pool.saving.tensor_bytes import made
 from pool.saving.tokenizer_files import write_clip_tokenizer
@@ -42,7 +50,13 @@ from pool.work import LoraRef
 #: the names that diffusers and transformers look for
 _WEIGHTS, _TEXT_WEIGHTS = "diffusion_pytorch_model.safetensors", "model.safetensors"
 _TEXT_LEVEL = "text_model."
-_SCHEDULERS = {kind.__name__: kind for kind in (EulerDiscreteScheduler, EDMEulerScheduler, DDPMScheduler)}
+_SCHEDULERS = {
+    kind.__name__: kind for kind in (EulerDiscreteScheduler, EDMEulerScheduler, DDPMScheduler, DDPMWuerstchenScheduler)
+}
+#: components whose plans are the whole of their configuration
+_PLANNED = (Architecture.DIFFUSION_TRANSFORMER, Architecture.TEXT_MODEL, Architecture.VISION_MODEL)
+#: the VAE of Stable Cascade, whose scale has a name of its own
+_CASCADE_VAE = "cascade_a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +93,9 @@ def save_diffusers(
     """
     expect_free(path, overwrite)
     found = patched_model(model, loras, patches)
-    checkpoint = found.checkpoint
+    refuse_blocks(found.checkpoint, dtype)
+    family = found.checkpoint.family
+    checkpoint = replace(found.checkpoint, family=with_text_encoder(family, found.checkpoint.shapes))
     facts, schedulers = pipeline_facts(checkpoint.family), {"scheduler": scheduler_facts(checkpoint.family)}
     if facts.noisy:
         schedulers[facts.noisy] = noisy_scheduler_facts(checkpoint.family)
@@ -92,13 +108,15 @@ def save_diffusers(
     with whole_folder(path, overwrite=overwrite, is_ours=INDEX_FILE) as folder:
         for part in parts:
             _write_module(folder / part.folder, part)
-            name = _TEXT_WEIGHTS if _is_text(part.module) else _WEIGHTS
+            name = _TEXT_WEIGHTS if isinstance(part.module, PreTrainedModel) else _WEIGHTS
             try:
                 write_safetensors(folder / part.folder / name, part.tensors, said, on_bytes=on_bytes)
             except OutputFailed as error:  # of a folder that nobody will find
                 raise OutputFailed(str(error).replace(str(folder), str(path))) from error
         for role, text in checkpoint.family.texts.items():
             write_clip_tokenizer(folder / facts.tokenizer_folder(role), text.pad_id)
+        if facts.processor:
+            _write_processor(folder / facts.processor, parts)
         for place, said_of_it in schedulers.items():
             _SCHEDULERS[said_of_it.name](**said_of_it.settings).save_config(folder / place)
         named = {place: ("diffusers", said_of_it.name) for place, said_of_it in schedulers.items()}
@@ -123,6 +141,8 @@ def _part(
             assert wanted[saved_as] == weights.shapes[name], f"{name}: {weights.shapes[name]}, {wanted[saved_as]}"
             tensors.append(made(saved_as, own, wanted[saved_as], partial(weights.parameter, name, own)))
     assert dtypes.keys() == wanted.keys(), f"{facts.folders[role]}: {sorted(wanted.keys() - dtypes.keys())} are missing"
+    for name, value in weights.statistics().items():
+        tensors.append(made(name, value.dtype, tuple(value.shape), value.detach))
     kinds = list(dtypes.values())
     return _Part(facts.folders[role], module, tuple(tensors), max(set(kinds), key=kinds.count))
 
@@ -144,12 +164,17 @@ def _module(checkpoint: Checkpoint, role: Role) -> nn.Module:
     latent = checkpoint.latent
     if role is Role.VAE:
         means = {"latents_mean": latent.means, "latents_std": latent.deviations} if latent.means else {}
-        facts = {"scaling_factor": latent.scaling_factor, "sample_size": pixels, **means}
-        return checkpoint.vae_plan().empty(facts)
-    if architecture is Architecture.DIFFUSION_TRANSFORMER:
-        plan = plan_diffusion_model(family.shapes_of(role, checkpoint.shapes), family.prefixes[role])
-        built: Any = plan.empty()
-        built.register_to_config(sample_size=pixels // latent.downscale)
+        plan = checkpoint.vae_plan()
+        if plan.facts.name == _CASCADE_VAE:
+            return plan.empty({"scale_factor": 1.0 / latent.scaling_factor})
+        return plan.empty({"scaling_factor": latent.scaling_factor, "sample_size": pixels, **means})
+    if architecture in _PLANNED:
+        shapes = family.shapes_of(role, checkpoint.shapes)
+        built: Any = plan_component(family, role, shapes, family.configs.get(role)).module
+        if architecture is Architecture.DIFFUSION_TRANSFORMER:
+            film = family.sampling.film
+            said = {"sample_size": pixels // latent.downscale, "num_frames": None if film is None else film.frames}
+            built.register_to_config(**{key: value for key, value in said.items() if value and key in built.config})
         return built  # type: ignore[no-any-return] # diffusers is not typed
     config = checkpoint.config(role)
     if role in family.texts:
@@ -172,7 +197,7 @@ def _write_module(folder: Path, part: _Part) -> None:
     """The configuration of a component."""
     folder.mkdir()
     module: Any = part.module
-    if _is_text(module):
+    if isinstance(module, PreTrainedModel):
         module.config.architectures = [type(module).__name__]
         module.config.dtype = part.dtype
         module.config.save_pretrained(folder)
@@ -180,10 +205,25 @@ def _write_module(folder: Path, part: _Part) -> None:
         module.save_config(folder)
 
 
+def _write_processor(folder: Path, parts: Sequence[_Part]) -> None:
+    """How pictures are brought into the form that the vision encoder is shown."""
+    config: Any = next(part.module.config for part in parts if hasattr(part.module.config, "image_size"))
+    side = config.image_size
+    CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side}).save_pretrained(
+        folder
+    )
+
+
 def _index(checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence[_Part]) -> dict[str, Any]:
     classes = {
-        p.folder: ("transformers" if _is_text(p.module) else "diffusers", type(p.module).__name__) for p in parts
+        p.folder: (
+            "transformers" if isinstance(p.module, PreTrainedModel) else facts.libraries.get(p.folder, "diffusers"),
+            type(p.module).__name__,
+        )
+        for p in parts
     }
+    if facts.processor:
+        classes[facts.processor] = ("transformers", "CLIPImageProcessor")
     tokenizers = {facts.tokenizer_folder(role): ("transformers", "CLIPTokenizer") for role in checkpoint.family.texts}
     return {
         "_class_name": facts.name,

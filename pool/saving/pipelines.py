@@ -24,11 +24,20 @@ from pool.checkpoints.families import (
     SDXL_REFINER,
     Family,
 )
-from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction
+from pool.checkpoints.film_unets import SVD
+from pool.checkpoints.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind, Prediction
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
 
 INDEX_FILE = "model_index.json"
+#: how UNets of frames go through levels between two ends; the levels of a table stand beside them unread.
+#: Source: scheduler_config.json of stabilityai/stable-video-diffusion-img2vid-xt
+_FILM_STEPS = {
+    "timestep_type": "continuous",
+    "use_karras_sigmas": True,
+    "timestep_spacing": "leading",
+    "steps_offset": 1,
+}
 
 _NOTHING = (None, None)
 #: what schedulers call a prediction; those with levels of noise between two ends have words of their own
@@ -48,12 +57,16 @@ class PipelineFacts:
     folders  the folder of each component
     entries  what else its index says: parts that are not there, and settings
     noisy    the folder of the scheduler by which noise is put on the picture that a model is shown; empty for none
+    processor  the folder of what brings pictures into the form that the vision encoder is shown; empty for none
+    libraries  of components that are of a part of diffusers, by folder
     """
 
     name: str
     folders: Mapping[Role, str]
     entries: Mapping[str, Any] = field(default_factory=dict)
     noisy: str = ""
+    processor: str = ""
+    libraries: Mapping[str, str] = field(default_factory=dict)
 
     def tokenizer_folder(self, role: Role) -> str:
         """The folder of the tokenizer of the text encoder `role`."""
@@ -76,8 +89,28 @@ _XL = PipelineFacts(
     {Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: "text_encoder_2", **_MODELS},
     {"feature_extractor": _NOTHING, "image_encoder": _NOTHING, "force_zeros_for_empty_prompt": True},
 )
+_CASCADE_C = PipelineFacts(
+    "StableCascadePriorPipeline",
+    {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "prior"},
+    {"feature_extractor": _NOTHING, "image_encoder": _NOTHING, "resolution_multiple": 42.67},
+)
+# published folders name "wuerstchen" for the VAE, which newer versions of diffusers refuse even where they are given
+# one; with this name they take it from the caller: `from_pretrained(folder, vqgan=PaellaVQModel.from_pretrained(...))`
+_CASCADE_B = PipelineFacts(
+    "StableCascadeDecoderPipeline",
+    {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "decoder", Role.VAE: "vqgan"},
+    {"text_encoder": _NOTHING, "tokenizer": _NOTHING, "latent_dim_scale": 10.67},
+    libraries={"vqgan": "stable_cascade"},
+)
 _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
     {
+        **dict.fromkeys(("cascade_c", "cascade_c_lite"), _CASCADE_C),
+        **dict.fromkeys(("cascade_b", "cascade_b_lite"), _CASCADE_B),
+        SVD.name: PipelineFacts(
+            "StableVideoDiffusionPipeline",
+            {Role.VISION_ENCODER: "image_encoder", **_MODELS},
+            processor="feature_extractor",
+        ),
         SD1.name: _PLAIN,
         SD2.name: _PLAIN,
         SDXL.name: _XL,
@@ -143,6 +176,8 @@ def scheduler_facts(family: Family) -> SchedulerFacts:
     Raises UnknownArchitecture for a prediction that no scheduler of diffusers knows with that noise.
     """
     noise, prediction = family.sampling.noise, family.sampling.prediction
+    if noise.kind is NoiseKind.COSINE:
+        return SchedulerFacts("DDPMWuerstchenScheduler", {})
     words = _EDM_PREDICTIONS if noise.kind is NoiseKind.EDM else _PREDICTIONS
     if prediction not in words:
         raise UnknownArchitecture(
@@ -150,7 +185,11 @@ def scheduler_facts(family: Family) -> SchedulerFacts:
             f"{noise.kind.value} noise, expected one of {', '.join(each.value for each in words)}"
         )
     if noise.kind is NoiseKind.EDM:
-        ends = {"sigma_min": noise.sigma_min, "sigma_max": noise.sigma_max, "sigma_data": noise.sigma_data}
+        ends = {"sigma_min": noise.sigma_min, "sigma_max": noise.sigma_max}
+        if family.sampling.film is not None:
+            settings = {**_betas(PLAIN_NOISE), **_FILM_STEPS, **ends, "prediction_type": words[prediction]}
+            return SchedulerFacts("EulerDiscreteScheduler", settings)
+        ends["sigma_data"] = noise.sigma_data
         schedule = "karras" if prediction is Prediction.EDM else "exponential"
         settings = {**ends, "prediction_type": words[prediction], "sigma_schedule": schedule}
         return SchedulerFacts("EDMEulerScheduler", settings)

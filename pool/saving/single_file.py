@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from pool.checkpoints.build import Checkpoint
-from pool.checkpoints.files.ggml_types import is_packed
+from pool.checkpoints.files.ggml_types import is_block_type
 from pool.checkpoints.mapped_file import TORCH_DTYPES
 from pool.checkpoints.safetensors_file import TensorEntry
 from pool.errors import unusable_field
@@ -26,12 +26,16 @@ from pool.ops.packed import PackedWeight
 from pool.patches.patch_set import PatchSet
 from pool.quantization.layers import METADATA_KEY as QUANTIZATION_KEY
 from pool.quantization.layers import QuantizedLayer
+from pool.quantization.published import pack
 from pool.saving.component_weights import ComponentWeights
 from pool.saving.stream_writer import TensorToWrite
-from pool.saving.tensor_bytes import carried, cast, made, tensor_blocks
+from pool.saving.tensor_bytes import carried, cast, made, tensor_blocks, unpacked
 from pool.spec import Role
 
 EMA_PREFIX = "model_ema."
+
+#: what only a GGUF file says of itself
+_OF_GGUF = ("GGUF.", "general.", "split.", "tokenizer.ggml.")
 
 
 class SingleFile:
@@ -48,13 +52,9 @@ class SingleFile:
         self._roles = {key: role for role in checkpoint.roles for key in checkpoint.family.shapes_of(role, shapes)}
         #: quantized layers that are weights of components
         self._layers = {key: layer for key, layer in checkpoint.layers.items() if key in self._roles}
-        #: weights of components in ggml's blocks, which no other format has
-        self._blocks = [key for key in self._roles if is_packed(checkpoint.header.tensors[key].dtype)]
-        if dtype is None and self._blocks:
-            raise unusable_field(
-                "dtype", "none", f"a plain type to save the {len(self._blocks)} weights of {checkpoint.header.path} in "
-                "that are in GGUF's own blocks"
-            )  # fmt: skip
+        #: weights in ggml's blocks, which no other format has
+        self._blocks = [key for key, entry in checkpoint.header.tensors.items() if is_block_type(entry.dtype)]
+        refuse_blocks(checkpoint, dtype)
         self._components = {
             role: ComponentWeights(checkpoint, role, patches.get(role, PatchSet()))
             for role in checkpoint.roles
@@ -71,12 +71,14 @@ class SingleFile:
     def metadata(self) -> dict[str, str]:
         """The source's metadata, without what is no longer so."""
         kept = dict(self._checkpoint.header.metadata)
+        if self._blocks:
+            kept = {key: text for key, text in kept.items() if not key.startswith(_OF_GGUF)}
         if self._dtype is not None:
             kept.pop(QUANTIZATION_KEY, None)
         return kept
 
     def _has_layers(self, role: Role) -> bool:
-        return any(self._roles[key] is role for key in (*self._layers, *self._blocks))
+        return any(self._roles.get(key) is role for key in (*self._layers, *self._blocks))
 
     def _parts(self) -> dict[str, TensorToWrite | None]:
         """What becomes of the tensors that quantized weights are made of, by key: None leaves one out. Those that are
@@ -86,7 +88,8 @@ class SingleFile:
                 k for key, each in self._checkpoint.layers.items() if key not in self._layers for k in _keys(each)
             }
             inner = self._checkpoint.header.tensors.keys() - self._checkpoint.shapes.keys() - foreign
-            return {**dict.fromkeys(inner), **{key: self._plain(key) for key in (*self._layers, *self._blocks)}}
+            blocks = [key for key in self._blocks if self._keeps_ema or not key.startswith(EMA_PREFIX)]
+            return {**dict.fromkeys(inner), **{key: self._plain(key) for key in (*self._layers, *blocks)}}
         found: dict[str, TensorToWrite | None] = {}
         for key, layer in self._layers.items():
             component = self._components.get(self._roles[key])
@@ -103,9 +106,15 @@ class SingleFile:
             yield key, _part(component, name, part, header.tensors[key])
 
     def _plain(self, key: str) -> TensorToWrite:
-        """A quantized weight as plain numbers."""
+        """A quantized weight as plain numbers, also one that no module reads: the last layer of a text encoder."""
         assert self._dtype is not None
-        return self._from_component(key, self._dtype)
+        role = self._roles.get(key)
+        if role is not None and key not in self._components[role].key_map.unused:
+            return self._from_component(key, self._dtype)
+        mapped, layer, shape = self._checkpoint.mapped, self._layers.get(key), self._checkpoint.shapes[key]
+        if layer is None:
+            return unpacked(key, self._dtype, lambda: mapped.tensor(key), shape)
+        return unpacked(key, self._dtype, lambda: pack(layer, mapped.tensors(), shape, file=mapped.header.path), shape)
 
     def _from_component(self, key: str, dtype: torch.dtype) -> TensorToWrite:
         component = self._components[self._roles[key]]
@@ -134,6 +143,15 @@ class SingleFile:
         if self._dtype is None or not is_weight or own is None or own is self._dtype or not own.is_floating_point:
             return carried(self._checkpoint.mapped, key)
         return cast(self._checkpoint.mapped, key, self._dtype)
+
+
+def refuse_blocks(checkpoint: Checkpoint, dtype: torch.dtype | None) -> None:
+    """Raise UnusableField where a checkpoint has weights of GGUF files and no `dtype` says what to save them in."""
+    header = checkpoint.header
+    count = sum(is_block_type(entry.dtype) for entry in header.tensors.values())
+    if dtype is None and count:
+        expected = f"a plain type to save the {count} weights of {header.path} in that are in GGUF's own blocks"
+        raise unusable_field("dtype", "none", expected)
 
 
 def _keys(layer: QuantizedLayer) -> Iterable[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pool.checkpoints.mapped_file import TORCH_DTYPES, MappedFile
 from pool.errors import UnusableField
+from pool.ops.packed import PackedWeight
 from pool.saving.stream_writer import TensorToWrite
 
 #: what is written, or converted, in one go
@@ -39,6 +40,23 @@ def carried(mapped: MappedFile, name: str) -> TensorToWrite:
     if entry.strides is not None:
         return TensorToWrite(name, entry.dtype, entry.shape, lambda: tensor_blocks(mapped.tensor(name)))
     return TensorToWrite(name, entry.dtype, entry.shape, lambda: tensor_blocks(mapped.raw(name)))
+
+
+def unpacked(name: str, dtype: torch.dtype, weight: Callable[[], Tensor], shape: Iterable[int]) -> TensorToWrite:
+    """The packed weight that `weight` gives as plain numbers of `dtype`.
+
+    Writing it raises UnusableField for numbers that `dtype` cannot hold.
+    """
+
+    def values() -> Tensor:
+        packed = weight()
+        assert isinstance(packed, PackedWeight), f"{name} is not packed"
+        numbers = packed.unpack(torch.float32)
+        converted = numbers.to(dtype)
+        expect_in_range(name, numbers, converted)
+        return converted
+
+    return made(name, dtype, shape, values)
 
 
 def cast(mapped: MappedFile, name: str, dtype: torch.dtype) -> TensorToWrite:

@@ -22,6 +22,8 @@ from pool.work import PixelArray
 
 #: of the pictures that CLIP was trained with, by channel, from 0 to 1. Source: openai/CLIP
 MEANS, DEVIATIONS = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+#: of a picture whose middle is seen, so many times its shorter side at most
+MOST_PROPORTION = 32
 #: deviations of a blur, for each side that becomes so many times as small, beyond 1; the least that is seen
 _DEVIATION_PER_FACTOR, _LEAST_DEVIATION = 0.5, 0.001
 #: its window in deviations, and at least in pixels
@@ -97,7 +99,12 @@ def _blurred(pixels_BCHW: Tensor, dim: int, deviation: float) -> Tensor:
 def _middle(pixels_HWC: PixelArray, side: int) -> PixelArray:
     """The square in the middle of a picture, whose shorter side becomes `side`."""
     height, width = pixels_HWC.shape[:2]
-    shorter, longer = min(height, width), max(height, width)
+    shorter = min(height, width)
+    reach = MOST_PROPORTION * shorter  # what is far outside of the square would cost memory for nothing
+    top, left = max(0, (height - reach) // 2), max(0, (width - reach) // 2)
+    pixels_HWC = pixels_HWC[top : top + reach, left : left + reach]
+    height, width = pixels_HWC.shape[:2]
+    longer = max(height, width)
     sizes = (side, int(side * longer / shorter))
     size = sizes if width <= height else sizes[::-1]
     small_HWC = np.asarray(Image.fromarray(pixels_HWC).resize(size, Image.Resampling.BICUBIC))

@@ -4,6 +4,7 @@ models cannot be asked for is refused by the field."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,14 @@ import pytest
 
 from actors.cut import CutJob, cut_order, cut_request
 from actors.given_pictures import GivenPictures
-from actors.orders import DecodeOrder, EncodePictureOrder, GivenLatent, GivenOrder, SampleOrder, order_for
+from actors.orders import DecodeOrder, DecoderOrder, EncodePictureOrder, GivenLatent, GivenOrder, SampleOrder, order_for
 from actors.outputs.png_text import parameters_text, recipe_from_json
 from actors.recipe import Recipe, RecipeDecoder
 from actors.requests import GenerateRequest
 from pool.errors import UnknownName, UserError
 from pool.spec import JobId, Role, Stage, TaskId
-from pool.work import DecodeWork, SampleWork
-from tests.actors.fakes import DECODES, HANDS_ON, FakeCatalog, component_key, picture_of, sha
+from pool.work import DecodeWork, EncodeWork, SampleWork
+from tests.actors.fakes import DECODES, FILMS, HANDS_ON, SOUNDS, FakeCatalog, component_key, picture_of, sha
 
 JOB = JobId("job")
 PIXELS = np.zeros((128, 128, 3), np.uint8)
@@ -60,15 +61,33 @@ def test_the_second_model_samples_what_the_first_made_and_its_vae_decodes() -> N
 
 
 def test_a_guided_second_model_reads_the_negative_prompt_too() -> None:
-    """Where the first is not guided, it reads none: the empty text stands for it then."""
+    """Found: where the first is not guided, and reads none, the second was guided away from the empty text."""
     _, job = cut(decoder=f"{DECODES}:4:1.1")
     prompt, negative, small, large, _ = job.job.tasks
     assert large.needs == (prompt.task_id, negative.task_id, small.task_id)
     assert (sampled(job)[1].steps, sampled(job)[1].cfg) == (4, 1.1)
-    _, unguided = cut(cfg=1.0, negative="", decoder={"cfg": 1.1})
-    large = unguided.job.tasks[-2]
-    read = [unguided.works[need] for need in large.needs]
-    assert [getattr(work, "text", None) for work in read] == ["p", "", None]
+    for negative in ("n", ""):
+        _, unguided = cut(cfg=1.0, negative=negative, loras=("words:0.5",), clip_skip=1, decoder={"cfg": 1.1})
+        *_, large, _ = unguided.job.tasks
+        read = [unguided.works[need] for need in large.needs]
+        assert [getattr(work, "text", None) for work in read] == ["p", negative, None]
+        # as the prompt is read
+        texts = [work for work in read if isinstance(work, EncodeWork)]
+        assert [([lora.name for lora in text.loras], text.layers_skipped) for text in texts] == [(["words"], 1)] * 2
+        (small,) = (task for task in unguided.job.tasks if task.task_id == large.needs[-1])
+        assert small.needs == large.needs[:1]
+
+
+def test_a_second_model_that_is_not_guided_reads_no_negative_prompt() -> None:
+    for decoder in ({"steps": 4}, {"cfg": 1}):
+        _, job = cut(cfg=1.0, decoder=decoder)
+        assert [work.text for work in job.works.values() if isinstance(work, EncodeWork)] == ["p"]
+
+
+def test_a_stage_asked_for_alone_guides_the_second_model_away_from_nothing_where_nothing_is_said() -> None:
+    latent = order_for(request(cfg=1.0)).latent
+    job = cut_order(DecodeOrder(latent, HANDS_ON, DecoderOrder(cfg=2.0)), JOB, FakeCatalog())
+    assert [work.text for work in job.works.values() if isinstance(work, EncodeWork)] == ["p", ""]
 
 
 def test_jobs_that_differ_in_the_second_model_alone_share_the_first() -> None:
@@ -107,7 +126,12 @@ def test_the_recipe_tells_both_models_and_is_read_again() -> None:
     ("fields", "message"),
     [
         ({"model": DECODES}, "model: found 'large', expected a model that reads a text"),
-        ({"model": "shapes", "decoder": DECODES}, "decoder: found 'large', expected none: model 'shapes' makes"),
+        (
+            {"model": "shapes", "decoder": DECODES},
+            "expected none: model 'shapes' makes pictures by itself",
+        ),
+        ({"model": FILMS, "decoder": DECODES}, "decoder: found 'large', expected none: model 'films' makes films by"),
+        ({"model": SOUNDS, "decoder": DECODES}, "expected none: model 'sounds' makes sounds by itself"),
         ({"decoder": "nobody"}, "unknown model 'nobody'"),
         ({"image": PIXELS}, "image: found 'one', expected none: model 'small' makes pictures of texts alone"),
         ({"image": PIXELS, "mask": PIXELS[..., 0] + 255}, "image: found"),
@@ -115,7 +139,7 @@ def test_the_recipe_tells_both_models_and_is_read_again() -> None:
         ({"hires": {"via": "picture"}}, "hires.via: found 'picture', expected 'latent'"),
         ({"width": 200}, "width: found 200, expected a multiple of 128"),
         ({"decoder": {"cfg": 0.5}}, "decoder.cfg: found 0.5"),
-        ({"decoder": {"steps": 0}}, "steps"),
+        ({"decoder": {"steps": 0}}, "decoder.steps: found 0"),
         ({"decoder": ""}, "decoder: found '', expected NAME"),
     ],
 )
@@ -162,3 +186,10 @@ def test_no_latent_is_made_of_a_picture() -> None:
     order = EncodePictureOrder(GivenOrder(TaskId("mine")), HANDS_ON, 128, 128)
     with pytest.raises(UserError, match="model: found 'small', expected one that makes latents of pictures"):
         cut_order(order, JOB, FakeCatalog())
+
+
+def test_the_second_model_is_asked_for_no_latent_of_its_own() -> None:
+    made = order_for(request()).latent
+    assert isinstance(made, SampleOrder)
+    with pytest.raises(UserError, match=f"model: found '{DECODES}', expected one that begins with noise"):
+        cut_order(replace(made, model=DECODES), JOB, FakeCatalog())

@@ -27,6 +27,7 @@ from tests.actors.fakes import (
     ENDLESS,
     FAIL,
     HOLD_ONCE,
+    MODELS,
     FakeCatalog,
     TellingEngine,
     TracedPicture,
@@ -159,7 +160,7 @@ def test_another_program_connects_works_and_leaves(pool, order) -> None:
     assert done.stderr == ""
     pixels, error = done.stdout.splitlines()
     assert bytes.fromhex(pixels) == expected(request()).tobytes()
-    assert error == "unknown model 'shaps'; did you mean 'shapes'? Known: filler, films, forms, moves, shapes, sounds."
+    assert error == f"unknown model 'shaps'; did you mean 'shapes'? Known: {', '.join(sorted(MODELS))}."
     assert len(list(pool.submit(request()).images())) == 1
 
 

@@ -10,6 +10,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 #: types that are not made of blocks, and what safetensors calls them
 PLAIN_NAMES: Mapping[str, str] = MappingProxyType(
     {name: name for name in ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")}
@@ -38,6 +40,20 @@ def block_of(kind: str) -> tuple[int, int]:
     return int(values), int(block_bytes)
 
 
-def is_packed(dtype: str) -> bool:
+@cache
+def is_readable(kind: str) -> bool:
+    """Whether there is a way to turn tensors of the type `kind` into numbers: some of ggml's are of activations."""
+    if kind in PLAIN_NAMES:
+        return True
+    values, block_bytes = block_of(kind)
+    gguf = package()
+    try:
+        gguf.dequantize(np.zeros((1, block_bytes), dtype=np.uint8), gguf.GGMLQuantizationType[kind])
+    except NotImplementedError:
+        return False
+    return values > 1
+
+
+def is_block_type(dtype: str) -> bool:
     """Whether a tensor's type, as a header names it, is one of ggml's that are made of blocks."""
     return dtype not in PLAIN_NAMES and dtype in type_names().values()

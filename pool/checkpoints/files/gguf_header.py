@@ -3,8 +3,8 @@
 Knows the format: counts, typed entries, then each tensor's name, sizes, type and place. Quantized tensors have ggml's
 name of their type, "Q4_K", as their dtype, and the shape that a model has; the others have the names of safetensors.
 Every count, size and place is held against the file's length before anything of that size is read or made.
-Source: the GGUF specification (ggml, docs/gguf.md), versions 2 and 3; `comfy.gguf.orig_shape.*` entries as city96's
-converter (ComfyUI-GGUF, Apache-2.0) writes them for weights whose shape ggml cannot hold.
+Source: the GGUF specification (ggml, docs/gguf.md), versions 2 and 3; city96's converters (ComfyUI-GGUF, Apache-2.0)
+for `comfy.gguf.orig_shape.*` entries, of weights whose rows fill no blocks, and for weights of five dimensions.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import BinaryIO
 
-from pool.checkpoints.files.ggml_types import PLAIN_NAMES, block_of, type_names
+from pool.checkpoints.files.ggml_types import PLAIN_NAMES, block_of, is_readable, type_names
 from pool.checkpoints.files.gguf_names import renamed
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.strict_json import brief
-from pool.checkpoints.safetensors_file import MAX_HEADER_BYTES, Header, Shape, TensorEntry, is_countable
+from pool.checkpoints.safetensors_file import MAX_ELEMENTS, MAX_HEADER_BYTES, Header, Shape, TensorEntry, is_countable
 from pool.errors import CorruptFile, UnknownArchitecture
 
 MAGIC = b"GGUF"
@@ -29,10 +29,12 @@ _ALIGNMENT_KEY, _ALIGNMENT_BYTES = "general.alignment", 32
 _ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
 #: which names a file has follows from what it says it is
 _ARCHITECTURE_KEY = "general.architecture"
-#: as many as ggml has
-_MOST_DIMENSIONS = 4
-#: of a weight that ggml could not hold as it was
-_MOST_ORIGINAL_DIMENSIONS = 8
+#: ggml has four; converters put weights of films back with the five that they have
+_MOST_DIMENSIONS = 8
+#: more than any published model has: what a header may cost is bounded by them
+_MOST_TENSORS, _MOST_ENTRIES, _MOST_STRINGS = 1 << 17, 1 << 12, 1 << 21
+#: what the parts of a file that was split say
+_SPLIT_KEY = "split.count"
 _MOST_NAME_BYTES = 1 << 12
 #: of the description of a tensor: its name's length, a count, one size, a type, a place
 _LEAST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
@@ -100,10 +102,12 @@ class _Reader:
         value: int | float | bool = struct.unpack(f"<{letter}", self.take(struct.calcsize(f"<{letter}")))[0]
         return value
 
-    def count(self, least_bytes: int) -> int:
-        """A number of things that take so many bytes each at least."""
+    def count(self, least_bytes: int, most: int | None = None) -> int:
+        """A number of things that take so many bytes each at least, no more than `most`."""
         found = int(self.number("Q"))
         self.expect(found * least_bytes)
+        if most is not None and found > most:
+            raise _Damaged(f"found {found} of what files have {most} of at most, at byte {self.at}")
         return found
 
     def name(self) -> str:
@@ -128,8 +132,10 @@ def _header(path: str, reader: _Reader, file_bytes: int) -> Header:
     version = int(reader.number("I"))
     if version not in _VERSIONS:
         raise _Damaged(f"found version {version}, expected {' or '.join(map(str, _VERSIONS))}")
-    tensor_count, entry_count = reader.count(_LEAST_TENSOR_BYTES), reader.count(_LEAST_ENTRY_BYTES)
-    said = _entries(reader, entry_count)
+    tensor_count = reader.count(_LEAST_TENSOR_BYTES, _MOST_TENSORS)
+    said = _entries(reader, reader.count(_LEAST_ENTRY_BYTES, _MOST_ENTRIES))
+    if said.metadata.get(_SPLIT_KEY, "1") not in ("0", "1"):
+        raise _Damaged(f"one of {said.metadata[_SPLIT_KEY]} parts, which have to be put together first")
     described = [_described(reader, said) for _ in range(tensor_count)]
     begin = -(-reader.at // said.alignment_bytes) * said.alignment_bytes
     entries = [_placed(name, kind, shape, begin + offset, file_bytes) for name, kind, shape, offset in described]
@@ -167,8 +173,8 @@ def _entries(reader: _Reader, count: int) -> _Entries:
         else:
             said.metadata[name] = str(reader.number(_scalar(kind, name)))
     alignment = said.metadata.get(_ALIGNMENT_KEY, str(_ALIGNMENT_BYTES))
-    if not alignment.isdecimal() or not 1 <= int(alignment) <= 1 << 20:
-        raise _Damaged(f"found {_ALIGNMENT_KEY} {alignment}, expected 1 to {1 << 20}")
+    if not alignment.isdecimal() or not 1 <= int(alignment) <= 1 << 20 or int(alignment) % 8:
+        raise _Damaged(f"found {_ALIGNMENT_KEY} {alignment}, expected a multiple of 8 up to {1 << 20}")
     said.alignment_bytes = int(alignment)
     return said
 
@@ -177,7 +183,7 @@ def _array(reader: _Reader, name: str) -> Shape | None:
     """Pass over an array; the numbers of one that is a shape."""
     kind = int(reader.number("I"))
     if kind == _STRING:
-        for _ in range(reader.count(8)):
+        for _ in range(reader.count(8, _MOST_STRINGS)):
             reader.skip(reader.count(1))
         return None
     letter = _scalar(kind, name)
@@ -186,11 +192,11 @@ def _array(reader: _Reader, name: str) -> Shape | None:
     if not name.startswith(_ORIGINAL_SHAPE):
         reader.skip(count * item_bytes)
         return None
-    if count > _MOST_ORIGINAL_DIMENSIONS:
+    if count > _MOST_DIMENSIONS:
         raise _Damaged(f"entry {brief(name)}: found {count} sizes")
     values = [reader.number(letter) for _ in range(count)]
     shape = tuple(value for value in values if type(value) is int)
-    if len(shape) != count or not is_countable(shape):
+    if len(shape) != count or not _is_shape(shape):
         raise _Damaged(f"entry {brief(name)}: found {values}, expected the sizes of a tensor")
     return shape
 
@@ -209,20 +215,27 @@ def _described(reader: _Reader, said: _Entries) -> tuple[str, str, Shape, int]:
         raise _Damaged(f"tensor {brief(name)}: found {dimensions} dimensions, expected at most {_MOST_DIMENSIONS}")
     shape = tuple(int(reader.number("Q")) for _ in range(dimensions))[::-1]
     number, offset = int(reader.number("I")), int(reader.number("Q"))
-    if not is_countable(shape):
+    if not _is_shape(shape):
         raise _Damaged(f"tensor {brief(name)}: found shape {shape}")
     kind = type_names().get(number)
-    if kind is None:
-        raise _Damaged(f"tensor {brief(name)}: found type {number}, expected one of ggml's")
+    if kind is None or not is_readable(kind):
+        found = number if kind is None else kind
+        raise _Damaged(f"tensor {brief(name)}: found type {found}, expected one of ggml's for weights")
     if offset % said.alignment_bytes:
         raise _Damaged(f"tensor {brief(name)}: found place {offset}, expected a multiple of {said.alignment_bytes}")
     values, _ = block_of(kind)
+    if values > 1 and (not shape or not math.prod(shape)):
+        raise _Damaged(f"tensor {brief(name)}: found shape {shape}, expected some values as {kind}")
     if shape and shape[-1] % values:
         raise _Damaged(f"tensor {brief(name)}: found rows of {shape[-1]}, expected a multiple of {values} as {kind}")
     original = said.shapes.get(name)
     if original is not None and math.prod(original) != math.prod(shape):
         raise _Damaged(f"tensor {brief(name)}: found shape {shape}, its header says {original}")
     return name, kind, shape if original is None else original, offset
+
+
+def _is_shape(sizes: Shape) -> bool:
+    return all(0 <= size <= MAX_ELEMENTS for size in sizes) and is_countable(sizes)
 
 
 def _placed(name: str, kind: str, shape: Shape, begin: int, file_bytes: int) -> TensorEntry:

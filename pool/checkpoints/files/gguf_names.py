@@ -70,12 +70,14 @@ NAMES: Mapping[str, Names] = MappingProxyType(
 CHANGED = ("llama", "mistral3", "gemma", "gemma2", "gemma3", "gemma-embedding")
 #: parts of T5's files that only its other half reads, and what models have that write texts
 _UNREAD = re.compile(r"(dec\..*|rope_freqs\.weight)")
+#: Z-Image's, one row each: some converters leave the 1 out
+_ROWS = ("cap_pad_token", "x_pad_token")
 _BLOCK = re.compile(r"(\d{1,4})\.(.+)")
 
 
 def renamed(entry: TensorEntry, architecture: str) -> TensorEntry | None:
-    """The tensor under the name that transformers has for it; as it is where the file is no text encoder; None for one
-    that no text encoder reads.
+    """The tensor under the name that transformers has for it; as its model has it where the file is no text encoder;
+    None for one that no text encoder reads.
 
     Raises UnknownArchitecture for encoders of which a new name is not enough.
     """
@@ -86,7 +88,8 @@ def renamed(entry: TensorEntry, architecture: str) -> TensorEntry | None:
         )
     names = NAMES.get(architecture)
     if names is None:
-        return entry
+        is_row = entry.name.endswith(_ROWS) and len(entry.shape) == 1
+        return replace(entry, shape=(1, *entry.shape)) if is_row else entry
     if _UNREAD.fullmatch(entry.name):
         return None
     stem, dot, end = entry.name.rpartition(".")

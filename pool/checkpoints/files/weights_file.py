@@ -75,13 +75,13 @@ def files_of(source: Source) -> tuple[str, ...]:
 
 
 def loose_weights(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files that lie in `folder` itself, by name, however their endings are written.
+    """The safetensors and GGUF files that lie in `folder` itself, by name, however their endings are written.
 
     Some may be links that lead out of it: who reads one asks `contained` first. Raises CorruptFile when the folder
     cannot be read.
     """
     try:
-        names = sorted(name for name in os.listdir(folder) if name.lower().endswith(SAFETENSORS_SUFFIXES))
+        names = sorted(name for name in os.listdir(folder) if name.lower().endswith(PLAIN_SUFFIXES))
     except OSError as error:
         raise CorruptFile(f"{folder}: cannot be read: {error.strerror or error}") from None
     return tuple(folder / name for name in names if os.path.isfile(folder / name))

@@ -195,6 +195,9 @@ _CASCADE = Naming(
         *GENERIC.rules,
         *_joined(Spelling.CHECKPOINT, "lora_prior_unet_"),
         *_joined(Spelling.DIFFUSERS, "lora_prior_unet_"),
+        *_dotted(Spelling.DIFFUSERS, "prior."),
+        Rule("prior.", Spelling.DIFFUSERS, turn=_as_attention_processor),
+        *_dotted(Spelling.CHECKPOINT, "prior."),
     ),
     _cascade_queries,
 )

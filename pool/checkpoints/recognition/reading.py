@@ -110,7 +110,7 @@ def recognise_folder(path: Path) -> FolderFacts:
             found = _component(part)
             return FolderFacts("", found.title, {part.name: found}, {}, {}, ())
     if not weights:
-        raise UserError(f"{path}: is a folder without {INDEX_FILE} or .safetensors files, expected either")
+        raise UserError(f"{path}: is a folder without {INDEX_FILE} or .safetensors or .gguf files, expected either")
     files = {file.name: _file_or_problem(file, path) for file in weights}
     return FolderFacts("", "loose files", {}, {}, files, ())
 

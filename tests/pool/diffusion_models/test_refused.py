@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from pool.checkpoints.safetensors_file import Shape
 from pool.diffusion_models.build import plan_diffusion_model
+from pool.diffusion_models.cascade_model import cascade_config
 from pool.errors import UnknownArchitecture
 from tests.pool.damaged_shapes import damaged
 from tests.pool.diffusion_models.image_cases import CASES
@@ -102,3 +104,13 @@ def test_damaged_files_are_refused_or_something_else_never_another_error(data: s
     shapes = data.draw(damaged(file_shapes(data.draw(st.sampled_from(list(CASES))))))
     with contextlib.suppress(UnknownArchitecture):
         plan_diffusion_model(shapes).empty()
+
+
+@pytest.mark.parametrize("end", [".kv_mapper.1.weight", ".mapper.weight"])
+def test_a_stage_of_cascade_without_a_kind_of_block_is_refused(end: str) -> None:
+    """Found: it ended in StopIteration, which no future takes, and who asked waited for ever."""
+    found: dict[str, Shape] = {"clip_txt_pooled_mapper.weight": (8, 4), "down_blocks.0.1.kv_mapper.1.weight": (4, 4)}
+    found |= {"down_blocks.0.2.mapper.weight": (4, 4)}
+    shapes = {key: shape for key, shape in found.items() if not key.endswith(end)}
+    with pytest.raises(UnknownArchitecture, match=re.escape(end)):
+        cascade_config({"c_hidden": (4,), "stable_cascade_stage": "c"}, shapes)

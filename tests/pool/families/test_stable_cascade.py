@@ -190,21 +190,34 @@ LORAS = {
         "clip_txt_mapper": (32, 32),
         "down_blocks_1_2_attention_attn_to_v": (128, 128),
         "down_blocks_0_2_attention_to_q": (64, 64),
-    }
+    },
+}
+#: and as diffusers and PEFT write them
+_OF_DIFFUSERS = {
+    "down_blocks.0.1.mapper": (128, 64),
+    "clip_txt_mapper": (32, 32),
+    "down_blocks.1.2.attention.to_v": (128, 128),
+    "down_blocks.0.2.attention.to_q": (64, 64),
+}
+_FORMS = {
+    "kohya": ("lora_prior_unet_{}.lora_up.weight", "lora_prior_unet_{}.lora_down.weight", LORAS["cascade_c"]),
+    "diffusers": ("prior.{}.lora_B.weight", "prior.{}.lora_A.weight", _OF_DIFFUSERS),
 }
 
 
-def test_a_lora_on_stage_c_draws_what_the_merged_file_draws(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", _FORMS)
+def test_a_lora_on_stage_c_draws_what_the_merged_file_draws(form: str, tmp_path: Path) -> None:
     """Stage B has no part in it."""
+    up, down, layers = _FORMS[form]
     plain, loras, merged = (tmp_path / name for name in ("plain", "loras", "merged"))
     for folder in (plain, loras, merged):
         folder.mkdir()
     write_files(plain)
     generator = torch.Generator().manual_seed(3)
     tensors: dict[str, Tensor] = {}
-    for base, (rows, columns) in LORAS["cascade_c"].items():
-        tensors[f"lora_prior_unet_{base}.lora_up.weight"] = torch.randn(rows, 2, generator=generator) * 0.05
-        tensors[f"lora_prior_unet_{base}.lora_down.weight"] = torch.randn(2, columns, generator=generator)
+    for base, (rows, columns) in layers.items():
+        tensors[up.format(base)] = torch.randn(rows, 2, generator=generator) * 0.05
+        tensors[down.format(base)] = torch.randn(2, columns, generator=generator)
     save_file(tensors, loras / "some.safetensors")
     pair = Pair(plain, loras=(loras,))
     without = pair.run(**REQUEST)

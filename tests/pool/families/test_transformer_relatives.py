@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pool.checkpoints.transformers import TRANSFORMERS
 from pool.latent_pixels import latent_shape
+from pool.sampling import late_projection
 from pool.sampling.noise import PictureNoise
 from pool.spec import Role
 from pool.text.reading import Pooled
@@ -84,16 +85,17 @@ def _both_read(texts: tuple[Encoded, ...]) -> dict[str, Tensor]:
     return given
 
 
-def _hunyuan_image(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
-    """Up to the sixth step. After that the guider of the published folder takes out of the difference of both guesses
-    what lies along the guess; here it is guided plainly to the end, as in ComfyUI."""
-    guider = AdaptiveProjectedMixGuidance(_cfg(whole))
-    assert guider.adaptive_projected_guidance_start_step >= STEPS
+def _hunyuan_image(whole: Whole, texts: tuple[Encoded, ...], steps: int = STEPS) -> Tensor:
+    """Its guiders count the steps that are guided plainly less one."""
+    guider, words_guider = (
+        AdaptiveProjectedMixGuidance(_cfg(whole), adaptive_projected_guidance_start_step=plain - 1)
+        for plain in (late_projection.PLAIN_STEPS, late_projection.PLAIN_STEPS_OF_WORDS)
+    )
     pipeline = diffusers.HunyuanImagePipeline(
         FlowMatchEulerDiscreteScheduler(shift=5.0), whole.module(Role.VAE), None, None, None, None,
-        whole.module(Role.DIFFUSION_MODEL), guider, guider,
+        whole.module(Role.DIFFUSION_MODEL), guider, words_guider,
     )  # fmt: skip
-    found: Tensor = pipeline(**_both_read(texts), **_call(whole)).images
+    found: Tensor = pipeline(**_both_read(texts), **_call(whole) | {"num_inference_steps": steps}).images
     return found
 
 
@@ -117,10 +119,6 @@ PIPELINES: Mapping[str, Callable[[Whole, tuple[Encoded, ...]], Tensor]] = {
 }
 #: told from a compared one by the published width alone, and equal to it but in name: Flux 2 dev is 6144 wide
 ALIKE = {"flux2_dev": "flux2"}
-#: why not
-NOT_COMPARED = {
-    "cosmos_i2v": "not compared: its pipeline begins every film with a picture, and here it makes films of texts alone"
-}
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -138,6 +136,22 @@ def test_a_picture_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
     made = whole.pixels(latent)
     assert made.shape == pixels.shape
     assert np.abs(made / 255 - pixels).max() <= 1 / 255
+    whole.engine.close()
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, WRITTEN], ids=["plain", "words"])
+def test_a_run_of_hunyuan_image_is_that_of_diffusers_to_its_end(
+    prompt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the steps that are guided otherwise. Where words are to be read in the picture those are others, here
+    earlier ones, so that the run is short."""
+    monkeypatch.setattr(late_projection, "PLAIN_STEPS_OF_WORDS", 4)
+    whole = Whole(tmp_path, RELATIVES["hunyuan_image_21"])
+    texts = whole.texts(prompt)
+    latent = whole.latent(texts, steps=8).samples_CHW
+    with torch.no_grad():
+        expected = _hunyuan_image(whole, texts, steps=8)
+    np.testing.assert_allclose(latent, expected[0], atol=1e-4 * max(1.0, float(expected.std())))
     whole.engine.close()
 
 

@@ -72,6 +72,7 @@ LORAS = {
     "ltxv": ("transformer_blocks.0.attn1.to_q", "diffusion_model.{}"),
     "mochi": ("blocks.0.attn.qkv_x", "diffusion_model.{}"),
     "cosmos_t2v": ("blocks.block0.blocks.0.block.attn.to_q.0", "diffusion_model.{}"),
+    "cosmos_i2v": ("blocks.block0.blocks.0.block.attn.to_q.0", "diffusion_model.{}"),
     "cosmos2_t2i": ("blocks.0.self_attn.q_proj", "diffusion_model.{}"),
     "stable_audio_1": ("transformer.layers.0.self_attn.to_qkv", "diffusion_model.{}"),
 }

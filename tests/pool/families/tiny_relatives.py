@@ -23,6 +23,7 @@ from tests.pool.families.tiny_transformers import (
     _flux2,
     _pixart,
     _sd3,
+    cosmos,
     flux2_vae,
     kl_vae,
     publish_pixart,
@@ -103,6 +104,7 @@ RELATIVES = {
             lambda: kl_vae(4),
         ),
         replace(FAMILIES["hunyuan_dit"], name="hunyuan_dit_1", model=_hunyuan_dit_1),
+        replace(FAMILIES["cosmos_t2v"], name="cosmos_i2v", model=lambda: cosmos(17)),
         TinyFamily(
             "flux2",
             _flux2,

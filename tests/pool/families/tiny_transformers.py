@@ -209,10 +209,10 @@ def _mochi_vae() -> Any:
     )  # fmt: skip
 
 
-def _cosmos() -> Any:
+def cosmos(in_channels: int = 16) -> Any:
     return diffusers.CosmosTransformer3DModel(
-        in_channels=16, out_channels=16, num_attention_heads=2, attention_head_dim=24, num_layers=2, mlp_ratio=2.0,
-        text_embed_dim=WIDTH, adaln_lora_dim=8, max_size=(4, 16, 16),
+        in_channels=in_channels, out_channels=16, num_attention_heads=2, attention_head_dim=24, num_layers=2,
+        mlp_ratio=2.0, text_embed_dim=WIDTH, adaln_lora_dim=8, max_size=(4, 16, 16),
     )  # fmt: skip
 
 
@@ -376,7 +376,7 @@ FAMILIES = {
         TinyFamily("mochi", _mochi, video_layouts.mochi, {"t5xxl": T5}, _mochi_vae, published.mochi),
         TinyFamily(
             "cosmos_t2v",
-            _cosmos,
+            cosmos,
             video_layouts.cosmos,
             {"t5xxl_old": (lambda: texts.t5(words=T5_WORDS, gated=False), texts.t5_file)},
             _cosmos_vae,

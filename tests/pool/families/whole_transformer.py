@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from pool.catalog import Catalog
-from pool.checkpoints.sampling_facts import Guidance
+from pool.checkpoints.transformers import needs_negative
 from pool.engine import Engine, EngineSettings
 from pool.spec import Role, TaskSpec
 from pool.text.text_tokenizer import KINDS
@@ -92,19 +92,23 @@ class Whole:
         """The prompt, and the negative prompt where the model reads one."""
         usual = self.family.sampling.usual
         assert usual is not None
-        wanted = (prompt, NEGATIVE) if usual.guidance is Guidance.CLASSIFIER_FREE else (prompt,)
+        wanted = (prompt, NEGATIVE) if needs_negative(usual.guidance) else (prompt,)
         found = [self.run(EncodeWork(self.model, (), text)) for text in wanted]
         return tuple(text for text in found if isinstance(text, Encoded))
 
     def latent(
-        self, texts: tuple[Encoded, ...], loras: tuple[LoraRef, ...] = (), beginning: Latent | None = None
+        self,
+        texts: tuple[Encoded, ...],
+        loras: tuple[LoraRef, ...] = (),
+        beginning: Latent | None = None,
+        steps: int = STEPS,
     ) -> Latent:
         usual = self.family.sampling.usual
         assert usual is not None
         cfg, guidance = (usual.cfg, 0.0) if len(texts) > 1 else (1.0, usual.cfg)
         width, height, duration = self.extent
         work = SampleWork(
-            self.model, loras, width, height, STEPS, cfg, self._sampler or usual.sampler, usual.schedule, SEED,
+            self.model, loras, width, height, steps, cfg, self._sampler or usual.sampler, usual.schedule, SEED,
             guidance=guidance, pictured=beginning is not None, **duration,
         )  # fmt: skip
         latent = self.run(work, *texts, *([] if beginning is None else [beginning]))

@@ -92,7 +92,8 @@ def test_a_lora_applies(catalog: Catalog) -> None:
     assert np.abs(draw(catalog, "vQ8_0", "sim", lora=lora).astype(int) - with_lora).max() <= 2
 
 
-def test_a_transformer_and_its_t5_compute_what_the_same_values_do(tmp_path: Path) -> None:
+def write_flux(tmp_path: Path, more_text: dict[str, Tensor]) -> None:
+    """A tiny Flux in parts, with `more_text` in the file of its T5: from GGUF files, and with the values in these."""
     tensors = FAMILIES["flux_dev"].file()
     prefixes = {"unet": UNET, "vae": "vae.", "clip_l": "text_encoders.clip_l.transformer."}
     for name, prefix in prefixes.items():
@@ -100,13 +101,17 @@ def test_a_transformer_and_its_t5_compute_what_the_same_values_do(tmp_path: Path
     text = part(tensors, "text_encoders.t5xxl.transformer.")
     text.pop("spiece_model", None)  # tokenizers have another form in GGUF files
     write_gguf(tmp_path / "unet.gguf", part(tensors, UNET))
-    write_gguf(tmp_path / "t5.gguf", as_llama_cpp_has_it(text), architecture="t5encoder")
+    write_gguf(tmp_path / "t5.gguf", {**as_llama_cpp_has_it(text), **more_text}, architecture="t5encoder")
     save_file(rounded(part(tensors, UNET)), tmp_path / "values.safetensors")
     save_file(rounded(text), tmp_path / "text.safetensors")
     describe_model(tmp_path / "packed.model.json", "unet.gguf", "vae.safetensors", "clip_l.safetensors", "t5.gguf")
     describe_model(
         tmp_path / "plain.model.json", "values.safetensors", "vae.safetensors", "clip_l.safetensors", "text.safetensors"
     )
+
+
+def test_a_transformer_and_its_t5_compute_what_the_same_values_do(tmp_path: Path) -> None:
+    write_flux(tmp_path, {})
     packed, plain = (open_checkpoint(tmp_path / f"{name}.model.json") for name in ("packed", "plain"))
     assert packed.family.name == plain.family.name == "flux_dev"
     for role in (Role.DIFFUSION_MODEL, Role.TEXT_ENCODER_2):
@@ -133,6 +138,18 @@ def as_llama_cpp_has_it(text: dict[str, Tensor]) -> dict[str, Tensor]:
             start = f"{names.blocks[0]}{number}."
         found[f"{start}{back[at]}.{end}"] = tensor
     return found
+
+
+def test_a_weight_that_no_module_reads_is_saved_plain_too(tmp_path: Path) -> None:
+    """Found: the last layer of a language model, which files of text encoders may have, ended the saving."""
+    write_flux(tmp_path, {"output.weight": torch.randn(8, 64)})
+    save_checkpoint(
+        open_checkpoint(tmp_path / "packed.model.json"), tmp_path / "saved.safetensors", dtype=torch.float16
+    )
+    saved = load_file(tmp_path / "saved.safetensors")
+    assert any(key.endswith("output.weight") for key in saved)
+    weights = {tensor.dtype for key, tensor in saved.items() if key.startswith((UNET, "text_encoders.t5xxl."))}
+    assert weights == {torch.float16}
 
 
 def test_folders_are_searched_for_them(folder: Path) -> None:

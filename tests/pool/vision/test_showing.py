@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -48,3 +49,13 @@ def test_every_picture_can_be_shown(height: int, width: int, sight: Sight) -> No
     assert found.shape == (1, 3, SIDE, SIDE)
     grey = (128 / 255 - torch.tensor(MEANS)) / torch.tensor(DEVIATIONS)
     np.testing.assert_allclose(found, grey[None, :, None, None].expand_as(found), atol=1e-3)
+
+
+def test_a_thread_of_a_picture_costs_no_more_than_a_square_of_it() -> None:
+    """Found: one of 1 x 16384 was scaled whole, to eight gigabytes."""
+    tracemalloc.start()
+    found = shown(np.full((1, 16_384, 3), 128, np.uint8), SIDE, Sight.PENULTIMATE)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.shape == (1, 3, SIDE, SIDE)
+    assert peak_bytes < 64 << 20

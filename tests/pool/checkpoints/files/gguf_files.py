@@ -14,13 +14,13 @@ KINDS = gguf.GGMLQuantizationType
 
 
 def write_gguf(path: Path, tensors: Mapping[str, Tensor], kind: str = "Q8_0", architecture: str = "flux") -> None:
-    """A file of these tensors: matrices whose rows fill blocks as `kind`, other weights in float32. Shapes of more than
-    four dimensions, and convolutions whose rows fill no block, are written flat beside the shape that they had."""
+    """A file of these tensors: matrices whose rows fill blocks as `kind`, other weights in float32. Convolutions whose
+    rows fill no block are written flat beside the shape that they had, those of films as they are."""
     writer = gguf.GGUFWriter(path, architecture)
     values = gguf.GGML_QUANT_SIZES[KINDS[kind]][0]
     for name, tensor in tensors.items():
         numbers = tensor.detach().float().numpy()
-        if numbers.ndim < 2:
+        if numbers.ndim < 2 or numbers.ndim > 4:
             writer.add_tensor(name, numbers)
             continue
         if numbers.shape[-1] % values and numbers[0].size % values == 0:
@@ -41,7 +41,7 @@ def rounded(tensors: Mapping[str, Tensor], kind: str = "Q8_0") -> dict[str, Tens
     values, found = gguf.GGML_QUANT_SIZES[KINDS[kind]][0], {}
     for name, tensor in tensors.items():
         numbers = tensor.detach().float()
-        if numbers.ndim > 1 and numbers[0].numel() % values == 0:
+        if 1 < numbers.ndim < 5 and numbers[0].numel() % values == 0:
             rows = numbers.reshape(numbers.shape[0], -1).numpy()
             back: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = gguf.dequantize(
                 gguf.quantize(rows, KINDS[kind]), KINDS[kind]
