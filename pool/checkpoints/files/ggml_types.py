@@ -10,7 +10,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
+from pool.checkpoints.safetensors_file import DTYPE_BITS
 
 #: types that are not made of blocks, and what safetensors calls them
 PLAIN_NAMES: Mapping[str, str] = MappingProxyType(
@@ -45,6 +45,8 @@ def is_readable(kind: str) -> bool:
     """Whether there is a way to turn tensors of the type `kind` into numbers: some of ggml's are of activations."""
     if kind in PLAIN_NAMES:
         return True
+    import numpy as np  # who only describes files does without
+
     values, block_bytes = block_of(kind)
     gguf = package()
     try:
@@ -56,4 +58,4 @@ def is_readable(kind: str) -> bool:
 
 def is_block_type(dtype: str) -> bool:
     """Whether a tensor's type, as a header names it, is one of ggml's that are made of blocks."""
-    return dtype not in PLAIN_NAMES and dtype in type_names().values()
+    return dtype not in DTYPE_BITS and dtype in type_names().values()
