@@ -58,6 +58,9 @@ _TELLING_PARTS = frozenset(
 #: parts that tell only together: each alone is a name that other models use
 _TELLING_TOGETHER = frozenset({"a1", "a2", "b1", "b2"})
 
+#: what the keys of LoRA files end with: one look for the many keys that are no part of one
+_ENDS = tuple(end for end, _ in PARTS)
+
 #: keys that give a published spelling of whole files away
 _BFL_CONTROL = ("img_in.lora_A.weight", "single_blocks.0.norm.key_norm.scale")
 _USO = ("single_blocks.37.processor.qkv_lora.up.weight", "double_blocks.18.processor.qkv_lora2.up.weight")
@@ -91,6 +94,8 @@ def split_key(key: str) -> tuple[str, str] | None:
 
     `split_key("lora_unet_mid_block_resnets_0_conv1.lora_up.weight") == ("lora_unet_mid_block_resnets_0_conv1", "up")`
     """
+    if not key.endswith(_ENDS):
+        return None
     fitting = [(len(end), end, part) for end, part in PARTS if key.endswith(end) and len(key) > len(end)]
     if not fitting:
         return None

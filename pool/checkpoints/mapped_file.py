@@ -123,16 +123,16 @@ class MappedFile:
 
     def read_ahead(self, names: Iterable[str] | None = None) -> None:
         """Have the system read the tensors `names` (all when None) from the disk in the background, in the order of
-        the files: whoever uses them in the order of the module makes the disk jump. What seems to be in memory is put
-        into the page table instead. Advisory; returns at once."""
+        the files: whoever uses them in the order of the module makes the disk jump. They come into the page table with
+        that, what is in memory too. Advisory; returns at once."""
         wanted = self.header.tensors if names is None else names
         by_path: dict[str, list[ByteRange]] = {}
         for name in wanted:
             entry = self.header.tensors[name]
             by_path.setdefault(self.header.path_of(name), []).append((entry.begin, entry.end))
         wanted_by_path = {path: joined(ranges) for path, ranges in by_path.items()}
-        if begin_reading(wanted_by_path) is None:
-            begin_populating([(self._storages[path], ranges) for path, ranges in wanted_by_path.items()])
+        mappings = [(self._storages[path], ranges) for path, ranges in wanted_by_path.items()]
+        begin_populating(mappings, otherwise=lambda: begin_reading(wanted_by_path))
 
     def _dtype(self, entry: TensorEntry) -> torch.dtype:
         dtype = TORCH_DTYPES.get(entry.dtype)

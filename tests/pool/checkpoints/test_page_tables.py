@@ -42,14 +42,23 @@ def test_what_was_asked_for_is_in_the_page_table_and_the_rest_is_not(tmp_path: P
 
 
 def test_the_thread_keeps_the_mapping_until_it_is_done(tmp_path: Path) -> None:
-    thread = begin_populating([(mapped(tmp_path / "file", 8 * MIB), [(0, 8 * MIB)])])
-    assert thread is not None
+    thread = begin_populating([(mapped(tmp_path / "file", 8 * MIB), [(0, 8 * MIB)])], otherwise=lambda: None)
     thread.join(60)
     assert not thread.is_alive()
 
 
+def test_where_the_system_cannot_somebody_else_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr("pool.checkpoints.page_tables._POPULATE_READ", 0x7FFF_FFFF)  # advice that no kernel knows
+    wanted = [(mapped(tmp_path / "file", 8 * MIB), [(0, 8 * MIB)])]
+    assert not populate(wanted)
+    begin_populating(wanted, otherwise=lambda: asked.append(True)).join(60)
+    assert asked
+
+
 def test_a_file_that_became_shorter_is_left_to_who_reads_it(tmp_path: Path) -> None:
+    """The call works there: nobody else is asked."""
     storage = mapped(tmp_path / "file", 8 * MIB)
     with (tmp_path / "file").open("r+b") as file:
         file.truncate(MIB)
-    assert not populate([(storage, [(0, 8 * MIB)])])
+    assert populate([(storage, [(0, 8 * MIB)])])
