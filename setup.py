@@ -17,14 +17,15 @@ from typing import ClassVar
 from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
-#: What is compiled: what the core runs with every event. Values that are sent between processes stay Python (in modules
-#: of their own): an instance of a compiled frozen dataclass cannot be unpickled. tests/scheduler/test_compiled.py
+#: What is compiled: what the core runs with every event, and the values that it reads and makes. Those of them that are
+#: sent between processes are `pool.sent.Sent`: a compiled frozen dataclass cannot be unpickled otherwise. What is made
+#: for people alone stays Python (snapshots, histories). tests/scheduler/test_compiled.py
 COMPILED = {
-    "pool": "ahead residency streaming_order",
+    "pool": "ahead moves outlook residency resident sent spec streaming_order",
     "scheduler": """
-        backlog batching beside costs deadlines demand estimates hurried idle_choice jobs limits nodes ordered outlook
-        placement prefetch promises recovery results run_kinds shares signatures soonest state story switching ticks
-        timeouts turns upload_ahead whereabouts workers
+        backlog batching beside costs deadlines demand estimates hurried idle_choice jobs limits messages nodes ordered
+        outlook placement prefetch promises recovery results run_kinds shares signatures soonest state story switching
+        ticks timeouts turns unfit upload_ahead whereabouts why workers
     """,
 }
 #: the library that they share: in a package, since packages are what is sent to other machines
@@ -38,7 +39,7 @@ explicit_package_bases = true
 namespace_packages = true
 follow_imports = skip
 
-[mypy-scheduler.*,pool.spec,pool.resident,pool.outlook,pool.division,pool.errors]
+[mypy-scheduler.*,pool.division,pool.errors]
 follow_imports = normal
 """
 

@@ -15,12 +15,12 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from pool.errors import DoesNotFit
 from pool.outlook import NO_OUTLOOK, Outlook
-from pool.residency import Move, Residency, Resident, needed_bytes, plan, upload_bytes_of
+from pool.residency import Move, Residency, Resident, make_room, needed_bytes, upload_bytes_of
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse
 
 #: of what a run holds beside weights, so much again is left free: a run that runs out of memory is made anew. An
@@ -28,18 +28,24 @@ from pool.spec import ComponentKey, ComponentSpec, ComponentUse
 MARGIN_PART = 8
 
 
-class Held(NamedTuple):
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Held:
     """What a run that is under way holds.
 
     components  those that may not move
     run_bytes   what it may have beside weights: activations and scratch
     """
 
-    components: frozenset[ComponentKey]
-    run_bytes: int
+    components: Final[frozenset[ComponentKey]]
+    run_bytes: Final[int]
+
+    def __init__(self, components: frozenset[ComponentKey], run_bytes: int) -> None:
+        self.components = components
+        self.run_bytes = run_bytes
 
 
-class Arrival(NamedTuple):
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Arrival:
     """Weights of one component that arrive beside a run.
 
     from_bytes    what is resident of it when the first of them arrives, in the patches of `use`
@@ -48,11 +54,20 @@ class Arrival(NamedTuple):
     is_switch     some of it is there with other patches
     """
 
-    use: ComponentUse
-    from_bytes: int
-    to_bytes: int
-    upload_bytes: int
-    is_switch: bool = False
+    use: Final[ComponentUse]
+    from_bytes: Final[int]
+    to_bytes: Final[int]
+    upload_bytes: Final[int]
+    is_switch: Final[bool]
+
+    def __init__(
+        self, use: ComponentUse, from_bytes: int, to_bytes: int, upload_bytes: int, is_switch: bool = False
+    ) -> None:
+        self.use = use
+        self.from_bytes = from_bytes
+        self.to_bytes = to_bytes
+        self.upload_bytes = upload_bytes
+        self.is_switch = is_switch
 
     def entry(self, uploaded_bytes: int) -> Resident:
         """What is resident of it when so much of it has crossed the bus."""
@@ -61,21 +76,26 @@ class Arrival(NamedTuple):
         return Resident(use.component, self.from_bytes + grown_bytes, use.patch_digest, use.patched_bytes)
 
 
-class AheadPlan(NamedTuple):
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class AheadPlan:
     """What leaves, then what arrives, in order, beside a run."""
 
-    evict: tuple[Move, ...] = ()
-    arrive: tuple[Arrival, ...] = ()
+    evict: Final[tuple[Move, ...]]
+    arrive: Final[tuple[Arrival, ...]]
+
+    def __init__(self, evict: tuple[Move, ...] = (), arrive: tuple[Arrival, ...] = ()) -> None:
+        self.evict = evict
+        self.arrive = arrive
 
     @property
     def upload_bytes(self) -> int:
         """Bytes that cross the bus."""
-        return sum(arrival.upload_bytes for arrival in self.arrive)
+        return sum([arrival.upload_bytes for arrival in self.arrive])
 
     @property
     def switches(self) -> int:
         """Components that get other patches."""
-        return sum(arrival.is_switch for arrival in self.arrive)
+        return sum([arrival.is_switch for arrival in self.arrive])
 
     def after(self, now: Residency, uploaded_bytes: int | None = None) -> Residency:
         """What is on the GPU when so many bytes have crossed the bus (None: all). Nothing has left before the first."""
@@ -89,15 +109,19 @@ class AheadPlan(NamedTuple):
             arrived[arrival.use.component] = arrival.entry(left_bytes)
             left_bytes -= arrival.upload_bytes
         lost = {move.component: move.bytes for move in self.evict}
-        stays = (
-            replace(entry, resident_bytes=entry.resident_bytes - lost[entry.component])
-            if entry.component in lost
-            else entry
-            for entry in now.entries
-            if entry.component not in arrived
-        )
-        entries = (*stays, *arrived.values())
-        return Residency(now.capacity_bytes, tuple(entry for entry in entries if entry.resident_bytes > 0))
+        entries: list[Resident] = []
+        for entry in now.entries:
+            key = entry.component
+            if key in arrived:
+                continue
+            lost_bytes = lost.get(key, 0)
+            if not lost_bytes:
+                entries.append(entry)
+            elif entry.resident_bytes > lost_bytes:
+                stays_bytes = entry.resident_bytes - lost_bytes
+                entries.append(Resident(key, stays_bytes, entry.patch_digest, entry.patched_bytes))
+        entries += [entry for entry in arrived.values() if entry.resident_bytes > 0]
+        return Residency(now.capacity_bytes, tuple(entries))
 
 
 #: nothing moves beside the run
@@ -116,18 +140,22 @@ def plan_ahead(
 
     `now` is what is there while the run goes on, with the whole capacity. Nothing when the task does not fit the GPU.
     """
-    before = {entry.component: entry for entry in now.entries}
-    coming = _coming(now, before, uses, specs, activation_bytes, outlook)
+    coming = _coming(now, uses, specs, activation_bytes, outlook)
     if coming is None:
         return NOTHING_AHEAD
-    targets, evict = coming
+    targets, lost = coming
     working_bytes = held.run_bytes + held.run_bytes // MARGIN_PART + needed_bytes(uses, 0)
-    free_bytes = room_bytes = now.capacity_bytes - working_bytes - sum([e.resident_bytes for e in now.entries])
+    free_bytes = now.capacity_bytes - working_bytes
+    for entry in now.entries:
+        free_bytes -= entry.resident_bytes
+    room_bytes = free_bytes
     leaving: list[Move] = []
-    if evict:
-        fixed = held.components.union(targets)
-        leaving = [move for move in evict if move.component not in fixed]
-        room_bytes += sum([move.bytes for move in leaving])
+    if lost:
+        components = held.components
+        leaving = [Move(key, lost_bytes) for key, lost_bytes in lost.items() if key not in components]
+        for move in leaving:
+            room_bytes += move.bytes
+    before = {entry.component: entry for entry in now.entries}
     if len(uses) > 1:
         uses = sorted(uses, key=lambda use: -_missing_bytes(before.get(use.component), use, specs, targets))
     found: list[Arrival] = []
@@ -146,25 +174,27 @@ def plan_ahead(
 
 def _coming(
     now: Residency,
-    before: Mapping[ComponentKey, Resident],
     uses: Sequence[ComponentUse],
     specs: Mapping[ComponentKey, ComponentSpec],
     activation_bytes: int,
     outlook: Outlook,
-) -> tuple[Mapping[ComponentKey, int], Sequence[Move]] | None:
-    """What the task will have of each component when it runs, and what its plan lets leave; None when it does not fit.
-    Where there is room for all of it beside what is there the plan is known without making it. `before` has the
-    entries of `now`."""
+) -> tuple[Mapping[ComponentKey, int], Mapping[ComponentKey, int]] | None:
+    """What the task will have of each component when it runs, and what its plan lets leave of others, in order; None
+    when it does not fit. Where there is room for all of it beside what is there the plan is known without making it."""
     whole = {use.component: specs[use.component].weight_bytes for use in uses}
-    stays_bytes = sum([entry.resident_bytes for key, entry in before.items() if key not in whole])
-    if stays_bytes + sum(whole.values()) + needed_bytes(uses, activation_bytes) <= now.capacity_bytes:
-        return whole, ()
+    all_bytes = needed_bytes(uses, activation_bytes)
+    for entry in now.entries:
+        if entry.component not in whole:
+            all_bytes += entry.resident_bytes
+    for weight_bytes in whole.values():
+        all_bytes += weight_bytes
+    if all_bytes <= now.capacity_bytes:
+        return whole, {}
     try:
-        moves = plan(now, uses, specs, activation_bytes, outlook=outlook)
+        _, targets, lost = make_room(now, uses, specs, activation_bytes, outlook=outlook)
     except DoesNotFit:
         return None
-    after = {entry.component: entry.resident_bytes for entry in moves.after.entries}
-    return {key: after.get(key, 0) for key in whole}, moves.evict
+    return targets, lost
 
 
 def _arrival(
@@ -185,8 +215,7 @@ def _arrival(
     to_bytes = min(target_bytes, there_bytes + room_bytes)
     if to_bytes <= from_bytes:
         return None
-    start = Resident(use.component, from_bytes, use.patch_digest) if from_bytes else None
-    upload_bytes = upload_bytes_of(start, use, spec, to_bytes)
+    upload_bytes = upload_bytes_of(None, use, spec, to_bytes - from_bytes)
     return Arrival(use, from_bytes, to_bytes, upload_bytes, is_switch) if upload_bytes else None
 
 

@@ -6,12 +6,13 @@ Values for `pool.residency.plan`; torch-free. Decides nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
 from pool.spec import ComponentKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, init=False, unsafe_hash=True)
 class Outlook:
     """What a plan may consider beside its own task.
 
@@ -21,9 +22,19 @@ class Outlook:
     priorities   components that leave before others do (below 0) or after them (above 0), whatever else is known
     """
 
-    needed_next: tuple[ComponentKey, ...] = ()
-    floors: Mapping[ComponentKey, int] = field(default_factory=dict)
-    priorities: Mapping[ComponentKey, int] = field(default_factory=dict)
+    needed_next: Final[tuple[ComponentKey, ...]]
+    floors: Final[Mapping[ComponentKey, int]]
+    priorities: Final[Mapping[ComponentKey, int]]
+
+    def __init__(
+        self,
+        needed_next: tuple[ComponentKey, ...] = (),
+        floors: Mapping[ComponentKey, int] | None = None,
+        priorities: Mapping[ComponentKey, int] | None = None,
+    ) -> None:
+        self.needed_next = needed_next
+        self.floors = {} if floors is None else floors
+        self.priorities = {} if priorities is None else priorities
 
 
 #: nothing is known

@@ -31,9 +31,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from pool.errors import does_not_fit
+from pool.moves import Move, ResidencyPlan
 from pool.outlook import NO_OUTLOOK, Outlook
 from pool.resident import Residency, Resident
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse
@@ -56,45 +57,6 @@ __all__ = [
 #: what was just used has the age of capacity / YOUTH_PART bytes. From benchmarks/vram.py: 1/64 to 1/16 of the capacity
 #: differ by 3% in bytes moved; at 1/4, what is dear to bring back hardly ever leaves, which cost up to a third more
 YOUTH_PART = 32
-
-
-class Move(NamedTuple):
-    """`bytes` of weights of one component that leave the GPU or arrive on it."""
-
-    component: ComponentKey
-    bytes: int
-
-
-class ResidencyPlan(NamedTuple):
-    """A move from one residency to the next: evict first, then upload.
-
-    evict            weights that leave, in order
-    upload           weights that arrive or arrive again with other patches; bytes as they cross the bus
-    switched         components that were resident with another patch set
-    after            residency while the task runs and when it has run
-    streamed_bytes   bytes that cross the bus during the run, over all its passes
-    """
-
-    evict: tuple[Move, ...]
-    upload: tuple[Move, ...]
-    switched: tuple[ComponentKey, ...]
-    after: Residency
-    streamed_bytes: int
-
-    @property
-    def upload_bytes(self) -> int:
-        """Bytes that cross the bus before the run."""
-        return sum(m.bytes for m in self.upload)
-
-    @property
-    def evicted_bytes(self) -> int:
-        """Bytes of weights that leave."""
-        return sum(m.bytes for m in self.evict)
-
-    @property
-    def all_resident(self) -> bool:
-        """Nothing to upload and nothing to stream."""
-        return not self.upload and self.streamed_bytes == 0
 
 
 def needed_bytes(uses: Iterable[ComponentUse], activation_bytes: int) -> int:
@@ -134,13 +96,9 @@ def plan(
     Raises DoesNotFit when activations, scratch, leased bytes and floors exceed the capacity, or when a leased component
     would have to change its patches.
     """
-    others, held, targets, room_bytes = _shared_out(now, uses, specs, activation_bytes, leased, outlook)
-    evict: list[Move] = []
-    missing_bytes = sum([e.resident_bytes for e in others]) - room_bytes
-    if missing_bytes > 0:
-        lost = _give_way(_claims(now, others, held, uses, specs, targets, outlook), missing_bytes)
-        targets = {key: target_bytes - lost.pop(key, 0) for key, target_bytes in targets.items()}
-        evict += [Move(key, lost_bytes) for key, lost_bytes in lost.items()]
+    others, targets, lost = make_room(now, uses, specs, activation_bytes, leased, outlook)
+    evict = [Move(key, lost_bytes) for key, lost_bytes in lost.items()]
+    if lost:
         others = _after(others, lost)
     upload: list[Move] = []
     switched: list[ComponentKey] = []
@@ -163,6 +121,31 @@ def plan(
     return ResidencyPlan(tuple(evict), tuple(upload), tuple(switched), after, streamed_bytes)
 
 
+def make_room(
+    now: Residency,
+    uses: Sequence[ComponentUse],
+    specs: Mapping[ComponentKey, ComponentSpec],
+    activation_bytes: int,
+    leased: frozenset[ComponentKey] = frozenset(),
+    outlook: Outlook = NO_OUTLOOK,
+) -> tuple[list[Resident], dict[ComponentKey, int], dict[ComponentKey, int]]:
+    """The part of `plan` that says who gets room: entries of components that the task does not use, as they are now;
+    bytes that each component has that it uses; and bytes that leave of the others, in order.
+
+    Raises DoesNotFit as `plan` does.
+    """
+    others, held, targets, room_bytes = _shared_out(now, uses, specs, activation_bytes, leased, outlook)
+    missing_bytes = -room_bytes
+    for entry in others:
+        missing_bytes += entry.resident_bytes
+    if missing_bytes <= 0:
+        return others, targets, {}
+    lost = _give_way(_claims(now, others, held, uses, specs, targets, outlook), missing_bytes)
+    for key in targets:
+        targets[key] -= lost.pop(key, 0)
+    return others, targets, lost
+
+
 def claims(
     now: Residency,
     uses: Sequence[ComponentUse],
@@ -176,9 +159,9 @@ def claims(
     Raises DoesNotFit as `plan` does.
     """
     others, held, targets, _ = _shared_out(now, uses, specs, activation_bytes, leased, outlook)
+    found = _claims(now, others, held, uses, specs, targets, outlook)
     return tuple(
-        Claim(key, free_bytes, order)
-        for order, _, key, free_bytes in _claims(now, others, held, uses, specs, targets, outlook)
+        [Claim(key, free_bytes, (priority, named, worth)) for priority, named, worth, _, key, free_bytes in found]
     )
 
 
@@ -199,13 +182,13 @@ def _shared_out(
     others = [e for e in now.entries if e.component not in wanted]
     room_bytes = now.capacity_bytes - needed_bytes(uses, activation_bytes)
     held: dict[ComponentKey, int] = {}
-    floors = dict.fromkeys(wanted, 0)
-    held_bytes = 0
+    floors: dict[ComponentKey, int] = {}
+    held_bytes = floor_bytes = 0
     if leased or outlook.floors:
         held = _held(others, leased, outlook)
         floors = {u.component: _own_floor(now, u, leased, outlook) for u in uses}
-        held_bytes = sum(held.values())
-    if room_bytes < held_bytes + sum(floors.values()):
+        held_bytes, floor_bytes = sum(held.values()), sum(floors.values())
+    if room_bytes < held_bytes + floor_bytes:
         raise _too_small(now, uses, activation_bytes, leased, {**held, **floors})
     targets = _share(room_bytes - held_bytes, uses, specs, floors)
     return others, held, targets, room_bytes - sum(targets.values())
@@ -262,17 +245,22 @@ def _share(
     floors: Mapping[ComponentKey, int],
 ) -> dict[ComponentKey, int]:
     """Leased floors first, then top up in the order given."""
-    targets = dict(floors)
-    left_bytes = weights_bytes - sum(targets.values())
+    targets: dict[ComponentKey, int] = {}
+    left_bytes = weights_bytes - sum(floors.values()) if floors else weights_bytes
     for use in uses:
-        extra_bytes = min(left_bytes, specs[use.component].weight_bytes - targets[use.component])
-        targets[use.component] += max(0, extra_bytes)
-        left_bytes -= max(0, extra_bytes)
+        floor_bytes = floors[use.component] if floors else 0
+        extra_bytes = specs[use.component].weight_bytes - floor_bytes
+        if extra_bytes > left_bytes:
+            extra_bytes = left_bytes
+        if extra_bytes < 0:
+            extra_bytes = 0
+        targets[use.component] = floor_bytes + extra_bytes
+        left_bytes -= extra_bytes
     return targets
 
 
-#: (priority, whether it is expected, worth), place in the order given, component, bytes
-_Claim: TypeAlias = tuple[tuple[int, bool, float], int, ComponentKey, int]
+#: priority, whether it is expected, worth, place in the order given, component, bytes
+_Claim: TypeAlias = tuple[int, bool, float, int, ComponentKey, int]
 
 
 def _claims(
@@ -300,15 +288,19 @@ def _claims(
         if held:
             free_bytes -= held[key]
         if free_bytes:
-            named = key in places
-            worth = -places[key] if named else _price(specs.get(key)) / age_bytes
-            found.append(((priorities.get(key, 0), named, worth), index, key, free_bytes))
+            place = places.get(key)
+            worth = _price(specs.get(key)) / age_bytes if place is None else float(-place)
+            priority = priorities.get(key, 0) if priorities else 0
+            found.append((priority, place is not None, worth, index, key, free_bytes))
     for index, use in enumerate(uses, len(others)):
-        key, before = use.component, now.of(use.component) if use.passes == 1 else None
+        if use.passes != 1:
+            continue
+        key, before = use.component, now.of(use.component)
         arriving_bytes = targets[key] - (0 if before is None else before.resident_bytes)
-        if use.passes == 1 and arriving_bytes > 0:
-            named = key in places
-            found.append(((priorities.get(key, 0), named, -places[key] if named else inf), index, key, arriving_bytes))
+        if arriving_bytes > 0:
+            place = places.get(key)
+            worth = inf if place is None else float(-place)
+            found.append((priorities.get(key, 0), place is not None, worth, index, key, arriving_bytes))
     found.sort()
     return found
 
@@ -321,11 +313,12 @@ def _price(spec: ComponentSpec | None) -> float:
 def _give_way(ordered: Iterable[_Claim], missing_bytes: int) -> dict[ComponentKey, int]:
     """What each gives up, in order; together `missing_bytes`."""
     lost: dict[ComponentKey, int] = {}
-    for _, _, key, free_bytes in ordered:
-        lost[key] = min(free_bytes, missing_bytes)
-        missing_bytes -= lost[key]
-        if missing_bytes == 0:
+    for _, _, _, _, key, free_bytes in ordered:
+        if free_bytes >= missing_bytes:
+            lost[key] = missing_bytes
             return lost
+        lost[key] = free_bytes
+        missing_bytes -= free_bytes
     raise AssertionError(f"{missing_bytes} bytes are missing beside all that could give way")
 
 

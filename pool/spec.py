@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NewType
 
-if TYPE_CHECKING:
-    from pool.resident import Residency
-
-ComponentKey = NewType("ComponentKey", str)  #: one loadable set of weights, "shapes/vae@3f2a91c04b"
-WorkerId = NewType("WorkerId", str)  #: the actor that owns one GPU, "gpu-0"; survives restarts
-JobId = NewType("JobId", str)  #: what a driver asked for
-UserId = NewType("UserId", str)  #: who pays for a job in the account of fair shares; "" is whoever has no name
-NodeId = NewType("NodeId", str)  #: one machine, whose memory and disks its workers share
-TaskId = NewType("TaskId", str)  #: one stage of work; a digest of all that its result depends on
+from pool.names import ComponentKey as ComponentKey
+from pool.names import JobId as JobId
+from pool.names import NodeId as NodeId
+from pool.names import TaskId as TaskId
+from pool.names import UserId as UserId
+from pool.names import WorkerId as WorkerId
+from pool.resident import Residency
+from pool.sent import Sent
 
 UNPATCHED = ""  #: the digest of the empty patch set
+NO_USER = UserId("")  #: whoever has no name
+NO_NODE = NodeId("")  #: a machine of its own
 
 
 class Stage(Enum):
@@ -35,7 +35,8 @@ class Stage(Enum):
 
 
 class Role(Enum):
-    """What a component is for. A model has at most one of each; the text encoders are numbered as diffusers does."""
+    """What a component is for. A model has at most one of each; the text encoders are numbered as diffusers does. The
+    second of two diffusion models is that for low noise."""
 
     TEXT_ENCODER = "text_encoder"
     TEXT_ENCODER_2 = "text_encoder_2"
@@ -43,6 +44,7 @@ class Role(Enum):
     TEXT_ENCODER_4 = "text_encoder_4"
     VISION_ENCODER = "vision_encoder"
     DIFFUSION_MODEL = "diffusion_model"
+    DIFFUSION_MODEL_2 = "diffusion_model_2"
     VAE = "vae"
     CONTROLNET = "controlnet"
     LORA = "lora"
@@ -52,9 +54,14 @@ class Role(Enum):
         """It reads the prompt, alone or beside others."""
         return self in (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)
 
+    @property
+    def is_diffusion_model(self) -> bool:
+        """It takes noise away, alone or as one of a pair."""
+        return self in (Role.DIFFUSION_MODEL, Role.DIFFUSION_MODEL_2)
+
 
 @dataclass(frozen=True, slots=True)
-class ComponentSpec:
+class ComponentSpec(Sent):
     """The sizes of one component, as the plan needs them.
 
     weight_bytes  VRAM when fully resident, in compute dtype
@@ -72,7 +79,7 @@ class ComponentSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentUse:
+class ComponentUse(Sent):
     """A component with one patch set, as a task needs it.
 
     patched_bytes  resident bytes of the modules that the patch set touches (0 when unpatched)
@@ -89,9 +96,24 @@ class ComponentUse:
     passes: int = 1
     adapters: tuple[ComponentKey, ...] = ()
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ComponentUse):
+            return NotImplemented
+        return (
+            self.component == other.component
+            and self.patch_digest == other.patch_digest
+            and self.passes == other.passes
+            and self.scratch_bytes == other.scratch_bytes
+            and self.patched_bytes == other.patched_bytes
+            and self.adapters == other.adapters
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.component, self.patch_digest))
+
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class Division(Sent):
     """One way to do a task in parts, one after the other, that need less memory at once.
 
     activation_bytes  what the hungriest part needs beside weights and scratch
@@ -121,7 +143,7 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSpec:
+class TaskSpec(Sent):
     """One stage of work. Two tasks with equal ids are the same work and have the same result."""
 
     task_id: TaskId
@@ -154,7 +176,7 @@ class TaskSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(Sent):
     """What a driver asked for, cut into tasks.
 
     tasks     every task that the wanted result depends on, each after the ones it needs
@@ -171,13 +193,13 @@ class JobSpec:
     wanted: TaskId
     given: tuple[TaskId, ...] = ()
     priority: int = 0
-    user: UserId = UserId("")
+    user: UserId = NO_USER
     deadline: float | None = None
     batch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSpec:
+class WorkerSpec(Sent):
     """One live worker, as it introduced itself."""
 
     worker_id: WorkerId
@@ -189,7 +211,7 @@ class WorkerSpec:
     link_bytes_per_second: float
     device_name: str = ""
     #: the machine that it is on; "" is a machine of its own
-    node: NodeId = NodeId("")
+    node: NodeId = NO_NODE
     #: what that machine's memory can keep of files beside all processes; 0 is not known, and taken for enough
     host_bytes: int = 0
     #: from that machine's disks; 0 is not known, and taken for as fast as the link
@@ -222,7 +244,7 @@ class Rung(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RunError:
+class RunError(Sent):
     """What happened on a GPU, as a value."""
 
     kind: RunErrorKind
@@ -233,7 +255,7 @@ class RunError:
 
 
 @dataclass(frozen=True, slots=True)
-class RunCost:
+class RunCost(Sent):
     """What one run cost, measured by the worker.
 
     load_seconds, run_seconds   moving weights before the run; the run itself
@@ -270,7 +292,7 @@ class RunCost:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskReport:
+class TaskReport(Sent):
     """How one attempt at a task ended. Exactly one for each command that started it."""
 
     task_id: TaskId

@@ -20,7 +20,7 @@ from pool.spec import ComponentKey, WorkerId
 from scheduler.hurried import AT_ONCE, Hurried
 from scheduler.jobs import Order, Task
 from scheduler.ordered import Ordered
-from scheduler.signatures import LAST_RANK, Signature, Use
+from scheduler.signatures import LAST_RANK, Signature
 
 _ORDER = attrgetter("order")
 
@@ -33,7 +33,7 @@ _Key = TypeVar("_Key")
 class Line:
     """The ready tasks of one signature, in order; never empty while it is filed."""
 
-    __slots__ = ("head", "order", "signature", "tasks")
+    __slots__ = ("fits", "head", "order", "signature", "tasks")
 
     def __init__(self, task: Task) -> None:
         self.signature = task.signature
@@ -42,6 +42,8 @@ class Line:
         #: the first task, and its order: what the line is filed under
         self.head = task
         self.order = task.order
+        #: which of the known capacities it fits in, counted from the smallest; as it is filed
+        self.fits = 0
 
 
 class Backlog:
@@ -59,8 +61,10 @@ class Backlog:
         #: lines by the smallest known capacity that they fit in, and a last class for those that fit in none
         self._classes: list[Ordered[Line]] = [Ordered()]
         self._lines: dict[Signature, Line] = {}
-        #: lines by the first thing that they use, by its component alone, and by the adapters that they read
-        self._by_use: dict[Use | None, dict[Line, None]] = {}
+        #: lines by the first thing that they use (component, then patches), by its component alone, and by the adapters
+        #: that they read
+        self._by_use: dict[ComponentKey, dict[str, dict[Line, None]]] = {}
+        self._without_uses: dict[Line, None] = {}
         self._by_component: dict[ComponentKey, Ordered[Line]] = {}
         self._by_adapter: dict[ComponentKey, dict[Line, None]] = {}
         #: lines of the last stage
@@ -153,13 +157,14 @@ class Backlog:
         self.capacities = capacities
         self._classes = [Ordered() for _ in range(len(capacities) + 1)]
         for line in sorted(self._lines.values(), key=_ORDER):
-            self._classes[self._class_of(line)].add(line)
+            line.fits = bisect_left(capacities, line.signature.needed_bytes)
+            self._classes[line.fits].add(line)
 
     def oldest(self, capacity_bytes: int) -> Task | None:
         """The first task in order that fits in `capacity_bytes`, which is one of the known capacities."""
         first: Line | None = None
-        for lines in islice(self._classes, bisect_left(self.capacities, capacity_bytes) + 1):
-            line = lines.head
+        for place in range(self._within(capacity_bytes)):
+            line = self._classes[place].head
             if line is not None and (first is None or line.order < first.order):
                 first = line
         return None if first is None else first.head
@@ -186,16 +191,15 @@ class Backlog:
 
     def using(self, entries: Iterable[Resident]) -> list[Line]:
         """The lines that start with one of these components and patches, or with none."""
-        found = list(self._by_use.get(None, ()))
-        by_component, by_use = self._by_component, self._by_use
+        found = list(self._without_uses) if self._without_uses else []
+        by_use = self._by_use
         for entry in entries:
-            if entry.component in by_component:
-                found += by_use.get((entry.component, entry.patch_digest), ())
+            by_patches = by_use.get(entry.component)
+            if by_patches is not None:
+                lines = by_patches.get(entry.patch_digest)
+                if lines is not None:
+                    found += lines
         return found
-
-    def starts_with(self, component: ComponentKey) -> bool:
-        """A line starts with this component, whatever its patches."""
-        return component in self._by_component
 
     def of_component(self, component: ComponentKey, most: int) -> list[Line]:
         """The first lines, in order, that start with this component, whatever its patches."""
@@ -211,12 +215,14 @@ class Backlog:
         return self._by_adapter.get(adapter, {})
 
     def _file(self, line: Line) -> None:
-        self._classes[self._class_of(line)].add(line)
         signature = line.signature
-        lines = self._by_use.get(signature.first_use)
-        if lines is None:
-            lines = self._by_use[signature.first_use] = {}
-        lines[line] = None
+        line.fits = bisect_left(self.capacities, signature.needed_bytes)
+        self._classes[line.fits].add(line)
+        if signature.first_use is None:
+            self._without_uses[line] = None
+        else:
+            component, digest = signature.first_use
+            self._by_use.setdefault(component, {}).setdefault(digest, {})[line] = None
         if signature.rank == LAST_RANK:
             self._finishing.add(line)
         if signature.components:
@@ -228,9 +234,15 @@ class Backlog:
             self._by_adapter.setdefault(adapter, {})[line] = None
 
     def _unfile(self, line: Line) -> None:
-        self._classes[self._class_of(line)].remove(line)
+        self._classes[line.fits].remove(line)
         signature = line.signature
-        _drop(self._by_use, signature.first_use, line)
+        if signature.first_use is None:
+            del self._without_uses[line]
+        else:
+            component, digest = signature.first_use
+            _drop(self._by_use[component], digest, line)
+            if not self._by_use[component]:
+                del self._by_use[component]
         if signature.rank == LAST_RANK:
             self._finishing.remove(line)
         if signature.components:
@@ -243,7 +255,7 @@ class Backlog:
 
     def _reorder(self, line: Line, head: Task) -> None:
         """File the line anew: its first task is another one."""
-        filed = [self._classes[self._class_of(line)]]
+        filed = [self._classes[line.fits]]
         if line.signature.components:
             filed.append(self._by_component[line.signature.components[0]])
         if line.signature.rank == LAST_RANK:
@@ -255,11 +267,12 @@ class Backlog:
             lines.add(line)
 
     def _filled(self, capacity_bytes: int) -> list[Ordered[Line]]:
-        within = bisect_left(self.capacities, capacity_bytes) + 1
-        return [lines for lines in self._classes[:within] if lines.head is not None]
+        return [lines for lines in self._classes[: self._within(capacity_bytes)] if lines.head is not None]
 
-    def _class_of(self, line: Line) -> int:
-        return bisect_left(self.capacities, line.signature.needed_bytes)
+    def _within(self, capacity_bytes: int) -> int:
+        """How many of the classes of lines fit in it."""
+        known = self.capacities
+        return len(known) if known and known[-1] == capacity_bytes else bisect_left(known, capacity_bytes) + 1
 
 
 class Pinned:

@@ -6,7 +6,6 @@ Functions of what they are shown; they change nothing.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from itertools import islice
 
 from pool.ahead import MARGIN_PART, AheadPlan, Held, plan_ahead
 from pool.outlook import NO_OUTLOOK, Outlook
@@ -55,10 +54,11 @@ def may_come(costs: Costs, worker: Worker, held: Held, signature: Signature, lea
     room_bytes = free_bytes - signature.scratch_bytes - worker.used_bytes
     leaving_bytes = worker.used_bytes - setup.own_bytes - setup.room_bytes
     if leaving_bytes > 0:  # of these, what the run holds stays
-        stays = held.components.union(signature.components)
-        room_bytes += min(
-            leaving_bytes, sum([entry.resident_bytes for key, entry in entries.items() if key not in stays])
-        )
+        stays, components, others_bytes = held.components, signature.components, 0
+        for key, entry in entries.items():
+            if key not in stays and key not in components:
+                others_bytes += entry.resident_bytes
+        room_bytes += min(leaving_bytes, others_bytes)
     return room_bytes > 0
 
 
@@ -82,10 +82,12 @@ def worked_with(
 def is_switch_of(worker: Worker, signature: Signature, wanted: Container[ComponentKey]) -> bool:
     """Some of what is `wanted` there would get other patches for it."""
     entries = worker.entries
-    return any(
-        use.component in wanted and use.component in entries and entries[use.component].patch_digest != use.patch_digest
-        for use in signature.uses
-    )
+    for use in signature.uses:
+        if use.component in wanted:
+            entry = entries.get(use.component)
+            if entry is not None and entry.patch_digest != use.patch_digest:
+                return True
+    return False
 
 
 def _with_patches(workers: Whereabouts, signature: Signature) -> int:
@@ -95,7 +97,9 @@ def _with_patches(workers: Whereabouts, signature: Signature) -> int:
     if holders is None or len(holders) < 2:
         return 1
     found = 0
-    for other in islice(holders, MOST_HOLDERS):
+    for place, other in enumerate(holders):
+        if place == MOST_HOLDERS:
+            break
         if other.entries[component].patch_digest == digest:
             found += 1
     return found

@@ -139,19 +139,19 @@ class Costs:
         assert capacity_bytes is not None, f"{worker.worker_id} never was up"
         if signature.needed_bytes > capacity_bytes:
             return None
-        seen = tuple(map(worker.entries.get, signature.components))
-        spec, setup = worker.spec, None
+        spec, setup, entries = worker.spec, None, worker.entries
         node = self.nodes.of(spec) if spec is not None and spec.node else None
-        if known is not None and known.capacity_bytes == capacity_bytes and known.seen == seen:
-            setup = known.setup
+        if known is not None and known.capacity_bytes == capacity_bytes and known.has_seen(signature, entries):
             if (
                 known.link_bytes_per_second == link_bytes_per_second
                 and known.node is node
                 and (known.files is None or known.files.version == known.files_version)
             ):
-                known.version, known.seen = worker.version, seen  # what changed there does not concern this signature
+                known.version = worker.version  # what changed there does not concern this signature
                 return known
-        if setup is None:
+            setup, seen = known.setup, known.seen
+        else:
+            seen = tuple([entries.get(key) for key in signature.components])
             setup = predict(signature, seen, capacity_bytes, self.components)
         known = signature.known[worker] = Known(
             worker.version,
@@ -302,9 +302,9 @@ def least_extra_seconds(
     costs: Costs, task: TaskSpec, signature: Signature, workers: Iterable[Worker], most_seconds: float
 ) -> float:
     """The least of `most_seconds` and the extra seconds on each of these workers that it fits on."""
-    least_seconds, known_of = most_seconds, signature.known.get
+    least_seconds, known_there = most_seconds, signature.known
     for worker in workers:
-        known = known_of(worker)
+        known = known_there.get(worker)
         there: float | None
         if known is not None and known.version == worker.version and known.files is None and not task.divisions:
             there = known.seconds  # what `extra_seconds` answers to most of these, without asking it

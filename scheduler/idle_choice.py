@@ -31,7 +31,8 @@ def best_idle(question: Question, task: Task) -> tuple[Worker, float] | None:
         return None if extra is None else (worker, extra)
     best: list[tuple[Worker, float]] = []
     least_seconds = 0.0
-    for worker in workers.idle_workers() if workers.idle_count <= MOST_IDLE else _some_idle(question, signature):
+    is_few = workers.idle_count <= MOST_IDLE
+    for worker in workers.some_idle(MOST_IDLE) if is_few else _some_idle(question, signature):
         extra_seconds = costs.extra_seconds(task.spec, signature, worker)
         if extra_seconds is None:
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from pool.spec import ComponentKey, JobId, JobSpec, Rung, TaskId, TaskSpec, UserId, WorkerId
 from scheduler.rungs import MemoryFailure
@@ -17,8 +17,10 @@ from scheduler.shares import NO_TAG, NOBODY, Flow
 from scheduler.signatures import Signature
 from scheduler.story import Status
 
-#: minus priority, the tag of its user's share (`scheduler.shares`), then the place in the order of submission
-Order: TypeAlias = tuple[int, float, tuple[int, int]]
+#: minus priority, the tag of its user's share (`scheduler.shares`), then the place in the order of submission: an int,
+#: a float and two ints. Not said in the type: the compiler would keep these apart, and make a tuple of them for every
+#: comparison
+Order: TypeAlias = tuple[Any, ...]
 
 
 class JobStatus(Status):
@@ -88,9 +90,10 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
 }
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, init=False, eq=False)
 class Job:
-    """A job that is not resolved."""
+    """A job that is not resolved. As with tasks, `__init__` is written out: one is made with every event, and the one
+    that a dataclass gets is never compiled."""
 
     MOVES: ClassVar[Mapping[JobStatus, frozenset[JobStatus]]] = JOB_MOVES
 
@@ -99,25 +102,40 @@ class Job:
     number: int
     #: its tasks by id, each after the ones it needs
     tasks: dict[TaskId, TaskSpec]
-    status: JobStatus = JobStatus.ACTIVE
+    status: JobStatus
     #: what the spec says, raised by ageing
-    priority: int = 0
+    priority: int
     #: when its user's turn comes for it, in virtual seconds; NO_TAG where nobody else waits
-    tag: float = NO_TAG
+    tag: float
     #: it has a place among the turns (`scheduler.turns`)
-    joined: bool = False
+    joined: bool
     #: a task of it was placed that no earlier job wanted
-    begun: bool = False
+    begun: bool
     #: its deadline came so near that it goes first until then
-    urgent: bool = False
+    urgent: bool
     #: what its runs should take, where its deadline was sooner than that when it was submitted
-    hopeless_seconds: float | None = None
+    hopeless_seconds: float | None
     #: tasks that have to run, or run, for it; each names this job in its own `demand`. Empty once STOPPING
-    demands: dict[TaskId, None] = field(default_factory=dict)
+    demands: dict[TaskId, None]
     #: runs whose end it waits for; not empty exactly while STOPPING
-    awaits: dict[TaskId, None] = field(default_factory=dict)
+    awaits: dict[TaskId, None]
     #: how often a result that it still needed was lost
-    losses: dict[TaskId, int] = field(default_factory=dict)
+    losses: dict[TaskId, int]
+
+    def __init__(self, spec: JobSpec, number: int, tasks: dict[TaskId, TaskSpec], priority: int = 0) -> None:
+        self.spec = spec
+        self.number = number
+        self.tasks = tasks
+        self.status = JobStatus.ACTIVE
+        self.priority = priority
+        self.tag = NO_TAG
+        self.joined = False
+        self.begun = False
+        self.urgent = False
+        self.hopeless_seconds = None
+        self.demands = {}
+        self.awaits = {}
+        self.losses = {}
 
     @property
     def name(self) -> JobId:
@@ -125,7 +143,7 @@ class Job:
         return self.spec.job_id
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, init=False, eq=False)
 class Task:
     """A task that has to run or is running. Shared by every job that names its id."""
 
@@ -135,63 +153,99 @@ class Task:
     signature: Signature
     #: place in the order of submission: number of the first job that needed it, position within that job
     number: tuple[int, int]
-    status: TaskStatus = TaskStatus.BLOCKED
+    status: TaskStatus
     #: active jobs that need its result. Empty only while STOPPING
-    demand: dict[JobId, None] = field(default_factory=dict)
+    demand: dict[JobId, None]
     #: cancelled jobs that wait for its run to end. Empty unless STOPPING
-    awaited_by: dict[JobId, None] = field(default_factory=dict)
+    awaited_by: dict[JobId, None]
     #: priority and tag of the first of `demand` by them: higher priority first, then the lower tag
-    priority: int = 0
-    tag: float = NO_TAG
+    priority: int
+    tag: float
     #: sorts the backlog: higher priority first, then by tag and as submitted. Unique
-    order: Order = (0, NO_TAG, (0, 0))
+    order: Order
     #: whose account it is on: the user of the first of `demand`; who that was last when nobody demands it any more
-    payer: UserId = NOBODY
+    payer: UserId
     #: what its run should take, where that is set aside already, and in which flow
-    reserved_seconds: float = 0.0
-    reserved_in: Flow | None = field(default=None, repr=False)
+    reserved_seconds: float
+    reserved_in: Flow | None = field(repr=False)
     #: READY, and kept out of the backlog by its payer's limit
-    held_back: bool = False
+    held_back: bool
     #: the soonest deadline among urgent jobs of `demand`
-    hurried_by: float = inf
+    hurried_by: float
     #: name of what it was asked for with; "" when it was asked for alone
-    batch: str = ""
+    batch: str
     #: since when it could start, as often as it was filed anew; None before, and once it has started
-    ready_at: float | None = None
+    ready_at: float | None
     #: times that it was sent to a worker
-    attempt: int = 0
+    attempt: int
     #: runs that ended badly and count against the limit
-    failures: int = 0
+    failures: int
     #: of these, the ones that ran out of memory, and what was done about it so far
-    memory_failures: tuple[MemoryFailure, ...] = ()
-    rungs: tuple[Rung, ...] = ()
+    memory_failures: tuple[MemoryFailure, ...]
+    rungs: tuple[Rung, ...]
     #: workers that were lost while it ran on them, each time anew
-    crashed: tuple[WorkerId, ...] = ()
+    crashed: tuple[WorkerId, ...]
     #: the one worker that it waits for while READY; None for any
-    pinned_to: WorkerId | None = None
+    pinned_to: WorkerId | None
     #: until when; then any worker will do
-    pinned_until: float = inf
+    pinned_until: float
     #: that worker's process is to be started anew first
-    recycle_first: bool = False
+    recycle_first: bool
     #: what waiting for that worker is for; climbed when it is carried out
-    next_rung: Rung | None = None
+    next_rung: Rung | None
     #: its run took too long, and was asked to stop at this time
-    timed_out_at: float | None = None
+    timed_out_at: float | None
     #: nobody needs its run any more, which was asked to stop at this time
-    stop_asked_at: float | None = None
+    stop_asked_at: float | None
     #: how often later tasks of others started while it was the oldest that fitted there, over the workers that are up
-    passed: float = 0.0
+    passed: float
     #: before all others of its priority, as often as it is filed anew: it was passed over as often as the limit allows
-    overdue: bool = False
+    overdue: bool
     #: before all others of its priority: its last run was lost with its worker
-    goes_first: bool = False
+    goes_first: bool
     #: a run that it shared with others failed: it runs by itself from now on
-    alone: bool = False
+    alone: bool
     #: set exactly while RUNNING or STOPPING
-    worker_id: WorkerId | None = None
+    worker_id: WorkerId | None
     #: of that worker
-    incarnation: int = 0
-    started_at: float = 0.0
+    incarnation: int
+    started_at: float
+
+    def __init__(self, spec: TaskSpec, signature: Signature, number: tuple[int, int], batch: str = "") -> None:
+        self.spec = spec
+        self.signature = signature
+        self.number = number
+        self.status = TaskStatus.BLOCKED
+        self.demand = {}
+        self.awaited_by = {}
+        self.priority = 0
+        self.tag = NO_TAG
+        self.order = (0, NO_TAG, (0, 0))
+        self.payer = NOBODY
+        self.reserved_seconds = 0.0
+        self.reserved_in = None
+        self.held_back = False
+        self.hurried_by = inf
+        self.batch = batch
+        self.ready_at = None
+        self.attempt = 0
+        self.failures = 0
+        self.memory_failures = ()
+        self.rungs = ()
+        self.crashed = ()
+        self.pinned_to = None
+        self.pinned_until = inf
+        self.recycle_first = False
+        self.next_rung = None
+        self.timed_out_at = None
+        self.stop_asked_at = None
+        self.passed = 0.0
+        self.overdue = False
+        self.goes_first = False
+        self.alone = False
+        self.worker_id = None
+        self.incarnation = 0
+        self.started_at = 0.0
 
     @property
     def name(self) -> TaskId:

@@ -2,14 +2,16 @@
 
 `at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask` ends as exactly one
 `RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly one `WorkerUp` or `StartFailed`.
+Commands are made with every event: their `__init__` is written out (`pool.resident` says why).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from pool.sent import Sent
 from pool.spec import (
     ComponentKey,
     ComponentSpec,
@@ -22,7 +24,6 @@ from pool.spec import (
     WorkerId,
     WorkerSpec,
 )
-from scheduler.values import value
 from scheduler.why import Why
 
 
@@ -35,7 +36,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersWanted:
+class WorkersWanted(Sent):
     """The pool should have exactly these workers. New ones are started; ones no longer named end when idle."""
 
     at: float
@@ -43,7 +44,7 @@ class WorkersWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentsKnown:
+class ComponentsKnown(Sent):
     """Sizes of components that jobs may name from now on. Naming one again with equal sizes is harmless."""
 
     at: float
@@ -51,7 +52,7 @@ class ComponentsKnown:
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(Sent):
     """A driver wants `job`."""
 
     at: float
@@ -59,7 +60,7 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelAsked(Sent):
     """A driver no longer wants the job. Unknown and ended jobs are ignored: cancelling is idempotent."""
 
     at: float
@@ -67,7 +68,7 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerUp:
+class WorkerUp(Sent):
     """A worker answers, with nothing resident."""
 
     at: float
@@ -75,7 +76,7 @@ class WorkerUp:
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
+class StartFailed(Sent):
     """A `StartWorker` came to nothing."""
 
     at: float
@@ -85,7 +86,7 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDown:
+class WorkerDown(Sent):
     """A worker that was up is gone, and all that was on its GPU."""
 
     at: float
@@ -95,7 +96,7 @@ class WorkerDown:
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(Sent):
     """A `RunTask` came to its end, well or badly."""
 
     at: float
@@ -103,7 +104,7 @@ class RunEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultLost:
+class ResultLost(Sent):
     """The result of an ended task can no longer be read (the machine that held it is gone)."""
 
     at: float
@@ -111,7 +112,7 @@ class ResultLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Sent):
     """Time has passed; nothing else has happened. Answers a `LookAgain`."""
 
     at: float
@@ -131,33 +132,46 @@ Event: TypeAlias = (
 )
 
 
-@value
-class StartWorker:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class StartWorker(Sent):
     """Start this worker after `delay_seconds` (a crash loop is slowed down)."""
 
-    worker_id: WorkerId
-    incarnation: int
-    delay_seconds: float = 0.0
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    delay_seconds: Final[float]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, delay_seconds: float = 0.0) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.delay_seconds = delay_seconds
 
 
-@value
-class EndWorker:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class EndWorker(Sent):
     """End this worker, and the run that hangs in it if there is one. No event answers."""
 
-    worker_id: WorkerId
-    incarnation: int
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
 
 
-@value
-class Mate:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Mate(Sent):
     """A task that runs in one batch with another, on the same worker and weights."""
 
-    task_id: TaskId
-    attempt: int
+    task_id: Final[TaskId]
+    attempt: Final[int]
+
+    def __init__(self, task_id: TaskId, attempt: int) -> None:
+        self.task_id = task_id
+        self.attempt = attempt
 
 
-@value
-class RunTask:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class RunTask(Sent):
     """Run this task there. `why` says what the choice was made of.
 
     needed_next  components that are expected to be needed on that GPU afterwards, soonest first; empty where nothing
@@ -168,39 +182,72 @@ class RunTask:
                  last of them
     """
 
-    worker_id: WorkerId
-    incarnation: int
-    task_id: TaskId
-    attempt: int
-    why: Why | None = None
-    needed_next: tuple[ComponentKey, ...] = ()
-    fresh: bool = False
-    rungs: tuple[Rung, ...] = ()
-    mates: tuple[Mate, ...] = ()
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    task_id: Final[TaskId]
+    attempt: Final[int]
+    why: Final[Why | None]
+    needed_next: Final[tuple[ComponentKey, ...]]
+    fresh: Final[bool]
+    rungs: Final[tuple[Rung, ...]]
+    mates: Final[tuple[Mate, ...]]
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        task_id: TaskId,
+        attempt: int,
+        why: Why | None = None,
+        needed_next: tuple[ComponentKey, ...] = (),
+        fresh: bool = False,
+        rungs: tuple[Rung, ...] = (),
+        mates: tuple[Mate, ...] = (),
+    ) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.task_id = task_id
+        self.attempt = attempt
+        self.why = why
+        self.needed_next = needed_next
+        self.fresh = fresh
+        self.rungs = rungs
+        self.mates = mates
 
 
-@value
-class StopTask:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class StopTask(Sent):
     """Ask a running task to stop at its next step. Its `RunEnded` still comes."""
 
-    worker_id: WorkerId
-    incarnation: int
-    task_id: TaskId
-    attempt: int
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    task_id: Final[TaskId]
+    attempt: Final[int]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.task_id = task_id
+        self.attempt = attempt
 
 
-@value
-class Prefetch:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Prefetch(Sent):
     """Bring the files of these components into the memory of that worker's machine while its run goes on: a task that
     needs them is expected there next. Never waited for; no event answers."""
 
-    worker_id: WorkerId
-    incarnation: int
-    components: tuple[ComponentKey, ...]
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    components: Final[tuple[ComponentKey, ...]]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, components: tuple[ComponentKey, ...]) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.components = components
 
 
-@value
-class UploadAhead:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class UploadAhead(Sent):
     """Bring the weights of these tasks, one after the other, to that GPU while the run there goes on, as far as there
     is room beside it (`pool.ahead`), in place of what was asked for before. It ends with the run. Never waited for; no
     event answers.
@@ -209,36 +256,64 @@ class UploadAhead:
     kept         those that do not leave for it: they are needed sooner
     """
 
-    worker_id: WorkerId
-    incarnation: int
-    task_ids: tuple[TaskId, ...]
-    needed_next: tuple[ComponentKey, ...] = ()
-    kept: tuple[ComponentKey, ...] = ()
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    task_ids: Final[tuple[TaskId, ...]]
+    needed_next: Final[tuple[ComponentKey, ...]]
+    kept: Final[tuple[ComponentKey, ...]]
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        task_ids: tuple[TaskId, ...],
+        needed_next: tuple[ComponentKey, ...] = (),
+        kept: tuple[ComponentKey, ...] = (),
+    ) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.task_ids = task_ids
+        self.needed_next = needed_next
+        self.kept = kept
 
 
-@value
-class ReleaseResult:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class ReleaseResult(Sent):
     """Nothing that is known will read this result again."""
 
-    task_id: TaskId
+    task_id: Final[TaskId]
+
+    def __init__(self, task_id: TaskId) -> None:
+        self.task_id = task_id
 
 
-@value
-class ResolveJob:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class ResolveJob(Sent):
     """The job has ended; exactly once a job. `result` is set when it succeeded."""
 
-    job_id: JobId
-    outcome: Outcome
-    result: TaskId | None = None
-    error: RunError | None = None
+    job_id: Final[JobId]
+    outcome: Final[Outcome]
+    result: Final[TaskId | None]
+    error: Final[RunError | None]
+
+    def __init__(
+        self, job_id: JobId, outcome: Outcome, result: TaskId | None = None, error: RunError | None = None
+    ) -> None:
+        self.job_id = job_id
+        self.outcome = outcome
+        self.result = result
+        self.error = error
 
 
-@value
-class LookAgain:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class LookAgain(Sent):
     """Send a `Tick` after so long: a task waits for a busy worker, and the run there may take longer than expected; or
     a run must be over by then. Several may be on their way at once."""
 
-    after_seconds: float
+    after_seconds: Final[float]
+
+    def __init__(self, after_seconds: float) -> None:
+        self.after_seconds = after_seconds
 
 
 Command: TypeAlias = (

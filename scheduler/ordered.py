@@ -3,13 +3,11 @@ have an `order`."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
-_ORDER = attrgetter("order")
 #: places in front that may stand empty before they are given up
 _MOST_EMPTY = 64
 
@@ -27,11 +25,13 @@ T = TypeVar("T", bound=InOrder)
 class Ordered(Generic[T]):
     """Members by their `order`. Adding at the end and taking from the front take constant time."""
 
-    __slots__ = ("_front", "_members", "head")
+    __slots__ = ("_front", "_members", "_orders", "head")
 
     def __init__(self) -> None:
         #: the places before `_front` hold nothing of meaning
         self._members: list[T] = []
+        #: of each member, beside it: looking for a place asks no member
+        self._orders: list[Any] = []
         self._front = 0
         #: the first member; None when there is none. For reading: it is asked for with every event
         self.head: T | None = None
@@ -58,7 +58,7 @@ class Ordered(Generic[T]):
 
     def place_of(self, order: Any) -> int:
         """How many members come before this order."""
-        return bisect_left(self._members, order, self._front, key=_ORDER) - self._front
+        return bisect_left(self._orders, order, self._front) - self._front
 
     def from_order(self, order: Any) -> Iterator[T]:
         """The members that do not come before this order."""
@@ -74,38 +74,45 @@ class Ordered(Generic[T]):
 
     def add(self, member: T) -> None:
         """File it at its place."""
-        members, order = self._members, member.order
-        if not members or members[-1].order < order:
+        members, orders, order = self._members, self._orders, member.order
+        if not orders or orders[-1] < order:
             members.append(member)
+            orders.append(order)
             if self.head is None:
                 self.head = member
-        elif self._front and order < members[self._front].order:
+        elif self._front and order < orders[self._front]:
             self._front -= 1
             members[self._front] = self.head = member
+            orders[self._front] = order
         else:
-            insort(members, member, self._front, key=_ORDER)
+            place = bisect_left(orders, order, self._front)
+            members.insert(place, member)
+            orders.insert(place, order)
             self.head = members[self._front]
 
     def remove(self, member: T) -> None:
         """Take it out; its order must be the one that it was filed with."""
-        members, front = self._members, self._front
-        at = front
+        members, orders, front = self._members, self._orders, self._front
         if front < len(members) and members[front] is member:
             front += 1
             if front == len(members) or (front > _MOST_EMPTY and 2 * front > len(members)):
                 del members[:front]
+                del orders[:front]
                 front = 0
             self._front = front
             self.head = members[front] if members else None
             return
-        at = bisect_right(members, member.order, front, key=_ORDER) - 1
-        assert at >= front, f"{member} is not filed where its order says"
+        at = bisect_left(orders, member.order, front)
+        assert at < len(members), f"{member} is not filed where its order says"
         assert members[at] is member, f"{member} is not filed where its order says"
         if at - front > len(members) - at:
             del members[at]
+            del orders[at]
             return
         members[front + 1 : at + 1] = members[front:at]
+        orders[front + 1 : at + 1] = orders[front:at]
         self._front = front + 1
         if self._front == len(members) or (self._front > _MOST_EMPTY and 2 * self._front > len(members)):
             del members[: self._front]
+            del orders[: self._front]
             self._front = 0

@@ -6,8 +6,7 @@ changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from pool.spec import ComponentKey, TaskId
 from scheduler.costs import Costs
@@ -52,7 +51,7 @@ def needed_next(
     waiting: Iterable[Task],
     running: Iterable[Task],
     tasks: Mapping[TaskId, Task],
-    readers: Mapping[TaskId, Mapping[TaskId, None]],
+    readers: dict[TaskId, dict[TaskId, None]],
 ) -> tuple[ComponentKey, ...]:
     """Components, soonest first, each once.
 
@@ -64,28 +63,41 @@ def needed_next(
     here = {*worker.entries, *task.signature.components}
     most = min(MOST_TOLD, len(here))
     told: dict[ComponentKey, None] = {}
-    running = (other for other in running if other.spec.task_id in readers)
-    following = (follower for other in running for follower in followers(other, tasks, readers))
-    for expected in chain(followers(task, tasks, readers), waiting, following):
-        if expected is not task:
-            for key in expected.signature.components:
-                if key in here:
-                    told[key] = None
-            if len(told) >= most:
-                break
+    is_all = _are_told(told, followers(task, tasks, readers), task, here, most)
+    if is_all or _are_told(told, waiting, task, here, most):
+        return tuple(told)[:most]
+    for other in running:
+        if _are_told(told, followers(other, tasks, readers), task, here, most):
+            break
     return tuple(told)[:most]
 
 
-def followers(
-    task: Task, tasks: Mapping[TaskId, Task], readers: Mapping[TaskId, Mapping[TaskId, None]]
-) -> Iterator[Task]:
+def _are_told(
+    told: dict[ComponentKey, None], expected: Iterable[Task], task: Task, here: Container[ComponentKey], most: int
+) -> bool:
+    """Note what these tasks use of what is `here`, until there is as much as is told."""
+    for other in expected:
+        if other is not task:
+            for key in other.signature.components:
+                if key in here:
+                    told[key] = None
+            if len(told) >= most:
+                return True
+    return False
+
+
+def followers(task: Task, tasks: Mapping[TaskId, Task], readers: dict[TaskId, dict[TaskId, None]]) -> Sequence[Task]:
     """The tasks that read its result, then those that read theirs."""
-    made = [task.spec.task_id]
-    left = MOST_FOLLOWERS
-    for task_id in made:  # which grows meanwhile
-        for reader in readers.get(task_id, ()):
-            if not left:
-                return
-            left -= 1
-            yield tasks[reader]
-            made.append(reader)
+    direct = readers.get(task.spec.task_id)
+    if direct is None:
+        return ()
+    found, levels = list[Task](), [direct]
+    for those in levels:  # which grow meanwhile
+        for reader in those:
+            if len(found) == MOST_FOLLOWERS:
+                return found
+            found.append(tasks[reader])
+            following = readers.get(reader)
+            if following is not None:
+                levels.append(following)
+    return found

@@ -8,13 +8,17 @@ Rules
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import json
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from pool.errors import UnknownName, unknown_name, unusable_field
@@ -87,7 +91,20 @@ def _is_default(item: Any, default: Any) -> bool:
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
     assert dataclasses.is_dataclass(kind), f"{kind.__name__} is no value that can be written"
-    return tuple((field.name, field.default) for field in dataclasses.fields(kind))
+    defaults = _defaults(kind)
+    return tuple((field.name, defaults.get(field.name, dataclasses.MISSING)) for field in dataclasses.fields(kind))
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    """What fields are of which nothing is said: what the fields say of it or, where it is written out, `__init__`."""
+    found = {field.name: field.default for field in dataclasses.fields(kind)}
+    if not kind.__dataclass_params__.init:
+        found |= {name: given.default for name, given in inspect.signature(kind).parameters.items()}
+    return {
+        name: default
+        for name, default in found.items()
+        if default is not dataclasses.MISSING and default is not inspect.Parameter.empty
+    }
 
 
 @cache
@@ -103,6 +120,8 @@ def _reader(kind: Any) -> Reader:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_reader(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Final:
+        return _reader(arguments[0])
     if origin is tuple:
         assert arguments[1:] == (Ellipsis,), f"{kind}: tuples of one kind are read, and no others"
         return _tuple_reader(_reader(arguments[0]))
@@ -144,11 +163,24 @@ def _optional_reader(read_some: Reader) -> Reader:
     return lambda found, place: None if found is None else read_some(found, place)
 
 
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """The types of its fields. A compiled class no longer knows of what its tuples are: its source, which is installed
+    beside, says that."""
+    module = sys.modules[kind.__module__]
+    if str(module.__file__).endswith(".py"):
+        return typing.get_type_hints(kind, localns=_NAMES)
+    package, _, name = kind.__module__.rpartition(".")
+    source = Path(sys.modules[package].__path__[0], f"{name}.py").read_text(encoding="utf-8")
+    (said,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
+    hints = [node for node in said.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    return {ast.unparse(node.target): eval(ast.unparse(node.annotation), vars(module)) for node in hints}
+
+
 def _dataclass_reader(kind: type[Any]) -> Reader:
-    hints = typing.get_type_hints(kind, localns=_NAMES)
-    fields = dataclasses.fields(kind)
+    hints = _hints(kind)
+    fields, defaults = dataclasses.fields(kind), _defaults(kind)
     readers = {field.name: _reader(hints[field.name]) for field in fields}
-    needed = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    needed = [f.name for f in fields if f.name not in defaults and f.default_factory is dataclasses.MISSING]
 
     def read_dataclass(found: Any, place: str) -> Any:
         if not isinstance(found, dict):

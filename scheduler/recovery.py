@@ -57,9 +57,9 @@ class Recovery:
     def ended_well(self, task: Task) -> None:
         """A run of such a task succeeded: whatever was held against its like is over."""
         sizes = (task.signature.sizes, task.spec.counted_bytes or task.spec.activation_bytes)
-        if sizes in self._proven:
+        try:
             self._proven.move_to_end(sizes)
-        else:
+        except KeyError:
             self._proven[sizes] = None
             if len(self._proven) > MOST_PROVEN:
                 self._proven.popitem(last=False)

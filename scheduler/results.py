@@ -7,20 +7,25 @@ later jobs, least recently used first out, within two bounds; any other is relea
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pool.spec import JobId, TaskId
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Result:
-    """A result that the shell holds."""
+    """A result that the shell holds. One is made with every run: its `__init__` is written out, and so compiled."""
 
-    result_bytes: int = 0
+    result_bytes: int
     #: worth keeping for jobs to come
-    shareable: bool = False
+    shareable: bool
     #: live jobs that brought it along
-    givers: dict[JobId, None] = field(default_factory=dict)
+    givers: dict[JobId, None]
+
+    def __init__(self, result_bytes: int = 0, shareable: bool = False) -> None:
+        self.result_bytes = result_bytes
+        self.shareable = shareable
+        self.givers = {}
 
 
 class Results:

@@ -210,4 +210,5 @@ def turn_end(first: Order, window_seconds: float) -> float:
 
     Any, where that one has no tag: nobody else waits.
     """
-    return first[1] + window_seconds
+    tag: float = first[1]
+    return tag + window_seconds

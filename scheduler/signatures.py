@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from pool.division import choose_division
 from pool.residency import Residency, ResidencyPlan, Resident, needed_bytes, plan, upload_bytes_of
@@ -78,16 +78,27 @@ class Setup:
         return max(0, worker.used_bytes - self.own_bytes - self.room_bytes) + self.shrunk_bytes
 
 
-class Whole(NamedTuple):
+@dataclass(slots=True, init=False, eq=False)
+class Whole:
     """The components of a signature when all of them are whole and carry its patches.
 
     parts    its uses, the sizes of their components, and the LoRAs that their patches are made of, as they are read
     arrived  how they are then
     """
 
-    weight_bytes: int
-    parts: tuple[tuple[ComponentUse, ComponentSpec, Mapping[ComponentKey, int]], ...]
-    arrived: tuple[Resident, ...]
+    weight_bytes: Final[int]
+    parts: Final[tuple[tuple[ComponentUse, ComponentSpec, Mapping[ComponentKey, int]], ...]]
+    arrived: Final[tuple[Resident, ...]]
+
+    def __init__(
+        self,
+        weight_bytes: int,
+        parts: tuple[tuple[ComponentUse, ComponentSpec, Mapping[ComponentKey, int]], ...],
+        arrived: tuple[Resident, ...],
+    ) -> None:
+        self.weight_bytes = weight_bytes
+        self.parts = parts
+        self.arrived = arrived
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -132,6 +143,14 @@ class Known:
         self.files = files
         self.files_version = files_version
 
+    def has_seen(self, signature: Signature, entries: dict[ComponentKey, Resident]) -> bool:
+        """Whether the entries of the used components are what they were."""
+        for place, key in enumerate(signature.components):
+            there, before = entries.get(key), self.seen[place]
+            if there is not before and (there is None or before is None or there != before):
+                return False
+        return True
+
     def holds(self, worker: Worker) -> bool:
         """Whether it is still so on that worker."""
         return self.version == worker.version and (self.files is None or self.files.version == self.files_version)
@@ -171,6 +190,8 @@ class Signature:
     whole: Whole | None = None
     #: capacity -> what a run would move where nothing of it is resident: on most workers of a large pool
     cold: dict[int, Setup] = field(default_factory=dict)
+    #: the same where all of it is there as it should be
+    warm: dict[int, Setup] = field(default_factory=dict)
     #: (capacity, entries of the used components) -> what a run would move where there is less room
     predictions: dict[tuple[int, tuple[Resident | None, ...]], Setup] = field(default_factory=dict)
     known: dict[Worker, Known] = field(default_factory=dict)
@@ -186,6 +207,7 @@ class Signature:
         """Sizes of components are not what they were."""
         self.whole = None
         self.cold.clear()
+        self.warm.clear()
         self.predictions.clear()
         self.known.clear()
 
@@ -234,10 +256,20 @@ def predict(
     With nothing leased, what is resident of other components decides what is evicted and nothing else: the plan is made
     without them, and the room that it leaves them is kept. The signature must fit in `capacity_bytes`.
     """
-    is_cold = not any(seen)
-    setup = signature.cold.get(capacity_bytes) if is_cold else None
+    is_cold, is_warm, whole = True, False, signature.whole
+    for entry in seen:
+        if entry is not None:
+            is_cold = False
+    setup = None
+    if is_cold:
+        setup = signature.cold.get(capacity_bytes)
+    elif whole is not None and seen == whole.arrived:
+        is_warm = True
+        setup = signature.warm.get(capacity_bytes)
     if setup is None:
         setup = predict_whole(signature, seen, capacity_bytes, components)
+        if is_warm and setup is not None:
+            signature.warm[capacity_bytes] = setup
     if setup is None:
         key = (capacity_bytes, seen)
         setup = signature.predictions.get(key)
@@ -289,8 +321,10 @@ def predict_whole(
     if room_bytes < 0:
         return None
     uploaded_bytes = switches = own_bytes = 0
-    reads: dict[ComponentKey, int] = {}
-    for (use, spec, loras), before in zip(whole.parts, seen, strict=True):
+    reads: list[tuple[ComponentKey, int]] = []
+    is_lora_read = False
+    for place, (use, spec, loras) in enumerate(whole.parts):
+        before = seen[place]
         if before is None:
             read_bytes = spec.upload_bytes
         else:
@@ -305,10 +339,12 @@ def predict_whole(
             read_bytes = upload_bytes_of(before, use, spec, weight_bytes)
         if read_bytes:
             uploaded_bytes += read_bytes
-            reads[spec.key] = read_bytes
+            reads.append((spec.key, read_bytes))
             if loras:
-                reads.update(loras)
-    return Setup(uploaded_bytes, 0, switches, own_bytes, room_bytes, 0, whole.arrived, way, tuple(reads.items()))
+                reads += loras.items()
+                is_lora_read = True
+    files = tuple(dict(reads).items()) if is_lora_read else tuple(reads)  # several may read one LoRA
+    return Setup(uploaded_bytes, 0, switches, own_bytes, room_bytes, 0, whole.arrived, way, files)
 
 
 def _whole(uses: Iterable[ComponentUse], components: Mapping[ComponentKey, ComponentSpec]) -> Whole:

@@ -254,14 +254,20 @@ def _candidates(question: Question, oldest: Task, latest_tag: float) -> Iterable
     """Lines of the priority of `oldest`, each once: the first in order, and what may be cheap on an idle worker."""
     backlog, workers = question.backlog, question.workers
     found = dict.fromkeys(islice(backlog.lines(workers.largest_idle_bytes, oldest.order), question.config.window))
-    for worker in islice(workers.idle_workers(), MOST_IDLE):
-        for component in filter(backlog.starts_with, worker.entries):
-            found.update(dict.fromkeys(backlog.of_component(component, MOST_NEAR)))
+    for worker in workers.some_idle(MOST_IDLE):
+        for component in worker.entries:
+            for line in backlog.of_component(component, MOST_NEAR):
+                found[line] = None
         node = question.costs.nodes.of(worker.spec) if backlog.reads_adapters else None
         for file in () if node is None else islice(reversed(node.files), MOST_FILES):
             found.update(dict.fromkeys(islice(backlog.of_adapter(file), MOST_NEAR)))
     first = -oldest.priority
-    return [line for line in found if line.order[0] == first and line.order[1] <= latest_tag]
+    chosen: list[Line] = []
+    for line in found:
+        priority, tag, _ = line.order
+        if priority == first and tag <= latest_tag:
+            chosen.append(line)
+    return chosen
 
 
 def _idle_with(question: Question, signature: Signature) -> list[Worker]:

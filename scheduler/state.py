@@ -152,7 +152,7 @@ class SchedulerState:
             self.ticks.ask_after(next_look - self.at, self.at)
         if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
             self.ticks.ask_after(overdue - self.at, self.at)
-        self._out += map(ReleaseResult, self.demand.results.sweep())
+        self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = self._out.copy()
         self._out.clear()
         return commands

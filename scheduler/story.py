@@ -25,7 +25,7 @@ from scheduler.messages import (
     WorkerUp,
 )
 from scheduler.story_lines import StoryLine, dump
-from scheduler.why import Start
+from scheduler.why import Brought, Start
 
 
 class Status(Enum):
@@ -45,8 +45,10 @@ class Movable(Protocol):
     def name(self) -> str: ...
 
 
-#: at, event behind it, subject, status before and after, note. What starts a run is noted as a value
-Entry: TypeAlias = tuple[float, Event, str, Status | None, Status, str | Start]
+#: what else is worth knowing of a move: a value where it is noted with every event, put into words when it is read
+Note: TypeAlias = str | Start | Brought
+#: at, event behind it, subject, status before and after, note
+Entry: TypeAlias = tuple[float, Event, str, Status | None, Status, Note]
 
 
 class Story:
@@ -54,6 +56,7 @@ class Story:
 
     def __init__(self, length: int | None) -> None:
         self._entries: deque[Entry] = deque(maxlen=length)
+        self._keep = self._entries.append
         self._cause: Event = WorkersWanted(0.0, ())
         self._at = 0.0
 
@@ -64,20 +67,20 @@ class Story:
 
     def born(self, subject: Movable, note: str = "") -> None:
         """Note that `subject` is new."""
-        self._entries.append((self._at, self._cause, subject.name, None, subject.status, note))
+        self._keep((self._at, self._cause, subject.name, None, subject.status, note))
 
-    def move(self, subject: Movable, to: Status, note: str | Start = "") -> None:
+    def move(self, subject: Movable, to: Status, note: Note = "") -> None:
         """Give `subject` the status `to`, which must be a legal move."""
         before = subject.status
         assert to in subject.MOVES[before], f"{subject.name}: {before.value} -> {to.value} is no legal move\n" + dump(
             self.lines(frozenset({subject.name}))
         )
-        self._entries.append((self._at, self._cause, subject.name, before, to, note))
+        self._keep((self._at, self._cause, subject.name, before, to, note))
         subject.status = to
 
-    def note(self, subject: Movable, text: str) -> None:
+    def note(self, subject: Movable, text: Note) -> None:
         """Keep what was done about `subject` while its status stays as it is."""
-        self._entries.append((self._at, self._cause, subject.name, subject.status, subject.status, text))
+        self._keep((self._at, self._cause, subject.name, subject.status, subject.status, text))
 
     def entries(self, subjects: Container[str] | None = None) -> Iterator[Entry]:
         """What is kept of these subjects (of all when None) as values, oldest first."""
@@ -98,7 +101,7 @@ class Story:
 
 def _in_words(entry: Entry) -> StoryLine:
     at, cause, subject, before, after, note = entry
-    words = note.words if isinstance(note, Start) else note
+    words = note if isinstance(note, str) else note.words
     return StoryLine(at, describe(cause), subject, "" if before is None else before.value, after.value, words)
 
 

@@ -22,11 +22,9 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from math import inf
 
 from pool.ahead import Held
-from pool.errors import format_bytes
 from pool.outlook import NO_OUTLOOK, Outlook
 from pool.spec import ComponentKey, TaskId, WorkerId
 from scheduler.beside import ahead_of, held_by, is_at_hand, is_switch_of, may_come, worked_with
@@ -39,6 +37,7 @@ from scheduler.outlook import expected
 from scheduler.placement import Choice
 from scheduler.signatures import Signature
 from scheduler.story import Story
+from scheduler.why import Brought
 from scheduler.workers import Fleet, Worker
 
 #: tasks that one run's worker is told of
@@ -57,8 +56,9 @@ COUNTED = 3.0
 #: less than this is not worth a message
 LEAST_SAVED_SECONDS = 0.005
 #: nor is a run that hides less than this part of a load. On the zipf rows and the batch of benchmarks/scheduling.py
-#: loads take as long with it as without, and a tenth of the core's time is saved; at 0.5 they take up to 14% longer
-LEAST_PART = 0.25
+#: loads take about as long at 0.05 as at 0.25 (up to 7% longer, or less), at 0.5 up to 14% longer; but where runs are
+#: short beside loads (benchmarks/against_ray.py) two workers get 40 requests a second at 0.02, 37 at 0.1, 35 at 0.25
+LEAST_PART = 0.05
 #: work for what is there, as a multiple of the load that comes: below it the load begins. On the trace of
 #: benchmarks/against_ray.py, at 1 four workers load half as often again for no more throughput; at 0.5 two are slower
 WORK_LEFT = 0.6
@@ -119,7 +119,8 @@ class UploadingAhead:
             return
         sooner: dict[ComponentKey, None] = {}
         for signature in worker.ahead:
-            sooner.update(dict.fromkeys(signature.components))
+            for key in signature.components:
+                sooner[key] = None
         found = self._candidates(worker, window_seconds, sooner)
         if put_off is not None and put_off.ready_at is not None:
             found = [put_off, *(task for task in found if task.signature is not put_off.signature)]
@@ -137,11 +138,15 @@ class UploadingAhead:
     ) -> None:
         """Tell the worker of those of these tasks of which something fits beside its run, in its room and its time."""
         costs, entries = self._costs, worker.entries
-        running = self._demand.tasks[worker.task_ids[0]]
+        assert worker.task_id is not None, f"{worker.name} runs nothing"
+        running = self._demand.tasks[worker.task_id]
         coming = {key for task in tasks for key in task.signature.components}
         kept = tuple([key for key in sooner if key in entries and key not in coming])
-        held, told = held_by(worker, running.signature, worker.members, kept), list[TaskId]()
-        stays_bytes = sum([entry.resident_bytes for key, entry in entries.items() if key in held.components])
+        held, told, stays_bytes = held_by(worker, running.signature, worker.members, kept), list[TaskId](), 0
+        for key in held.components:
+            entry = entries.get(key)
+            if entry is not None:
+                stays_bytes += entry.resident_bytes
         if stays_bytes + held.run_bytes >= (worker.capacity_bytes or 0):
             return  # what follows takes longer than to see that
         least_bytes = LEAST_SAVED_SECONDS * worker.link_bytes_per_second
@@ -168,7 +173,7 @@ class UploadingAhead:
             self._fleet.assume(worker, ahead.after(worker.residency, hidden_bytes))
             worker.ahead[task.signature] = worker.ahead.get(task.signature, 0) + hidden_bytes
             told.append(task.spec.task_id)
-            self._story.note(task, f"{format_bytes(hidden_bytes)} for it go to {worker.name} beside the run there")
+            self._story.note(task, Brought(hidden_bytes, worker.worker_id))
             window_seconds -= patch_seconds + upload_bytes / worker.link_bytes_per_second
             held = Held(held.components.union(task.signature.components), held.run_bytes)
         if told and needed is not None:
@@ -184,7 +189,8 @@ class UploadingAhead:
             extra = costs.extra_seconds(task.spec, task.signature, worker)
             if extra == 0.0:
                 left_seconds += costs.resident_seconds(task.spec, task.signature, worker)
-                sooner.update(dict.fromkeys(task.signature.components))
+                for key in task.signature.components:
+                    sooner[key] = None
             elif extra is None or extra > most_seconds:
                 continue
             elif not self._is_sooner_elsewhere(task, 1, worker, extra, window_seconds):
@@ -202,10 +208,13 @@ class UploadingAhead:
         sooner.update(wanted)
         patience = PATIENCE if len(worker.ahead) < MOST_UNUSED else inf
         here_seconds = window_seconds + left_seconds
+        is_work_left = left_seconds >= WORK_LEFT * most_seconds
         for line in backlog.first_lines(worker.capacity_bytes or 0, MOST_LINES):
             head = line.head
             waited_seconds = 0.0 if head.batch else head.waited_seconds(costs.at)
-            for task in (head, *self._readers_of(head)):
+            # a load that is looked at is no shorter and no longer than this: none of these tasks is due
+            is_never_due = is_work_left and waited_seconds < patience * LEAST_SAVED_SECONDS
+            for task in () if is_never_due else (head, *self._readers_of(head)):
                 extra = costs.extra_seconds(task.spec, task.signature, worker)
                 if extra is None or not LEAST_SAVED_SECONDS <= extra <= most_seconds:
                     continue
@@ -214,7 +223,8 @@ class UploadingAhead:
                     found.setdefault(task.signature, task)
             if found:
                 break
-            sooner.update(dict.fromkeys(head.signature.components))
+            for key in head.signature.components:
+                sooner[key] = None
         return list(found.values())
 
     def _readers(self, worker: Worker) -> Iterable[Task]:
@@ -247,9 +257,14 @@ class UploadingAhead:
         costs, signature = self._costs, task.signature
         if not signature.components:
             return False
+        holders = self._fleet.whereabouts.holders.get(signature.components[0])
+        if holders is None:
+            return False
         run_seconds = costs.resident_seconds(task.spec, signature, worker)
         stay_together = self._config.batch_limit > 1  # a line in two places makes smaller batches
-        for other in islice(self._fleet.whereabouts.holders.get(signature.components[0], ()), MOST_HOLDERS):
+        for place, other in enumerate(holders):
+            if place == MOST_HOLDERS:
+                break
             if other is worker:
                 continue
             extra, wait = costs.extra_seconds(task.spec, signature, other), other.wait_seconds(costs.at)

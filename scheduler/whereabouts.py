@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from pool.residency import Resident
-from pool.spec import ComponentKey, NodeId, WorkerId
+from pool.spec import ComponentKey, NodeId, WorkerId, WorkerSpec
 
 if TYPE_CHECKING:
     from scheduler.workers import Worker
@@ -27,17 +26,20 @@ ALIKE = 1.05
 class _Filed:
     """What a worker was filed under."""
 
-    __slots__ = ("end", "entries", "is_idle", "node", "sort")
+    __slots__ = ("capacity_bytes", "end", "entries", "is_idle", "node", "sort", "spec")
 
     def __init__(
         self,
         is_idle: bool,
         sort: Sort,
+        spec: WorkerSpec | None,
         node: NodeId,
         end: float | None,
         entries: Mapping[ComponentKey, Resident],
     ) -> None:
         self.is_idle = is_idle
+        #: what `sort` was made from
+        self.capacity_bytes, self.spec = sort[0], spec
         self.sort = sort
         self.node = node
         self.end = end
@@ -87,11 +89,14 @@ class Whereabouts:
             yield from workers
 
     def some_idle(self, most: int) -> list[Worker]:
-        """So many of them, or all; as `idle_workers` has them, and much sooner where there is one."""
-        if self.idle_count == 1:
-            (workers,) = self.idle.values()
-            return [*workers]
-        return list(islice(self.idle_workers(), most))
+        """So many of them, or all, as `idle_workers` has them."""
+        found: list[Worker] = []
+        for workers in self.idle.values():
+            for worker in workers:
+                if len(found) == most:
+                    return found
+                found.append(worker)
+        return found
 
     def idle_holders(self, component: ComponentKey, most: int) -> list[Worker]:
         """Up to so many idle workers with bytes of the component."""
@@ -125,26 +130,31 @@ class Whereabouts:
                 del self._filed[worker]
                 self.count = len(self._filed)
             return
-        spec = worker.spec
-        sort = (worker.capacity_bytes or 0, "" if spec is None else spec.device_name)
+        spec, capacity_bytes = worker.spec, worker.capacity_bytes or 0
         is_idle, end = worker.is_idle, worker.expected_end
         if filed is None:
-            filed = self._filed[worker] = _Filed(is_idle, sort, NodeId("" if spec is None else spec.node), end, {})
+            sort = (capacity_bytes, "" if spec is None else spec.device_name)
+            node = NodeId("" if spec is None else spec.node)
+            filed = self._filed[worker] = _Filed(is_idle, sort, spec, node, end, {})
             self.count = len(self._filed)
-            if filed.node:
-                self.on_node.setdefault(filed.node, {})[worker] = None
+            if node:
+                self.on_node.setdefault(node, {})[worker] = None
             self._count_sort(sort)
             self._file_state(worker, filed)
-        elif filed.is_idle != is_idle or filed.sort != sort or filed.end != end:
+        elif filed.capacity_bytes != capacity_bytes or filed.spec is not spec:
             self._unfile_state(worker, filed)
-            if filed.sort != sort:
-                self._uncount_sort(filed.sort)
-                self._count_sort(sort)
-            filed.is_idle, filed.sort, filed.end = is_idle, sort, end
+            self._uncount_sort(filed.sort)
+            filed.sort = (capacity_bytes, "" if spec is None else spec.device_name)
+            filed.capacity_bytes, filed.spec = capacity_bytes, spec
+            self._count_sort(filed.sort)
+            filed.is_idle, filed.end = is_idle, end
+            self._file_state(worker, filed)
+        elif filed.is_idle != is_idle or filed.end != end:
+            self._unfile_state(worker, filed)
+            filed.is_idle, filed.end = is_idle, end
             self._file_state(worker, filed)
         if filed.entries is not worker.entries:
-            if filed.entries.keys() != worker.entries.keys():
-                self._hold(worker, filed.entries, worker.entries)
+            self._hold(worker, filed.entries, worker.entries)
             filed.entries = worker.entries
 
     def _file_state(self, worker: Worker, filed: _Filed) -> None:
@@ -182,7 +192,10 @@ class Whereabouts:
             del workers[worker]
             if not workers:
                 del self.idle[filed.sort]
-                self.largest_idle_bytes = max([capacity_bytes for capacity_bytes, _ in self.idle], default=0)
+                self.largest_idle_bytes = 0
+                for capacity_bytes, _ in self.idle:
+                    if capacity_bytes > self.largest_idle_bytes:
+                        self.largest_idle_bytes = capacity_bytes
         elif filed.end is not None:
             del self.busy[bisect_left(self.busy, (filed.end, worker.worker_id))]
 

@@ -5,12 +5,13 @@ Values that are kept with each start, and put into words only when somebody read
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Final
 
 from pool.errors import format_bytes
+from pool.sent import Sent
 from pool.spec import WorkerId
-from scheduler.values import value
 
 
 class Rule(Enum):
@@ -25,8 +26,8 @@ class Rule(Enum):
     IN_ORDER = "it was next in order"
 
 
-@value
-class Candidate:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Candidate(Sent):
     """A worker that the task could have run on, and what that would have taken.
 
     wait_seconds   until that worker should be free
@@ -34,10 +35,16 @@ class Candidate:
     run_seconds    with all weights resident, on that GPU
     """
 
-    worker_id: WorkerId
-    wait_seconds: float
-    extra_seconds: float
-    run_seconds: float
+    worker_id: Final[WorkerId]
+    wait_seconds: Final[float]
+    extra_seconds: Final[float]
+    run_seconds: Final[float]
+
+    def __init__(self, worker_id: WorkerId, wait_seconds: float, extra_seconds: float, run_seconds: float) -> None:
+        self.worker_id = worker_id
+        self.wait_seconds = wait_seconds
+        self.extra_seconds = extra_seconds
+        self.run_seconds = run_seconds
 
     @property
     def seconds(self) -> float:
@@ -45,8 +52,8 @@ class Candidate:
         return self.wait_seconds + self.extra_seconds + self.run_seconds
 
 
-@value
-class Why:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Why(Sent):
     """One choice.
 
     chosen      the worker it runs on, with what that is expected to take
@@ -57,18 +64,46 @@ class Why:
     ahead_bytes  what was brought for such a task beside the run before, as far as was expected
     """
 
-    rule: Rule
-    chosen: Candidate
-    others: tuple[Candidate, ...] = ()
-    idle: int = 0
-    busy: int = 0
-    upload_bytes: int = 0
-    streamed_bytes: int = 0
-    switches: int = 0
-    slowdown: float = 1.0
-    passed: int = 0
-    note: str = ""
-    ahead_bytes: int = 0
+    rule: Final[Rule]
+    chosen: Final[Candidate]
+    others: Final[tuple[Candidate, ...]]
+    idle: Final[int]
+    busy: Final[int]
+    upload_bytes: Final[int]
+    streamed_bytes: Final[int]
+    switches: Final[int]
+    slowdown: Final[float]
+    passed: Final[int]
+    note: Final[str]
+    ahead_bytes: Final[int]
+
+    def __init__(
+        self,
+        rule: Rule,
+        chosen: Candidate,
+        others: tuple[Candidate, ...] = (),
+        idle: int = 0,
+        busy: int = 0,
+        upload_bytes: int = 0,
+        streamed_bytes: int = 0,
+        switches: int = 0,
+        slowdown: float = 1.0,
+        passed: int = 0,
+        note: str = "",
+        ahead_bytes: int = 0,
+    ) -> None:
+        self.rule = rule
+        self.chosen = chosen
+        self.others = others
+        self.idle = idle
+        self.busy = busy
+        self.upload_bytes = upload_bytes
+        self.streamed_bytes = streamed_bytes
+        self.switches = switches
+        self.slowdown = slowdown
+        self.passed = passed
+        self.note = note
+        self.ahead_bytes = ahead_bytes
 
     @property
     def words(self) -> str:
@@ -115,14 +150,37 @@ class Why:
         return min(cheaper, key=lambda c: (c.seconds, c.worker_id), default=None)
 
 
-class Start(NamedTuple):
-    """One attempt at a task, as it was sent to a worker. What the story keeps of it: a tuple, because one is made with
-    every start, and that takes a third of the time of a frozen dataclass."""
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Brought:
+    """What is brought for a task to a worker beside another's run there: what the story keeps of it."""
 
-    worker_id: WorkerId
-    incarnation: int
-    attempt: int
-    why: Why
+    hidden_bytes: Final[int]
+    worker_id: Final[WorkerId]
+
+    def __init__(self, hidden_bytes: int, worker_id: WorkerId) -> None:
+        self.hidden_bytes = hidden_bytes
+        self.worker_id = worker_id
+
+    @property
+    def words(self) -> str:
+        """The same in a sentence."""
+        return f"{format_bytes(self.hidden_bytes)} for it go to {self.worker_id} beside the run there"
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Start:
+    """One attempt at a task, as it was sent to a worker: what the story keeps of it."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    attempt: Final[int]
+    why: Final[Why]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, attempt: int, why: Why) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.attempt = attempt
+        self.why = why
 
     @property
     def words(self) -> str:

@@ -156,14 +156,10 @@ class Worker:
             self.residency, self.entries, self.used_bytes = None, {}, 0
             return
         if now is not None and residency.capacity_bytes == now.capacity_bytes and residency.entries == now.entries:
-            for entry, same in zip(residency.entries, now.entries, strict=True):
-                if entry is not same:
+            for place, entry in enumerate(residency.entries):
+                if entry is not now.entries[place]:
                     before[entry.component] = entry
             self.residency = residency
-            return
-        arrived = {entry.component: entry for entry in residency.entries}
-        if arrived == before and residency.capacity_bytes == self.capacity_bytes:  # the same in another order
-            self.residency, self.entries = residency, {key: before[key] for key in arrived}
             return
         entries: dict[ComponentKey, Resident] = {}
         used_bytes, is_changed = 0, len(residency.entries) != len(before)

@@ -103,7 +103,7 @@ class Batch:
                 patch_switches=cost.patch_switches if load_part == 1.0 else 0,
             )
             run.adapters_loaded = tuple(key for key in run.adapters_loaded if key not in unread)
-            run.cold = tuple(move._replace(bytes=int(move.bytes * load_part)) for move in run.cold)
+            run.cold = tuple(Move(move.component, int(move.bytes * load_part)) for move in run.cold)
 
     def load_part(self, at: float) -> float:
         """How much of the loading is done."""

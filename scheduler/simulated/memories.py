@@ -165,4 +165,4 @@ def _without(
             missing_bytes -= sizes[key]
     kept = Residency(now.capacity_bytes, tuple(e for e in now.entries if e.component not in gone))
     moves = plan(kept, uses, specs, question.activation_bytes)
-    return moves._replace(evict=(*[Move(key, size) for key, size in gone.items()], *moves.evict))
+    return replace(moves, evict=(*[Move(key, size) for key, size in gone.items()], *moves.evict))

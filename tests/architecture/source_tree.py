@@ -16,6 +16,10 @@ TEXT_FOLDERS = (*PRODUCT_FOLDERS, "configs", "docs", "tests", ".ci")
 TEXT_SUFFIXES = {".py", ".toml", ".md", ".txt", ".sh", ".jsonl", ".csv", ".cfg", ".ini", ".yaml", ".yml", ""}
 #: modules of pool that a process without torch may import
 TORCH_FREE = (
+    "pool.names",
+    "pool.sent",
+    "pool.resident",
+    "pool.moves",
     "pool.spec",
     "pool.residency",
     "pool.ahead",

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import scheduler.state
 from scheduler.config import SchedulerConfig
-from scheduler.event_log import entry_line
+from scheduler.event_log import entry_line, read_entries
 from scheduler.history import find_job, history_of
 from scheduler.invariants import validate
 from scheduler.messages import Event, Submitted
@@ -25,15 +25,18 @@ Stream: TypeAlias = tuple[SchedulerConfig, list[Event]]
 
 
 def answer(stream: Stream) -> dict[str, Any]:
-    """All that the core says to the stream, and what it knows in the end."""
+    """All that the core says to the stream, and what it knows in the end. What is written of it is read back."""
     config, events = stream
     state = SchedulerState(config)
     commands = [state.handle(event) for event in events]
     validate(state)
+    log = [entry_line(event, said) for event, said in zip(events, commands, strict=True)]
+    read = [(entry.event, list(entry.commands)) for entry in read_entries(log)]
+    assert read == list(zip(events, commands, strict=True)), "what was written reads otherwise"
     jobs = [event.job.job_id for event in events if isinstance(event, Submitted)]
     return {
         "commands": commands,
-        "log": [entry_line(event, said) for event, said in zip(events, commands, strict=True)],
+        "log": log,
         "snapshot": state.snapshot(),
         "story": state.log.lines(),
         "histories": [history_of(state, find_job(state, job)) for job in jobs[-3:]],

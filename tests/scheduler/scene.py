@@ -61,7 +61,8 @@ class Scene:
     ) -> Task:
         """One that waits, since so many seconds."""
         self.tasks += 1
-        task = Task(spec, self.costs.acquire(spec), (self.tasks, 0), passed=passed, batch=batch)
+        task = Task(spec, self.costs.acquire(spec), (self.tasks, 0), batch)
+        task.passed = passed
         task.set_priority(priority)
         self.backlog.add(task)
         task.ready_at = AT - waited

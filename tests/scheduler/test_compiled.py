@@ -24,6 +24,7 @@ import pytest
 from benchmarks.compiled_core import ROOT, build, why_not
 from pool.errors import GIB
 from pool.residency import Residency
+from pool.sent import Sent
 from pool.spec import JobSpec, NodeId, RunErrorKind, UserId, WorkerId
 from scheduler.config import SchedulerConfig
 from scheduler.history import JobHistory
@@ -238,8 +239,8 @@ def values_in(kind: Any, seen: set[type]) -> Iterator[type]:
 
 
 @pytest.mark.parametrize("kind", [Event, Command, Snapshot, StoryLine, JobHistory, SchedulerConfig, Replayed])
-def test_what_is_sent_between_processes_stays_python(kind: Any) -> None:
-    """An instance of a compiled frozen dataclass pickles, and cannot be unpickled."""
+def test_what_is_sent_between_processes_can_be_read_there(kind: Any) -> None:
+    """An instance of a compiled frozen dataclass pickles, and cannot be unpickled but by what `Sent` says."""
     found = list(values_in(kind, set()))
     assert found
-    assert {value.__module__ for value in found} & modules() == set()
+    assert {value for value in found if value.__module__ in modules() and not issubclass(value, Sent)} == set()

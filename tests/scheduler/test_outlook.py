@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pool.residency import Resident
 from pool.spec import ComponentKey, ComponentSpec, Role, TaskId, WorkerId
-from scheduler.outlook import MOST_TOLD, needed_next
+from scheduler.outlook import MOST_FOLLOWERS, MOST_TOLD, followers, needed_next
 from tests.scheduler.test_placement import Scene, whole
 from tests.scheduler.world import DRAW, PAINT, TEXT, VAE, Shell, decode, encode, picture, sample
 from tests.simulation.hints import moved_gib
@@ -45,6 +45,19 @@ def test_what_follows_from_the_run_comes_before_what_waits() -> None:
         elsewhere.spec.task_id: {last.spec.task_id: None},
     }
     assert needed_next(now, worker, waiting, [elsewhere], tasks, readers) == (VAE, TEXT, DRAW)
+
+
+def test_of_what_follows_the_nearest_come_first_and_no_more_than_are_looked_at() -> None:
+    """One encode may be read by thousands of samples: the others of them are not gone through."""
+    scene = Scene()
+    first, *samples = [scene.task(encode("cat")), *(scene.task(sample(seed=n)) for n in range(MOST_FOLLOWERS - 1))]
+    last = [scene.task(decode(one.spec.task_id)) for one in samples[:3]]
+    tasks = {t.spec.task_id: t for t in (*samples, *last)}
+    readers = {first.spec.task_id: dict.fromkeys(one.spec.task_id for one in samples)}
+    readers |= {one.spec.task_id: {end.spec.task_id: None} for one, end in zip(samples, last, strict=False)}
+    assert followers(first, tasks, readers) == [*samples, last[0]]
+    assert followers(samples[1], tasks, readers) == [last[1]]
+    assert list(followers(last[0], tasks, readers)) == []
 
 
 def test_no_more_is_told_than_the_limit() -> None:

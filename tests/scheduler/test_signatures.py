@@ -61,3 +61,16 @@ def test_room_enough_needs_no_plan_and_too_little_does() -> None:
     assert predict_whole(signature, (None,), 11, costs.components) is None
     costs.know((replace(sizes, weight_bytes=7),))
     assert predict_whole(signature, (None,), 11, costs.components) is not None, "old sizes are remembered"
+
+
+def test_what_is_all_there_is_reckoned_once_and_anew_for_other_sizes() -> None:
+    costs = Costs(0.05)
+    sizes = ComponentSpec(KEYS[1], Role.DIFFUSION_MODEL, 8, 4)
+    costs.know((sizes,))
+    signature = costs.acquire(TaskSpec(TaskId("t"), Stage.SAMPLE, (ComponentUse(KEYS[1], 1),), 3, 1.0))
+    there = (Resident(KEYS[1], 8),)
+    reckoned = [predict(signature, there, 20, costs.components) for _ in range(3)]
+    assert reckoned[1] is reckoned[2]
+    assert [(setup.upload_bytes, setup.own_bytes) for setup in reckoned] == [(0, 8)] * 3
+    costs.know((replace(sizes, weight_bytes=10),))
+    assert predict(signature, there, 20, costs.components).upload_bytes == 1, "old sizes are remembered"

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
-from dataclasses import asdict, fields, replace
+import typing
+from dataclasses import asdict, fields, is_dataclass, replace
+from typing import Any
 
+import pytest
+
+import pool.resident
+import pool.spec
+import scheduler.messages
+import scheduler.why
+from pool.resident import Residency, Resident
+from pool.sent import Sent
 from pool.spec import ComponentKey, TaskId, WorkerId
-from scheduler.messages import EndWorker, Mate, Prefetch, RunTask
-from scheduler.values import value
-from scheduler.why import Candidate, Rule, Why
+from scheduler.messages import EndWorker, Mate, Prefetch, RunTask, UploadAhead
+from scheduler.plain_values import plain, read
+from scheduler.why import Brought, Candidate, Rule, Start, Why
+
+MODULES = (pool.resident, pool.spec, scheduler.messages, scheduler.why)
+KINDS = [kind for module in MODULES for kind in vars(module).values() if is_dataclass(kind)]
+#: those whose `__init__` is written out
+WRITTEN: list[Any] = [kind for kind in KINDS if not kind.__dataclass_params__.init]  # type: ignore[attr-defined]
 
 
 def test_commands_compare_and_hash_by_their_fields_and_are_no_other_command() -> None:
@@ -21,6 +37,20 @@ def test_commands_compare_and_hash_by_their_fields_and_are_no_other_command() ->
     assert EndWorker(WorkerId("w"), 1) != Mate(TaskId("w"), 1)
 
 
+def test_what_is_on_a_gpu_and_used_there_compares_by_every_field() -> None:
+    """Both say themselves how they compare."""
+    entry = Resident(ComponentKey("c"), 3, "patches", 2)
+    use = pool.spec.ComponentUse(ComponentKey("c"), 1, "patches", 2, 3, (ComponentKey("lora"),))
+    for value in (entry, use):
+        assert value == replace(value)
+        assert hash(value) == hash(replace(value))
+        for field in fields(value):
+            held = getattr(value, field.name)
+            other = {str: "another", int: 99, tuple: ()}[type(held)]
+            assert value != replace(value, **{field.name: other}), field.name
+        assert value != "c"
+
+
 def test_commands_travel_and_take_no_other_fields() -> None:
     """They are sent to the shell of another process as they are."""
     why = Why(Rule.CHEAPEST, Candidate(WorkerId("w"), 0.0, 1.0, 2.0))
@@ -31,11 +61,32 @@ def test_commands_travel_and_take_no_other_fields() -> None:
     assert not hasattr(Prefetch(WorkerId("w"), 1, (ComponentKey("c"),)), "__dict__")
 
 
-def test_the_type_checker_is_told_that_they_are_frozen_and_run_time_is_not() -> None:
-    """By what PEP 681 has it read; Python 3.11 keeps that among what it does not know. A frozen dataclass would refuse
-    the write below, and take longer to make."""
-    told = value.__dataclass_transform__  # type: ignore[attr-defined]
-    assert {**told["kwargs"], **told}["frozen_default"] is True
-    mate = Mate(TaskId("t"), 1)
-    mate.attempt = 2  # type: ignore[misc]
-    assert mate == Mate(TaskId("t"), 2)
+def test_what_is_left_out_where_it_is_the_default_is_read_back() -> None:
+    """The default of a field is what `__init__` says."""
+    command = UploadAhead(WorkerId("w"), 1, (TaskId("t"),))
+    assert plain(command) == {"worker_id": "w", "incarnation": 1, "task_ids": ["t"]}
+    assert read(UploadAhead, plain(command)) == command
+    there = Residency(3, (Resident(ComponentKey("c"), 3),))
+    assert plain(there) == {"capacity_bytes": 3, "entries": [{"component": "c", "resident_bytes": 3}]}
+    assert read(Residency, plain(there)) == there
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_nobody_writes_to_one_that_is_made(kind: type[Any]) -> None:
+    """Which the type checker sees to: every field is `Final`, and `__init__` alone sets it."""
+    assert all(field.type.startswith("Final[") for field in fields(kind)), kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fields_are_the_arguments_in_order(kind: type[Any]) -> None:
+    """By which a `Sent` is pickled, and a changed copy made of any."""
+    given = inspect.signature(kind).parameters
+    assert tuple(given) == tuple(field.name for field in fields(kind)) == kind.__match_args__
+    assert all(one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in given.values())
+    assert issubclass(kind, Sent) or kind in (Start, Brought), "the story keeps these, and tells of them in words"
+
+
+def test_that_there_are_values_to_look_at() -> None:
+    sent = {*typing.get_args(scheduler.messages.Event), *typing.get_args(scheduler.messages.Command)}
+    assert sent < set(KINDS)
+    assert {Resident, Residency, RunTask, Why, Candidate} < set(WRITTEN)
