@@ -1,49 +1,53 @@
-"""A ControlNet from the tensors of its file, in either of the layouts that are published.
+"""A ControlNet from the tensors of its file, in any of the layouts that are published.
 
 Knows how names, configuration, key map and module go together. Nothing is copied: the module reads the file's own
-bytes. Does not know where files are, nor how a ControlNet is called (`pool.controlnets.call`).
+bytes. Does not know where files are, nor how a ControlNet is called (`pool.controlnets.calls`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from diffusers import ControlNetModel
 from torch import Tensor, nn
 
 from pool.checkpoints.key_map import KeyMap, discover
-from pool.checkpoints.private_names import controlnet_converter, differing_keys
+from pool.checkpoints.private_names import differing_keys
 from pool.checkpoints.safetensors_file import Shape
-from pool.controlnets.config import Config, controlnet_config
+from pool.controlnets.config import Config
+from pool.controlnets.kinds import ControlKind, kind_among
+from pool.diffusion_models.empty import empty_module
+from pool.diffusion_models.given import given_arguments
 from pool.errors import UnknownArchitecture
 
 #: what the keys of a ControlNet begin with where its file has more beside it
 PREFIX = "control_model."
+#: what of a configuration beside a file counts: what no shape tells
+_SAID_ALONE = frozenset({"force_zeros_for_pooled_projection"})
 
 
 @dataclass(frozen=True, slots=True)
 class ControlNetPlan:
-    """How the ControlNet in a file is built: the arguments of its class, and the key map between the file's tensors and
-    the module's parameters."""
+    """How the ControlNet in a file is built: what it is, the arguments of its class, and the key map between the file's
+    tensors and the module's parameters."""
 
+    kind: ControlKind
     config: Config
     key_map: KeyMap
 
     def empty(self) -> nn.Module:
         """The module without weights. Raises UnknownArchitecture when the file's tensors are not those of the class."""
         try:
-            with torch.device("meta"):
-                module: nn.Module = ControlNetModel(**self.config)
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            module = empty_module(self.kind.module, self.config)
+        except UnknownArchitecture as error:
             raise UnknownArchitecture(
-                f"recognised as a ControlNet, but of sizes that none can have: {error}"
+                f"recognised as a ControlNet for {self.kind.title}, but of sizes that none can have: {error}"
             ) from error
         difference = differing_keys(self.key_map, module)
         if difference:
-            raise UnknownArchitecture(f"recognised as a ControlNet, but {difference}")
-        return module.eval().requires_grad_(False)
+            raise UnknownArchitecture(f"recognised as a ControlNet for {self.kind.title}, but {difference}")
+        return module
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """The module over `tensors` (keys as in the file), in evaluation mode, without gradients. Raises as `empty`."""
@@ -51,22 +55,32 @@ class ControlNetPlan:
         module.load_state_dict(self.key_map.load(tensors), assign=True)
         return module.requires_grad_(False)
 
-    def save(self, module: nn.Module) -> dict[str, Tensor]:
-        """The file's tensors, made of `module`'s parameters."""
-        return self.key_map.save(module.state_dict())
+    def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The file's tensors made of `module`'s parameters; those that are no part of it are taken from `tensors`."""
+        return self.key_map.save(module.state_dict()) | {key: tensors[key] for key in self.key_map.unused}
 
 
-def plan_controlnet(shapes: Mapping[str, Shape]) -> ControlNetPlan:
-    """How the ControlNet among `shapes` is built, from shapes alone. Raises UnknownArchitecture when there is none."""
+def plan_controlnet(shapes: Mapping[str, Shape], said: Mapping[str, Any] | None = None) -> ControlNetPlan:
+    """How the ControlNet among `shapes` is built, from shapes alone. `said` is the config.json beside it, where there
+    is one: what no shape tells is taken from it. Raises UnknownArchitecture when there is no ControlNet."""
     has_prefix = any(key.startswith(PREFIX) for key in shapes)
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(PREFIX) or not has_prefix}
     bare = {key.removeprefix(PREFIX): shape for key, shape in own.items()}
-    if "controlnet_cond_embedding.conv_in.weight" not in bare and "input_hint_block.0.weight" not in bare:
+    kind = kind_among(bare)
+    if kind is None:
         first = ", ".join(list(shapes)[:3]) or "none"
         raise UnknownArchitecture(f"its {len(shapes)} tensors are not those of a ControlNet (the first are {first})")
-    convert = controlnet_converter(bare)
+    convert = kind.convert(bare)
     try:
         key_map = discover(own, lambda tensors: convert({key.removeprefix(PREFIX): x for key, x in tensors.items()}))
+        config = kind.config(key_map.shapes)
+    except UnknownArchitecture:
+        raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise UnknownArchitecture(f"recognised as a ControlNet, but with other tensors: {error}") from error
-    return ControlNetPlan(controlnet_config(key_map.shapes), key_map)
+        raise UnknownArchitecture(
+            f"recognised as a ControlNet for {kind.title}, but with other tensors: {error}"
+        ) from error
+    if said is not None:
+        given = given_arguments(kind.module, said, len(own))
+        config |= {key: value for key, value in given.items() if key in _SAID_ALONE and key in config}
+    return ControlNetPlan(kind, config, key_map)

@@ -1,4 +1,5 @@
-"""The arguments of diffusers' ControlNetModel, from the shapes of its parameters alone. Torch-free; builds nothing.
+"""The arguments of diffusers' ControlNets of UNets, from the shapes of their parameters alone. Torch-free; builds
+nothing.
 
 What no shape tells is as of the UNets that ControlNets are cut out of (`pool.checkpoints.infer`).
 """
@@ -14,6 +15,9 @@ from pool.checkpoints.safetensors_file import Shape
 from pool.errors import UnknownArchitecture
 
 Config: TypeAlias = dict[str, Any]
+
+#: of the attention among pictures. Source: the configuration of xinsir/controlnet-union-sdxl-1.0
+UNION_HEAD_WIDTH = 40
 
 
 def controlnet_config(shapes: Mapping[str, Shape]) -> Config:
@@ -49,6 +53,21 @@ def controlnet_config(shapes: Mapping[str, Shape]) -> Config:
         config["addition_time_embed_dim"] = NUMBER_WIDTH
         config["projection_class_embeddings_input_dim"] = _shape(shapes, "add_embedding.linear_1.weight", 2)[1]
     return config
+
+
+def union_config(shapes: Mapping[str, Shape]) -> Config:
+    """The arguments of `diffusers.ControlNetUnionModel`, as `controlnet_config`."""
+    kinds, channels = _shape(shapes, "task_embedding", 2)
+    plain = controlnet_config(shapes)
+    del plain["mid_block_type"]  # it has one alone, with attention
+    return {
+        **plain,
+        "num_control_type": kinds,
+        "num_trans_channel": channels,
+        "num_trans_head": max(1, channels // UNION_HEAD_WIDTH),
+        "num_trans_layer": _count(shapes, r"transformer_layes\.(\d+)\."),
+        "num_proj_channel": _shape(shapes, "spatial_ch_projs.weight", 2)[0],
+    }
 
 
 def _picture_channels(shapes: Mapping[str, Shape]) -> tuple[int, ...]:

@@ -1,29 +1,35 @@
 """How many bytes ControlNets hold on the device beside weights, by dry runs of the code that calls them.
 
-Shape legend: B batch, H W height and width of a latent, L tokens.
+Shape legend: B batch, C channels, H W height and width of a latent, N rows of patches, L tokens, D width of a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pool.checkpoints.infer import SIZE_NUMBERS
 from pool.checkpoints.sampling_facts import SizeConditions
-from pool.controlnets.call import call_controlnet
+from pool.controlnets.calls import Heard
+from pool.controlnets.kinds import ControlKind, kind_of
+from pool.controlnets.said import Said, blocks_of
+from pool.diffusion_models.image_configs import PATCH
 from pool.dry_run import META
-from pool.sampling.extras import Residuals
+from pool.sampling.asking import GUIDANCE, POOLED
 
 if TYPE_CHECKING:
     from pool.activation_needs import StageModule
 
 #: height and width of a latent, and length of a text, of a run of a usual size
 USUAL_CELLS, USUAL_TOKENS = (64, 64), 3 * 77
-#: pixels along one side of one latent cell: a ControlNet halves its picture three times
+#: width of what the layers of Z-Image are told of time, at most
+ADALN_WIDTH = 256
+#: pixels along one side of one latent cell: a ControlNet that reads pixels halves its picture three times
 PIXELS_PER_CELL = 8
 
 
@@ -32,64 +38,155 @@ class ControlBytes:
     """What the ControlNets of a run come to.
 
     peak_bytes  most at once while they are called
-    held_bytes  what is there of them while the UNet is called: their pictures, and what they add
+    held_bytes  what is there of them while the diffusion model is called: their pictures, and what they add
     """
 
     peak_bytes: int = 0
     held_bytes: int = 0
 
 
-def control_bytes(
-    controls: Sequence[StageModule], dtype: torch.dtype, batch: int, cells: tuple[int, int], tokens: int
-) -> ControlBytes:
-    """Of calls for `batch` texts of so many tokens, one ControlNet after the other, beside a UNet that computes in
-    `dtype`."""
-    picture_bytes = 4 * 3 * cells[0] * cells[1] * PIXELS_PER_CELL**2
-    peak_bytes = said_bytes = 0
+def hears_prompt(controls: Sequence[StageModule]) -> bool:
+    """Whether these are asked about the prompt alone, in whatever batches the diffusion model is."""
+    return any(kind_of(control.module).hears_prompt for control in controls)
+
+
+def control_bytes(controls: Sequence[StageModule], model: StageModule, heard: Heard) -> ControlBytes:
+    """Of calls of ControlNets, one after the other, beside `model`, which is told what is `heard` but for the pictures:
+    all float32 and without values."""
+    if not controls:
+        return ControlBytes()
+    dtype, batch, cells = model.compute_dtype, len(heard.x_BC), (heard.x_BC.shape[-2], heard.x_BC.shape[-1])
+    total: Said | None = None
+    peak_bytes = pictures_bytes = 0
     for control in controls:
-        called_bytes, made = _called(control, batch, cells, tokens)
-        made_bytes = made * dtype.itemsize
+        kind = kind_of(control.module)
+        picture_bytes = 4 * _empty_pictures(kind, control.module, cells, 1).numel()
+        called_bytes, made = _called(control, model, kind, heard, cells)
+        made_bytes, said_bytes = made.to(dtype).held_bytes, 0 if total is None else total.held_bytes
         if dtype is not control.compute_dtype:
-            called_bytes = max(called_bytes, made * control.compute_dtype.itemsize + made_bytes)
+            called_bytes = max(called_bytes, made.held_bytes + made_bytes)
         # while it is called, its picture is there once for each text; then it is added to what others said
-        added_bytes = 2 * said_bytes + made_bytes if said_bytes else 0
+        made = made.to(dtype)
+        total = made if total is None else total.plus(made, blocks_of(kind, model.module))
+        added_bytes = said_bytes + made_bytes + total.held_bytes if said_bytes else 0
         peak_bytes = max(peak_bytes, said_bytes + batch * picture_bytes + called_bytes, added_bytes)
-        said_bytes = made_bytes
-    pictures_bytes = len(controls) * picture_bytes
-    return ControlBytes(pictures_bytes + peak_bytes, pictures_bytes + said_bytes)
+        pictures_bytes += picture_bytes
+    assert total is not None
+    held_bytes = pictures_bytes + (_prompt_bytes(heard) if hears_prompt(controls) else 0)
+    return ControlBytes(held_bytes + peak_bytes, held_bytes + total.held_bytes)
 
 
-def _called(control: StageModule, batch: int, cells: tuple[int, int], tokens: int) -> tuple[int, int]:
-    """The peak of one call beside its inputs, and how many numbers are made in it."""
-    made: list[Residuals] = []
-    call = _empty_call(control.module, control.compute_dtype, batch, cells, tokens)
-    peak_bytes = control.peak_bytes(lambda module: made.append(call(module)))
-    return peak_bytes, sum(one.numel() for one in made[0])
+def _prompt_bytes(heard: Heard) -> int:
+    """Of the prompt, which is there once more for those that hear it alone, and of the latent that they heard last."""
+    return sum(one.numel() * one.itemsize for one in (heard.x_BC, heard.context_BLD, *heard.told.values()))
 
 
-def usual_call(dtype: torch.dtype) -> Callable[[nn.Module], object]:
+def _called(
+    control: StageModule, model: StageModule, kind: ControlKind, heard: Heard, cells: tuple[int, int]
+) -> tuple[int, Said]:
+    """The peak of one call beside its inputs, and what is said in it."""
+    made: list[Said] = []
+    pictures = _empty_pictures(kind, control.module, cells, len(heard.x_BC)).to(control.compute_dtype)
+    own = replace(heard, pictures_BC=pictures, mode=_first_mode(kind, control.module))
+    if kind.reads_rows(control.module):
+        own = replace(own, x_BC=_rows(heard.x_BC, control.module))
+    own = own.to(control.compute_dtype)
+
+    def call(both: nn.Module) -> None:
+        assert isinstance(both, _Both)
+        found = kind.call(both.control, replace(own, model=both.model))
+        made.append(Said(found, kind))
+
+    both = _Both(control.module, model.module if kind.borrows else None)
+    return replace(control, module=both).peak_bytes(call), made[0]
+
+
+class _Both(nn.Module):
+    """A ControlNet, and the diffusion model where it borrows layers of that."""
+
+    def __init__(self, control: nn.Module, model: nn.Module | None) -> None:
+        super().__init__()
+        self.control, self.model = control, model
+
+
+def _rows(x_BCHW: Tensor, control: Any) -> Tensor:
+    """What the diffusion model makes of a latent for a ControlNet that reads rows of patches."""
+    config = control.config
+    patches = x_BCHW.shape[-2] * x_BCHW.shape[-1] // config.patch_size**2
+    return x_BCHW.new_empty(len(x_BCHW), patches, config.num_attention_heads * config.attention_head_dim)
+
+
+def _first_mode(kind: ControlKind, control: nn.Module) -> int | None:
+    return None if kind.mode_count(control) is None else 0
+
+
+def _empty_pictures(kind: ControlKind, control: Any, cells: tuple[int, int], batch: int) -> Tensor:
+    if not kind.reads_latent:
+        sides = tuple(cell * PIXELS_PER_CELL for cell in cells)
+        return torch.empty((batch, 3, *sides), dtype=torch.float32, device=META)
+    return torch.empty((batch, kind.latent_channels(control), *cells), dtype=torch.float32, device=META)
+
+
+def usual_call(control: nn.Module, dtype: torch.dtype) -> Callable[[nn.Module], object]:
     """One call of a usual size, with inputs that have no values."""
-    return lambda module: _empty_call(module, dtype, 2, USUAL_CELLS, USUAL_TOKENS)(module)
+    kind, batch = kind_of(control), 2
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=META)
+
+    if kind.borrows:
+        return partial(_own_layers, dtype=dtype)
+
+    def call(module: nn.Module) -> object:
+        config: Any = control.config  # diffusers is not typed
+        width = config.get("joint_attention_dim") or config.get("cross_attention_dim") or 1
+        x_BCHW = empty(batch, kind.latent_channels(control), *USUAL_CELLS)
+        heard = Heard(
+            _rows(x_BCHW, control) if kind.reads_rows(control) else x_BCHW,
+            empty(batch),
+            empty(batch, config.get("text_len") or USUAL_TOKENS, width),
+            _empty_pictures(kind, control, USUAL_CELLS, batch),
+            _told(config, empty, batch),
+            mode=_first_mode(kind, control),
+        )
+        return kind.call(module, heard.to(dtype))
+
+    return call
 
 
-def _empty_call(
-    module: nn.Module, dtype: torch.dtype, batch: int, cells: tuple[int, int], tokens: int
-) -> Callable[[nn.Module], Residuals]:
-    """A call with inputs that have no values, made now."""
-    config: Any = module.config
+def _own_layers(control: Any, dtype: torch.dtype) -> None:
+    """The layers that a ControlNet of Z-Image has itself, one after the other, over a picture of a usual size."""
+    config, rows = control.config, USUAL_CELLS[0] * USUAL_CELLS[1] // PATCH
 
-    def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
+    def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=of, device=META)
 
-    told = {}
-    if config.addition_embed_type:
+    x_BND, mask_BN = empty(1, rows, config.dim), empty(1, rows, of=torch.bool)
+    beside = (
+        mask_BN,
+        empty(1, rows, config.dim // config.n_heads // 2, of=torch.complex64),
+        empty(1, min(config.dim, ADALN_WIDTH)),
+    )
+    picture_BND = control.control_all_x_embedder["2-1"](empty(1, rows, config.control_in_dim * PATCH))
+    speaking = control.control_noise_refiner or ()
+    if config.add_control_noise_refiner is None:
+        for layer in speaking:
+            picture_BND = layer(picture_BND, *beside)
+        speaking = ()
+    for layers in (speaking, control.control_layers):
+        said = picture_BND
+        for layer in layers:
+            said = layer(said, x_BND, *beside)
+
+
+def _told(config: Any, empty: Callable[..., Tensor], batch: int) -> dict[str, Tensor]:
+    """What a model like that of `config` is told beside a text."""
+    if config.get("addition_embed_type"):
         numbers = SIZE_NUMBERS[SizeConditions.SIZES]
         width = config.projection_class_embeddings_input_dim - numbers * config.addition_time_embed_dim
-        told = {"text_embeds": empty(batch, width), "time_ids": empty(batch, numbers, of=torch.float32)}
-    inputs = (
-        empty(batch, config.in_channels, *cells),
-        empty(batch, of=torch.float32),
-        empty(batch, tokens, config.cross_attention_dim),
-        empty(batch, config.conditioning_channels, *(cell * PIXELS_PER_CELL for cell in cells)),
-    )
-    return lambda built: call_controlnet(built, *inputs, told)
+        return {"text_embeds": empty(batch, width), "time_ids": empty(batch, numbers)}
+    if config.get("cross_attention_dim_t5"):
+        return {"context_2": empty(batch, config.text_len_t5, config.cross_attention_dim_t5)}
+    if config.get("pooled_projection_dim"):
+        return {POOLED: empty(batch, config.pooled_projection_dim), GUIDANCE: empty(batch)}
+    return {}

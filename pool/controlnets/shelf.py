@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pool.controlnets.open_controlnet import OpenControlNet
 from pool.devices.capabilities import DeviceCapabilities
@@ -27,13 +28,17 @@ class ControlShelf:
         self._opened: dict[str, OpenControlNet] = {}
         self._names: dict[str, str] = {}
 
-    def find(self, name: str, strength: float, start: float, end: float) -> ControlRef:
+    def find(self, name: str, strength: float, start: float, end: float, mode: str | int | None = None) -> ControlRef:
         """The file called `name`. A copy of one that was asked for before goes by the name that it had first. Raises
-        UnknownName, AmbiguousName or CorruptFile."""
+        UnknownName, AmbiguousName, CorruptFile or UnknownArchitecture, and UnusableField for a `mode` that it does not
+        have."""
         file = self._registry.find(name, CONTROLNETS, "ControlNet")
         digest = self._registry.hashes(file).sha256
         own = self._names.setdefault(digest, without_ending(file.path.name))
-        return ControlRef(own, str(file.real_path), digest, strength, start, end)
+        found = ControlRef(own, str(file.real_path), digest, strength, start, end)
+        opened = self.opened(found)
+        number = opened.mode_of(mode)
+        return replace(found, mode=number, reads_latent=opened.kind.reads_latent, bright=opened.reads_bright)
 
     def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         """The size of a ControlNet, and what a run beside `model` needs of it. Raises CorruptFile, UnknownArchitecture,
