@@ -260,8 +260,10 @@ class _RememberingCatalog:
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return self._catalog.lora_warning(model, lora)
 
-    def text_tokens(self, model: ModelRef, text: str) -> int:
-        return self._catalog.text_tokens(model, text)
+    def text_tokens(
+        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
+    ) -> int:
+        return self._catalog.text_tokens(model, text, seen, numbered)
 
     def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
         return self._catalog.ways(model, work, context_tokens)

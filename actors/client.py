@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pool.registry.listings import LoraListing, ModelListing
 
-LoraLike: TypeAlias = LoraChoice | str | tuple[str, float]
+LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
 
 #: requests that travel together
 CHUNK = 256

@@ -6,14 +6,16 @@ weights it changes, so that the other stages are shared with jobs that do not us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
 from actors import decoder_cut, seen_cut
+from actors.control_cut import control_pictures, control_refs
 from actors.cut_catalog import Catalog as Catalog
 from actors.cut_catalog import Controls as Controls
+from actors.cut_recipe import recipe_of
 from actors.extents import duration_of, extent_of, format_of, size_of
 from actors.film_cut import check_film, film_beginning
 from actors.model_usual import as_usual, guided, usual_schedule
@@ -24,14 +26,23 @@ from actors.orders import (
     GivenLatent,
     GivenOrder,
     Order,
-    RegionOrder,
     SampleOrder,
     order_for,
 )
-from actors.recipe import PICTURE_FORMAT, Recipe, RecipeDecoder, RecipeLora, RecipePictures
-from actors.requests import SIZE_STEP, GenerateRequest, LoraChoice
-from actors.shown_cut import check_shown, fitting_picture, given_task, reference_size, shown_picture, sized_as_reference
-from pool.checkpoints.sampling_facts import Shown
+from actors.pair_cut import WHOLE, Half, as_usual_pair, check_halves, check_low_noise, halves, hints
+from actors.recipe import Recipe
+from actors.reference_cut import (
+    NO_REFERENCES,
+    ReferencesRead,
+    check_references,
+    references_read,
+    started_edits,
+    with_sight,
+)
+from actors.region_cut import region_work
+from actors.requests import GenerateRequest, LoraChoice
+from actors.shown_cut import check_shown, fitting_picture, given_task, shown_picture, sized_as_reference
+from pool.checkpoints.sampling_facts import SamplingFacts, Shown
 from pool.errors import unusable_field
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
 from pool.work import (
@@ -40,7 +51,6 @@ from pool.work import (
     EncodeWork,
     LoraRef,
     ModelRef,
-    RegionWork,
     SampleWork,
     SeePictureWork,
     Work,
@@ -69,53 +79,31 @@ class CutJob:
 def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tuple[Recipe, CutJob]:
     """`request`, whose seed must be set, as a recipe (without versions) and a job; what it leaves open is the model's
     own. Raises UserError."""
-    made_for = catalog.made_for(catalog.find_model(request.model))
+    model = catalog.find_model(request.model)
+    made_for = catalog.made_for(model)
     facts = made_for.sampling
     check_film(request, facts)
     seen_cut.check_film_numbers(request, facts)
     check_shown(request, facts)
+    check_references(request, facts)
     decoder_cut.check_decoder(request, facts)
-    request = fitting_picture(as_usual(request, facts.usual), facts)
-    request = sized_as_reference(request, made_for)
+    check_low_noise(request, facts)
+    request = fitting_picture(as_usual(as_usual_pair(request, facts), facts.usual), facts)
+    request = with_sight(sized_as_reference(request, made_for), facts, model)
     order = order_for(request, facts.rounds_steps_up)
     cutter = _Cutter(catalog)
+    cutter.warnings |= dict.fromkeys(started_edits(request, facts, model))
     wanted = cutter.task_for(order)
     sample = next(work for work in cutter.works.values() if isinstance(work, SampleWork))
-    loras = tuple(catalog.find_lora(lora.name, lora.strength) for lora in request.loras if lora.strength != 0)
-    pictures = RecipePictures.of(request, sample.controls)
+    loras = tuple(_found_lora(catalog, lora) for lora in request.loras if lora.strength != 0)
     written_as = format_of(request.format, request.model, facts)
-    recipe = Recipe(
-        model=sample.model.name,
-        model_sha256=sample.model.sha256,
-        prompt=request.prompt,
-        negative=request.negative,
-        loras=tuple(RecipeLora(lora.name, lora.sha256, lora.strength) for lora in loras),
-        steps=sample.steps,
-        cfg=sample.guidance or sample.cfg,
-        sampler=sample.sampler,
-        schedule=sample.schedule,
-        width=sample.width,
-        height=sample.height,
-        seed=sample.seed,
-        warnings=tuple(cutter.warnings),
-        pictures=None if pictures is None else _as_used(pictures, sample),
-        frames=sample.frames,
-        frame_rate=sample.frame_rate,
-        motion=sample.motion,
-        image_noise=sample.image_noise,
-        elevation=sample.elevation,
-        seconds=sample.seconds,
-        format="" if written_as == PICTURE_FORMAT else written_as,
-        clip_skip=request.clip_skip,
-        embeddings=cutter.embeddings(),
-        decoder=RecipeDecoder.of(cutter.second),
-    )
+    told = tuple(cutter.warnings), cutter.embeddings()
+    recipe = recipe_of(request, sample, loras, written_as, *told, cutter.second)
     return recipe, cutter.cut_job(job_id, wanted)
 
 
-def _as_used(pictures: RecipePictures, sample: SampleWork) -> RecipePictures:
-    first_step, image_cfg, noise_level = sample.first_step, sample.picture_cfg, sample.noise_level
-    return replace(pictures, first_step=first_step, image_cfg=image_cfg, noise_level=noise_level)
+def _found_lora(catalog: Catalog, choice: LoraChoice) -> LoraRef:
+    return replace(catalog.find_lora(choice.name, choice.strength), noise=choice.noise)
 
 
 def cut_order(order: Order, job_id: JobId, catalog: Catalog, given: frozenset[TaskId] = frozenset()) -> CutJob:
@@ -172,36 +160,54 @@ class _Cutter:
             case DecodeOrder():
                 return self._decode(order)
 
-    def _encode(self, order: EncodeOrder) -> TaskId:
+    def _encode(
+        self, order: EncodeOrder, shown: tuple[TaskId, ...] = (), read: ReferencesRead = NO_REFERENCES
+    ) -> TaskId:
+        """A text; beside what was seen of pictures, where its encoder is shown some."""
         model = self._catalog.find_model(order.model)
         roles = tuple(role for role in self._catalog.components(model) if role.is_text_encoder)
         if not roles:
             raise unusable_field("model", order.model, "one that reads texts")
         loras = self._loras(model, roles, order.loras)
         words_negative = order.is_negative and self._catalog.made_for(model).sampling.words_negative
-        work = EncodeWork(
-            model, loras, order.text, order.layers_skipped, words_negative, self._catalog.embeddings.of(order.text)
-        )
-        return self._add(work, roles, loras)
+        named = self._catalog.embeddings.of(order.text)
+        own = order.text, order.layers_skipped, words_negative, named
+        return self._add(EncodeWork(model, loras, *own, read.seen, read.numbered), roles, loras, shown)
 
     def _sample(self, order: SampleOrder) -> tuple[TaskId, SampleWork]:
         model = self._catalog.find_model(order.model)
-        roles = (Role.DIFFUSION_MODEL,)
+        facts = self._catalog.made_for(model).sampling
+        if facts.low_noise is None:
+            return self._half(order, model)
+        frames = duration_of(order, model.name, facts).frames
+        parts = tuple(halves(order, facts, self._size(model, order), frames))
+        self.warnings |= dict.fromkeys(hints(order, [half for _, half in parts]))
+        made: list[tuple[TaskId, SampleWork]] = []
+        for one, half in parts:
+            made.append(self._half(one, model, half, tuple(task for task, _ in made)))
+        return made[-1]
+
+    def _half(
+        self, order: SampleOrder, model: ModelRef, half: Half = WHOLE, before: tuple[TaskId, ...] = ()
+    ) -> tuple[TaskId, SampleWork]:
+        """What one of two diffusion models does of `order`, after `before`; or all of it, where a model is one."""
+        roles = (half.role,)
         loras = self._loras(model, roles, order.loras)
         facts = self._catalog.made_for(model).sampling
         if facts.reads_prior:
             raise unusable_field("model", order.model, "one that begins with noise, not with another model's latent")
         shows = shown_picture(order, model.name, facts)
         width, height = (side * shows.enlarges for side in self._size(model, order))
+        whole = self._size(model, replace(order, scale=1.0))
         sampler, schedule = usual_schedule(facts.usual, order.sampler, order.schedule)
         cfg, guidance = guided(facts.usual, order.cfg)
-        texts, told = seen_cut.texts_read(order, facts, cfg), seen_cut.film_told(order, facts)
+        told = seen_cut.film_told(order, facts)
         self.warnings |= dict.fromkeys(seen_cut.unread_texts(order, model.name, facts, cfg))
         duration, begins = duration_of(order, model.name, facts), film_beginning(order, model.name, facts)
         first = seen_cut.beginning_order(order, begins, duration.frames, told.image_noise)
         read, told_hidden = self._started(model, order, first)
         pictured = begins is not None or shows.is_shown
-        referred, reference = self._reference(model, order)
+        referred = references_read(order, facts, whole)
         work = SampleWork(
             model=model,
             loras=loras,
@@ -221,44 +227,46 @@ class _Cutter:
             starts=order.start is not None and not pictured and not (told_hidden and order.first_step == 0),
             masked=order.hole is not None and not told_hidden,
             told_hidden=told_hidden,
-            regions=tuple(self._region(model, order, region) for region in order.regions),
-            controls=tuple(self._catalog.controls.find(c.model, c.strength, c.start, c.end) for c in order.controls),
-            reference=reference,
+            regions=tuple(region_work(region, whole) for region in order.regions),
+            controls=control_refs(order, self._catalog.controls),
+            reference=referred.sizes[0] if referred.sizes else None,
+            more_references=referred.sizes[1:],
             picture_cfg=shows.picture_cfg,
             noise_level=shows.noise_level,
             image_noise=told.image_noise,
             motion=told.motion,
             elevation=told.elevation,
             ends=order.last is not None,
+            switch=half.switch,
+            low_noise=half.low_noise,
         )
+        needs, lengths = self._inputs_of(work, order, facts, read, referred)
+        return self._add(work, roles, loras, (*needs, *before), work.steps_run, lengths), work
+
+    def _inputs_of(
+        self,
+        work: SampleWork,
+        order: SampleOrder,
+        facts: SamplingFacts,
+        read: tuple[TaskId, ...],
+        referred: ReferencesRead,
+    ) -> tuple[tuple[TaskId, ...], tuple[int, ...]]:
+        """What `work` reads, in its order, with `read` for what it begins with; and the lengths of its texts."""
+        model, texts = work.model, seen_cut.texts_read(order, facts, work.cfg)
+        shown = tuple(self._add(see, (Role.VISION_ENCODER,), (), of) for see, of in referred.sights(model))
         pictures = tuple(region.mask.task_id for region in order.regions if region.mask is not None)
-        pictures += tuple(control.picture.task_id for control in order.controls)
+        pictures += tuple(self._picture(each) for each in control_pictures(order, work.controls))
         needs = (
-            *(self._encode(text) for text in texts),
+            *(self._encode(text, shown, referred) for text in texts),
             *(read[0:1] if work.starts or work.pictured else ()),
             *read[1:],
             *self._seen(model, seen_cut.seen_pictures(order, facts)),
-            *referred,
+            *(self._encode_picture(each) for each in referred.orders),
             *pictures,
         )
-        own = tuple(self._catalog.text_tokens(model, text.text) for text in texts)
-        lengths = seen_cut.seen_lengths(facts, cfg) or own
-        return self._add(work, roles, loras, needs, work.steps_run, lengths), work
-
-    def _region(self, model: ModelRef, order: SampleOrder, region: RegionOrder) -> RegionWork:
-        """Raises UnusableField for a box that reaches out of the picture."""
-        if region.box is None:
-            return RegionWork(region.strength)
-        left, top, width, height = region.box
-        whole_width, whole_height = self._size(model, replace(order, scale=1.0))
-        if left + width > whole_width or top + height > whole_height:
-            raise unusable_field(
-                "regions.box", region.box, f"one within the {whole_width}x{whole_height} of the picture"
-            )
-        return RegionWork(
-            region.strength,
-            (left / whole_width, top / whole_height, width / whole_width, height / whole_height),
-        )
+        seen = referred.seen, referred.numbered
+        own = tuple(self._catalog.text_tokens(model, text.text, *seen) for text in texts)
+        return needs, seen_cut.seen_lengths(facts, work.cfg) or own
 
     def _started(
         self, model: ModelRef, order: SampleOrder, begins: EncodePictureOrder | None
@@ -284,16 +292,6 @@ class _Cutter:
         hidden = self._encode_picture(replace(order.start, hidden=order.hole.mask))
         return (start, order.hole.mask.task_id, hidden), told_hidden
 
-    def _reference(self, model: ModelRef, order: SampleOrder) -> tuple[tuple[TaskId, ...], tuple[int, int] | None]:
-        """The latent of the picture to work from, if there is one, and the size that it is read in: its own
-        proportions, and about as large as the picture that is made, before that is scaled up."""
-        if order.reference is None:
-            return (), None
-        width, height = self._size(model, replace(order, scale=1.0))
-        step = self._catalog.made_for(model).sampling.side_multiple or SIZE_STEP
-        size = reference_size(order.reference.size, width * height, step)
-        return (self._encode_picture(EncodePictureOrder(order.reference.picture, order.model, *size)),), size
-
     def _encode_picture(self, order: EncodePictureOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
         decoder_cut.check_reads_pictures(model.name, self._catalog.made_for(model).sampling)
@@ -301,8 +299,12 @@ class _Cutter:
         picture = order.picture.task_id if isinstance(order.picture, GivenOrder) else self._decode(order.picture)
         beside = tuple(given.task_id for given in (order.hidden, order.last) if given is not None)
         needs, hides, ends = tuple(dict.fromkeys((picture, *beside))), order.hidden is not None, order.last is not None
-        work = EncodePictureWork(model, width, height, hides, order.frames, order.noise, order.seed, ends)
+        how = order.frames, order.noise, order.seed, ends, order.bright
+        work = EncodePictureWork(model, width, height, hides, *how)
         return self._add(work, (Role.VAE,), (), needs)
+
+    def _picture(self, order: GivenOrder | EncodePictureOrder) -> TaskId:
+        return order.task_id if isinstance(order, GivenOrder) else self._encode_picture(order)
 
     def _seen(self, model: ModelRef, pictures: tuple[TaskId, ...]) -> tuple[TaskId, ...]:
         """What the model's vision encoder says of pictures."""
@@ -345,9 +347,10 @@ class _Cutter:
         own = self._catalog.made_for(model)
         return size_of(order, model.name, own.sampling, (own.width, own.height))
 
-    def _loras(self, model: ModelRef, roles: Roles, choices: Iterable[LoraChoice]) -> tuple[LoraRef, ...]:
+    def _loras(self, model: ModelRef, roles: Roles, choices: Sequence[LoraChoice]) -> tuple[LoraRef, ...]:
         """Those of `choices` that change one of these components."""
-        found = [self._catalog.find_lora(lora.name, lora.strength) for lora in choices if lora.strength != 0]
+        check_halves(choices, model.name, self._catalog.made_for(model).sampling)
+        found = [_found_lora(self._catalog, lora) for lora in choices if lora.strength != 0]
         for lora in found:
             problem = self._catalog.lora_warning(model, lora)
             if problem is not None:

@@ -13,8 +13,8 @@ from pool.work import ControlRef, EmbeddingRef, LoraRef, ModelRef, Work
 class Controls(Protocol):
     """What cutting asks about ControlNets; `pool.controlnets.shelf.ControlShelf` answers. All may raise UserError."""
 
-    def find(self, name: str, strength: float, start: float, end: float) -> ControlRef:
-        """The one called `name`, to be used so strongly, from that share of the steps to that."""
+    def find(self, name: str, strength: float, start: float, end: float, mode: str | int | None = None) -> ControlRef:
+        """The one called `name`, to be used so strongly, from that share of the steps to that, in this mode."""
 
     def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         """Its size, and what a run beside `model` needs of it."""
@@ -65,8 +65,10 @@ class Catalog(Protocol):
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         """Whether the LoRA changes this component."""
 
-    def text_tokens(self, model: ModelRef, text: str) -> int:
-        """Tokens of `text` as a diffusion model reads it."""
+    def text_tokens(
+        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
+    ) -> int:
+        """Tokens of `text` as a diffusion model reads it, with pictures as `EncodeWork` has them."""
 
     def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
         """The ways to do it, the undivided one first, each needing less than the one before: device memory beside

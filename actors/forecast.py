@@ -14,11 +14,13 @@ from actors.fits import NOTHING_KEPT, hungriest
 from pool.devices.vram_policy import ResidencyRules
 from pool.division import choose_division
 from pool.errors import does_not_fit
+from pool.noise_halves import HIGH, LOW
 from pool.plan_seconds import PlanSeconds, expected_seconds
 from pool.residency import Residency, ResidencyPlan, needed_bytes, plan
 from pool.residency_reasons import explain
-from pool.spec import ComponentKey, ComponentSpec, Division, Role, Stage, TaskSpec
+from pool.spec import ComponentKey, ComponentSpec, Division, Role, Stage, TaskId, TaskSpec
 from pool.streaming_order import ModuleBytes, choose_modules, pass_seconds
+from pool.work import SampleWork
 
 #: pictures whose plans are made one by one; every later one does what the last of these does
 PLANNED_PICTURES = 8
@@ -51,6 +53,7 @@ class StageForecast:
     planned_bytes   most memory in use at once
     seconds         expected, the division's slowdown included
     why             a sentence for each component that leaves or streams
+    sampled_by      which diffusion model samples, of a job with several; empty for others
     """
 
     stage: Stage
@@ -66,6 +69,7 @@ class StageForecast:
     planned_bytes: int
     seconds: PlanSeconds
     why: tuple[str, ...]
+    sampled_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ def forecast(
     any other. Raises DoesNotFit when not even the most divided runs fit.
     """
     specs = {component.key: component for component in cut.components}
-    residency = Residency(capacity_bytes)
+    residency, samplers = Residency(capacity_bytes), _samplers(cut)
     made: list[tuple[StageForecast, ...]] = []
     for number in range(min(pictures, PLANNED_PICTURES)):
         stages = []
@@ -120,7 +124,7 @@ def forecast(
             if number and task.stage is Stage.ENCODE:
                 continue
             stage, residency = _stage(task, residency, specs, speeds, modules, rules)
-            stages.append(stage)
+            stages.append(replace(stage, sampled_by=samplers.get(task.task_id, "")))
         made.append(tuple(stages))
     times = [1] * (len(made) - 1) + [pictures - len(made) + 1]
     every = [(count, stage) for count, stages in zip(times, made, strict=True) for stage in stages]
@@ -137,6 +141,16 @@ def forecast(
         whole_bytes=whole,
         resident_bytes=_resident_bytes(cut) if stays else None,
     )
+
+
+def _samplers(cut: CutJob) -> dict[TaskId, str]:
+    """What to call the diffusion model of each task that samples, where they differ."""
+    works = {task_id: work for task_id, work in cut.works.items() if isinstance(work, SampleWork)}
+    if len({work.model.name for work in works.values()}) > 1:
+        return {task_id: work.model.name for task_id, work in works.items()}
+    if len({work.low_noise for work in works.values()}) > 1:
+        return {task_id: f"{LOW if work.low_noise else HIGH} noise" for task_id, work in works.items()}
+    return {}
 
 
 def needs_most(cut: CutJob, rules: ResidencyRules = USUAL_RULES) -> tuple[TaskSpec, int]:

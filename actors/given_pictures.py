@@ -82,10 +82,11 @@ class GivenPictures:
                 refs[given_id(mask, is_mask=True)] = mask_ref
         if request.controls:
             changed["controls"] = tuple(self._bring_control(control, refs) for control in request.controls)
-        for name in ("reference", "last_image"):
-            source = getattr(request, name)
-            if source is not None and not isinstance(source, GivenPicture):
-                changed[name] = self._bring_whole(name, source, refs)
+        if request.last_image is not None:
+            changed["last_image"] = self._bring_whole("last_image", request.last_image, refs)
+        if request.references:
+            brought = tuple(self._bring_whole("reference", each, refs) for each in request.references)
+            changed["reference"] = brought if len(brought) > 1 else brought[0]
         if any(region.mask is not None for region in request.regions):
             changed["regions"] = tuple(self._bring_region(region, refs) for region in request.regions)
         return (request.model_copy(update=changed) if changed else request), refs
@@ -113,7 +114,9 @@ class GivenPictures:
         return control.model_copy(update={"image": given})
 
     def _bring_whole(self, name: str, source: PictureSource, refs: dict[TaskId, ResultRef]) -> GivenPicture:
-        """The picture in the field `name`, given at its own size; its reference goes to `refs`."""
+        """The picture in the field `name`, given at its own size; its reference goes to `refs`, unless it is given."""
+        if isinstance(source, GivenPicture):
+            return source
 
         def bring() -> tuple[Brought, ...]:
             read = self._pixels(name, source, is_mask=False)

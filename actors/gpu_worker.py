@@ -46,6 +46,7 @@ from pool.work import (
     Coming,
     Encoded,
     Film,
+    Halfway,
     Latent,
     Mask,
     Member,
@@ -322,7 +323,7 @@ def _exhausted(raised: Exception) -> RunErrorKind | None:
 def result_bytes(result: Result) -> int:
     """Bytes of the arrays in `result`."""
     match result:
-        case Encoded():
+        case Encoded() | Halfway():
             return sum(array.nbytes for array in result.arrays)
         case Seen():
             return result.states_LD.nbytes

@@ -37,7 +37,7 @@ class GivenOrder:
 class EncodePictureOrder:
     """Turn a picture into a latent: the driver's own, or one that is made first. `hidden` is a mask of what the latent
     is not to show; with `frames` it is the first of a film of so many. Sizes are as of `SampleOrder`,
-    `noise` and its `seed` as of `pool.work.EncodePictureWork`; `last` is what such a film ends with."""
+    `noise`, its `seed` and `bright` as of `pool.work.EncodePictureWork`; `last` is what such a film ends with."""
 
     picture: GivenOrder | DecodeOrder
     model: str
@@ -49,6 +49,7 @@ class EncodePictureOrder:
     noise: float = 0.0
     seed: int = 0
     last: GivenOrder | None = None
+    bright: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,15 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class ControlOrder:
-    """A ControlNet by name, the picture that it speaks of, how strongly, and from which share of the steps to which."""
+    """A ControlNet by name, the picture that it speaks of, how strongly, and from which share of the steps to which; of
+    one that has several modes, which."""
 
     model: str
     picture: GivenOrder
     strength: float
     start: float
     end: float
+    mode: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,16 @@ class RegionOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class LowNoiseOrder:
+    """Of a model that is two: the share of noise below which the second takes over, and how strongly that is guided."""
+
+    boundary: float
+    cfg: float
+
+
+@dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """Denoise one latent. `negative` is None exactly when `cfg` is 1. Sizes left out are the model's own.
+    """Denoise one latent. `negative` is None when nothing is guided by it. Sizes left out are the model's own.
 
     start       the latent that noise is added to
     first_step  steps at the head of the schedule that are left out
@@ -102,10 +113,12 @@ class SampleOrder:
     scale       the sizes are so many times these, in whole cells of a latent
     frames, frame_rate, seconds  of a film, of a sound; None is the model's own
     last        a picture that a film ends with
-    reference   a picture to work from
+    references  pictures to work from
+    reference_as  how the text encoder is shown them; None where it is shown none
     image_cfg   how strongly the picture counts that the model is shown; None is the model's own
     noise_level  how much noise is put on the picture that is enlarged; None is the model's own
     image_noise, motion, elevation  of a film, as of `SampleWork`; None is the model's own
+    low_noise   of a model that is two, how the second is run; None is as the first, from where the model's own says
     """
 
     positive: EncodeOrder
@@ -128,13 +141,15 @@ class SampleOrder:
     frames: int | None = None
     frame_rate: float | None = None
     seconds: float | None = None
-    reference: ReferenceOrder | None = None
+    references: tuple[ReferenceOrder, ...] = ()
+    reference_as: str | None = None
     image_cfg: float | None = None
     noise_level: int | None = None
     image_noise: float | None = None
     motion: int | None = None
     elevation: float | None = None
     last: GivenOrder | None = None
+    low_noise: LowNoiseOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +193,10 @@ def order_for(request: GenerateRequest, rounds_up: bool = False) -> DecodeOrder:
     loras = tuple(lora for lora in request.loras if lora.strength != 0)
     skipped = request.clip_skip
     negative = EncodeOrder(request.model, loras, request.negative, skipped, is_negative=True)
+    low_noise = _low_noise(request)
     sample = SampleOrder(
         positive=EncodeOrder(request.model, loras, request.prompt, skipped),
-        negative=negative if request.cfg != 1 else None,
+        negative=negative if request.cfg != 1 or (low_noise is not None and low_noise.cfg != 1) else None,
         model=request.model,
         loras=loras,
         steps=request.steps,
@@ -196,13 +212,15 @@ def order_for(request: GenerateRequest, rounds_up: bool = False) -> DecodeOrder:
         frames=request.frames,
         frame_rate=request.frame_rate,
         seconds=request.seconds,
-        reference=_reference(request.reference),
+        references=tuple(_reference(each) for each in request.references),
+        reference_as=request.reference_as,
         image_cfg=request.image_cfg,
         noise_level=request.noise_level,
         image_noise=request.image_noise,
         motion=request.motion,
         elevation=request.elevation,
         last=_given(request.last_image),
+        low_noise=low_noise,
         regions=tuple(
             RegionOrder(
                 EncodeOrder(request.model, loras, region.prompt, request.clip_skip),
@@ -217,6 +235,14 @@ def order_for(request: GenerateRequest, rounds_up: bool = False) -> DecodeOrder:
     )
     latent = sample if request.hires is None else _second_pass(sample, request.hires, rounds_up)
     return DecodeOrder(latent, request.model, _decoder(request, negative))
+
+
+def _low_noise(request: GenerateRequest) -> LowNoiseOrder | None:
+    """What `request` says of a second diffusion model, all of which `actors.pair_cut` has filled in."""
+    said = request.low_noise
+    if said is None or said.boundary is None or said.cfg is None:
+        return None
+    return LowNoiseOrder(said.boundary, said.cfg)
 
 
 def _decoder(request: GenerateRequest, negative: EncodeOrder) -> DecoderOrder | None:
@@ -245,14 +271,12 @@ def given_id(given: GivenPicture, is_mask: bool = False) -> TaskId:
 def _control(control: Control) -> ControlOrder:
     picture = _given(control.image)
     assert picture is not None, "a ControlNet has a picture"
-    return ControlOrder(control.model, picture, control.strength, control.start, control.end)
+    return ControlOrder(control.model, picture, control.strength, control.start, control.end, control.mode)
 
 
-def _reference(source: PictureSource | None) -> ReferenceOrder | None:
-    given = _given(source)
-    if given is None or not isinstance(source, GivenPicture):
-        return None
-    return ReferenceOrder(given, (source.width, source.height))
+def _reference(source: PictureSource) -> ReferenceOrder:
+    assert isinstance(source, GivenPicture), f"the client brings pictures to the pool, found {source!r}"
+    return ReferenceOrder(GivenOrder(given_id(source)), (source.width, source.height))
 
 
 def _given(source: PictureSource | None, is_mask: bool = False) -> GivenOrder | None:

@@ -36,6 +36,8 @@ PICTURE_FORMATS = (
 )
 #: regions, and ControlNets, of one request: each is computed with at every step
 MOST_PARTS = 16
+#: pictures that a model works from at once; more than published ones were trained with
+MOST_REFERENCES = 4
 #: how much of a picture is made anew where nobody says: a part; of what a mask shows, all
 USUAL_STRENGTH, USUAL_MASKED_STRENGTH = 0.6, 1.0
 #: far beyond what ControlNets were trained with
@@ -97,6 +99,19 @@ def checked_picture(name: str, value: Any, is_mask: bool = False) -> PictureSour
     else:
         raise unusable_field(name, type(value).__name__, _PICTURE)
     return Pixels(pixels_digest(pixels), pixels)
+
+
+def checked_references(value: Any) -> PictureSource | tuple[PictureSource, ...] | None:
+    """The picture to work from, or several, in order. Raises UserError."""
+    if not isinstance(value, (list, tuple)):
+        return checked_picture("reference", value)
+    if not 1 <= len(value) <= MOST_REFERENCES:
+        raise unusable_field("reference", f"{len(value)} pictures", f"1 to {MOST_REFERENCES}")
+    found = tuple(checked_picture("reference", each) for each in value)
+    sources = tuple(each for each in found if each is not None)
+    if len(sources) < len(found):
+        raise unusable_field("reference", "nothing among several", _PICTURE)
+    return sources if len(sources) > 1 else sources[0]
 
 
 @contextmanager
@@ -200,10 +215,12 @@ def steps_left_out(name: str, strength: float, steps: int, rounds_up: bool = Fal
 
 class Control(Strict):
     """A ControlNet and the picture that it speaks of (edges, depth, a pose: made already). Accepts "NAME=FILE",
-    "NAME=FILE:STRENGTH", "NAME=FILE:STRENGTH:START:END" and {"model":, "image":, "strength":, "start":, "end":}.
+    "NAME=FILE:STRENGTH", "NAME=FILE:STRENGTH:START:END", the same with "NAME@MODE", and
+    {"model":, "mode":, "image":, "strength":, "start":, "end":}.
 
     strength    how strongly; 0 is not at all
     start, end  from which share of the steps to which
+    mode        of one that has several: its name ("canny") or its number
     """
 
     model: Annotated[str, Field(min_length=1)]
@@ -212,6 +229,7 @@ class Control(Strict):
     strength: float = 1.0
     start: float = 0.0
     end: float = 1.0
+    mode: str | int | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -222,7 +240,9 @@ class Control(Strict):
         if not equals:
             raise unusable_field("controls", value, "NAME=FILE, NAME=FILE:STRENGTH or NAME=FILE:STRENGTH:START:END")
         image, numbers = _without_numbers(rest, 3)
-        return {"model": name, "image": image, **dict(zip(("strength", "start", "end"), numbers, strict=False))}
+        model, at, mode = name.rpartition("@")
+        name, said = (model, {"mode": int(mode) if mode.isdecimal() else mode}) if at and model else (name, {})
+        return {"model": name, **said, "image": image, **dict(zip(("strength", "start", "end"), numbers, strict=False))}
 
     @field_validator("image", mode="before")
     @classmethod
@@ -237,6 +257,13 @@ class Control(Strict):
         if not 0 <= value <= MOST_CONTROL:
             raise unusable_field("controls.strength", value, f"a number from 0 to {MOST_CONTROL:g}")
         return value
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _mode(cls, value: Any) -> Any:
+        if value is None or (isinstance(value, str) and value) or (type(value) is int and value >= 0):
+            return value
+        raise unusable_field("controls.mode", value, "the name of a mode, or its number from 0")
 
     @model_validator(mode="after")
     def _share(self) -> Control:

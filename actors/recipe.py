@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from actors.low_noise_fields import LowNoiseRun
     from actors.requests import GenerateRequest
     from pool.work import ControlRef, SampleWork
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 #: what pictures are written as
 PICTURE_FORMAT = "png"
 #: fields that recipes had not always
-_LATER_PICTURES = ("controls", "regions", "reference_sha256", "last_image_sha256", "image_cfg", "noise_level")
+_LATER_PICTURES = (
+    *("controls", "regions", "reference_sha256", "last_image_sha256", "image_cfg", "noise_level"),
+    *("more_references", "reference_as"),
+)
 _LATER = (
     "pictures",
     "frames",
@@ -33,21 +37,23 @@ _LATER = (
     "clip_skip",
     "embeddings",
     "decoder",
+    "low_noise",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeLora:
-    """A LoRA as it was used."""
+    """A LoRA as it was used. `noise` says on which of two diffusion models, where that was one."""
 
     name: str
     sha256: str
     strength: float
+    noise: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeControl:
-    """A ControlNet as it was used."""
+    """A ControlNet as it was used. `mode` is of those that have several."""
 
     name: str
     sha256: str
@@ -56,6 +62,7 @@ class RecipeControl:
     strength: float
     start: float
     end: float
+    mode: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,21 @@ class RecipeDecoder:
 
 
 @dataclass(frozen=True, slots=True)
+class RecipeLowNoise:
+    """How the second of two diffusion models was run: from which share of noise on, and how strongly guided."""
+
+    boundary: float
+    cfg: float
+
+    @classmethod
+    def of(cls, said: LowNoiseRun | None) -> RecipeLowNoise | None:
+        """What a request says of it that leaves nothing open; None for a model that is one."""
+        if said is None or said.boundary is None or said.cfg is None:
+            return None
+        return cls(said.boundary, said.cfg)
+
+
+@dataclass(frozen=True, slots=True)
 class RecipePictures:
     """Pictures that a picture was made from, and how; the names are those of a request. Hashes are of the pixels as
     they were used; names of files are told, and not part of the digest."""
@@ -99,6 +121,11 @@ class RecipePictures:
     regions: tuple[RecipeRegion, ...] = ()
     reference_sha256: str = ""
     reference_file: str = ""
+    #: hashes of those after the first, and names of their files
+    more_references: tuple[str, ...] = ()
+    more_reference_files: tuple[str, ...] = ()
+    #: how a text encoder was shown them; empty where none was
+    reference_as: str = ""
     last_image_sha256: str = ""
     last_image_file: str = ""
     #: as it was used; 0 where no picture counts so
@@ -114,7 +141,9 @@ class RecipePictures:
         if told_of == (None, None, None) and not controls and not regions:
             return None
         named = [control for control in request.controls if control.strength != 0]
-        image, mask, reference = request.image, request.mask, request.reference
+        image, mask = request.image, request.mask
+        references: list[Any] = list(request.references)
+        reference = references[0] if references else None
         return cls(
             image_sha256="" if image is None else image.sha256,
             image_file="" if image is None else image.file,
@@ -122,12 +151,18 @@ class RecipePictures:
             mask_file="" if mask is None else mask.file,
             reference_sha256="" if reference is None else reference.sha256,
             reference_file="" if reference is None else reference.file,
+            more_references=tuple(each.sha256 for each in references[1:]),
+            more_reference_files=tuple(each.file for each in references[1:]),
+            reference_as=request.reference_as or "",
             last_image_sha256="" if request.last_image is None else request.last_image.sha256,
             last_image_file="" if request.last_image is None else request.last_image.file,
             paste=mask is not None and request.paste,
             hires={} if request.hires is None else request.hires.model_dump(),
             controls=tuple(
-                RecipeControl(ref.name, ref.sha256, own.image.sha256, own.image.file, ref.strength, ref.start, ref.end)
+                RecipeControl(
+                    *(ref.name, ref.sha256, own.image.sha256, own.image.file),
+                    *(ref.strength, ref.start, ref.end, ref.mode),
+                )
                 for own, ref in zip(named, controls, strict=True)
             ),
             regions=tuple(
@@ -138,8 +173,10 @@ class RecipePictures:
     def of_the_digest(self) -> dict[str, Any]:
         """What of it makes the picture. What is not used is left out, so that what is added here later changes no
         digest that is known."""
-        content = {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_file")}
-        content["controls"] = [{k: v for k, v in c.items() if k != "image_file"} for c in content["controls"]]
+        content = {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith(("_file", "_files"))}
+        content["controls"] = [
+            {k: v for k, v in c.items() if k != "image_file" and (k, v) != ("mode", None)} for c in content["controls"]
+        ]
         return {k: v for k, v in content.items() if v or k not in _LATER_PICTURES}
 
 
@@ -180,11 +217,14 @@ class Recipe:
     embeddings: tuple[tuple[str, str], ...] = ()
     #: None where one model made all
     decoder: RecipeDecoder | None = None
+    #: None for a model that is one
+    low_noise: RecipeLowNoise | None = None
 
     def as_json(self) -> dict[str, Any]:
         """A plain dictionary, ready for `json.dumps`. What is not used of later fields is left out, so that no digest
         that is known changes."""
         content = dataclasses.asdict(self)
+        content["loras"] = tuple({k: v for k, v in each.items() if v or k != "noise"} for each in content["loras"])
         return {name: value for name, value in content.items() if value or name not in _LATER}
 
     @property

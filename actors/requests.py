@@ -5,9 +5,15 @@ Knows names and numbers; not which models exist (the catalog says) nor where any
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from actors.decoder_fields import Decoder
 from actors.film_fields import (
@@ -18,15 +24,18 @@ from actors.film_fields import (
     checked_frames,
     checked_seconds,
 )
+from actors.low_noise_fields import LowNoiseRun, checked_noise, lora_parts
 from actors.number_fields import checked_cfg, checked_steps, whole_number
 from actors.picture_fields import (
     USUAL_MASKED_STRENGTH,
     USUAL_STRENGTH,
     Control,
     Hires,
+    PictureSource,
     Region,
     checked_parts,
     checked_picture,
+    checked_references,
     checked_strength,
     steps_left_out,
 )
@@ -55,20 +64,27 @@ _WHOLE = {
 
 
 class LoraChoice(Strict):
-    """A LoRA by name, and how strongly. Accepts ("light", 0.8), "light:0.8", "light" and {"name":, "strength":}."""
+    """A LoRA by name, and how strongly. Accepts ("light", 0.8), "light:0.8", "light" and {"name":, "strength":}; with
+    "high" or "low" after that, as in "light:0.8:low", it changes one alone of a model's two diffusion models."""
 
     name: Annotated[str, Field(min_length=1)]
     strength: float = 1.0
+    noise: str = ""
 
     @model_validator(mode="before")
     @classmethod
     def _from_short_forms(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            name, colon, strength = value.rpartition(":")
-            return {"name": name, "strength": strength} if colon and name else {"name": value}
-        if isinstance(value, (tuple, list)) and len(value) == 2:
-            return {"name": value[0], "strength": value[1]}
-        return value
+        return lora_parts(value)
+
+    @field_validator("noise", mode="before")
+    @classmethod
+    def _noise(cls, value: Any) -> str:
+        return checked_noise(value)
+
+    @model_serializer(mode="wrap")
+    def _as_said(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is not said of two models: seeds of job files are made of this."""
+        return {name: value for name, value in plain(self).items() if value or name != "noise"}
 
 
 class GenerateRequest(Strict):
@@ -85,8 +101,12 @@ class GenerateRequest(Strict):
     controls  ControlNets, each with the picture that it speaks of (`Control`)
     regions   texts for parts of the picture (`Region`)
     reference    a picture to work from, for models that are told one beside what they make: its proportions are kept,
-                 and it is read in about as many pixels as what is made; sizes left out follow it
+                 and it is read in about as many pixels as what is made; sizes left out follow it. Several in a list,
+                 for models that are told more (sizes follow the last)
+    reference_as  how a text encoder that sees `reference` too is shown it: "whole", or "numbered" (smaller, and called
+                 "Picture 1"); left out, as the model was made for, and "numbered" where there are several
     decoder      the model that makes the picture of what `model` made, where two make it (`Decoder`)
+    low_noise    how the second diffusion model is run, of a model that is two (`LowNoiseRun`)
     image_cfg    how strongly `image` counts where a model is guided by text and picture; left out, the model's own
     noise_level  how much noise, 0 to 350, is put on `image` where a model makes it larger; left out, the model's own
 
@@ -143,13 +163,15 @@ class GenerateRequest(Strict):
     seconds: float | None = None
     format: str | None = None
     clip_skip: int = 0
-    #: once checked, a `PictureSource`
+    #: once checked, a `PictureSource`, or a tuple of several
     reference: Any = None
+    reference_as: Literal["whole", "numbered"] | None = None
     #: once checked, a `PictureSource`
     last_image: Any = None
     image_cfg: float | None = None
     noise_level: int | None = None
     decoder: Decoder | None = None
+    low_noise: LowNoiseRun | None = None
 
     @field_validator(*_WHOLE, mode="before")
     @classmethod
@@ -243,10 +265,21 @@ class GenerateRequest(Strict):
             raise unusable_field("noise_level", value, _WHOLE["noise_level"])
         return value
 
-    @field_validator("image", "mask", "reference", "last_image", mode="before")
+    @field_validator("image", "mask", "last_image", mode="before")
     @classmethod
     def _picture(cls, value: Any, info: Any) -> Any:
         return checked_picture(info.field_name, value, is_mask=info.field_name == "mask")
+
+    @field_validator("reference", mode="before")
+    @classmethod
+    def _reference(cls, value: Any) -> Any:
+        return checked_references(value)
+
+    @property
+    def references(self) -> tuple[PictureSource, ...]:
+        """All pictures of `reference`."""
+        found = self.reference
+        return found if isinstance(found, tuple) else () if found is None else (found,)
 
     @field_validator("controls", "regions", mode="before")
     @classmethod

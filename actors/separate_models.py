@@ -27,6 +27,7 @@ class SeparateModel(Strict):
     vae              the file of the VAE
     text_encoders    the files of the text encoders; which each of them is, it says itself
     vision_encoder   the file of the vision encoder, for models that see a picture
+    low_noise        the file of a second diffusion model, which makes the steps of low noise, for models that are two
     """
 
     name: str
@@ -35,6 +36,7 @@ class SeparateModel(Strict):
     vae: Path | None = None
     text_encoders: tuple[Path, ...] = ()
     vision_encoder: Path | None = None
+    low_noise: Path | None = None
 
     @field_validator("name")
     @classmethod
@@ -46,10 +48,10 @@ class SeparateModel(Strict):
     @property
     def assembly(self) -> Assembly:
         """As the catalog knows it. Raises CorruptFile where it names no diffusion model, or far too many files."""
-        files = (self.checkpoint, self.diffusion_model, self.vae, self.vision_encoder)
-        checkpoint, diffusion_model, vae, seeing = ("" if file is None else str(file) for file in files)
-        encoders = tuple(map(str, self.text_encoders))
-        return Assembly(str(Path(os.sep, "[models]", self.name)), checkpoint, diffusion_model, vae, encoders, seeing)
+        files = (self.checkpoint, self.diffusion_model, self.vae, self.vision_encoder, self.low_noise)
+        checkpoint, diffusion_model, vae, seeing, low = ("" if file is None else str(file) for file in files)
+        encoders, path = tuple(map(str, self.text_encoders)), str(Path(os.sep, "[models]", self.name))
+        return Assembly(path, checkpoint, diffusion_model, vae, encoders, seeing, low)
 
     def describe(self) -> list[str]:
         """Its table, line by line."""

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.orders import EncodePictureOrder, GivenOrder, SampleOrder
-from actors.picture_fields import MOST_SIDE
+from actors.picture_fields import MOST_SIDE, GivenPicture
 from actors.requests import SIZE_STEP, GenerateRequest
 from pool.checkpoints.sampling_facts import Guidance, MadeFor, SamplingFacts, Shown
 from pool.errors import unusable_field
 from pool.spec import TaskId
+
+#: pixels that models make of pictures which their text encoder sees too. Source: the pipelines of diffusers for
+#: Qwen-Image's editing models
+EDIT_PIXELS = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,6 @@ class ShownPicture:
 
 def check_shown(request: GenerateRequest, facts: SamplingFacts) -> None:
     """Raise UnusableField for what no model of `facts` can be asked for in what it makes of pictures."""
-    if request.reference is not None and not facts.takes_reference:
-        raise unusable_field("reference", "one", f"none: model {request.model!r} is told of no picture to work from")
     if request.image_cfg is not None and not _is_guided_by_picture(facts):
         expected = f"nothing: model {request.model!r} is not guided by text and picture"
         raise unusable_field("image_cfg", request.image_cfg, expected)
@@ -97,14 +99,16 @@ def fitting_picture(request: GenerateRequest, facts: SamplingFacts) -> GenerateR
 
 
 def sized_as_reference(request: GenerateRequest, own: MadeFor) -> GenerateRequest:
-    """`request` with the proportions of its reference where it leaves sizes out, and about as many pixels as the model
-    was made for."""
-    reference = request.reference
-    if reference is None or (request.width is not None and request.height is not None):
+    """`request` with the proportions of its last reference where it leaves sizes out, and about as many pixels as the
+    model was made for."""
+    if not request.references or (request.width is not None and request.height is not None):
         return request
+    reference = request.references[-1]
+    assert isinstance(reference, GivenPicture), f"the client brings pictures to the pool, found {reference!r}"
     found, step = (reference.width, reference.height), own.sampling.side_multiple or SIZE_STEP
     if request.width is None and request.height is None:
-        width, height = reference_size(found, own.width * own.height, step)
+        most = own.width * own.height if own.sampling.text_sight is None else EDIT_PIXELS
+        width, height = reference_size(found, min(own.width * own.height, most), step)
     elif request.width is None:
         assert request.height is not None
         width, height = _stepped(request.height * found[0] / found[1], step), request.height

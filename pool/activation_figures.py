@@ -5,9 +5,11 @@ Counted by dry runs of the models' own code, remembered, and corrected by what r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -49,6 +51,8 @@ from pool.text.chunks import spelled_out
 from pool.text.tokenizer import ClipTokenizer
 from pool.text_encoders.lengths import context_tokens, empty_told, length_read
 from pool.text_encoders.readings import readings_of
+from pool.text_encoders.seeing import seeing
+from pool.vision.qwen import empty_pictures, grid_of
 from pool.vision.showing import states_shape
 from pool.work import (
     ControlRef,
@@ -83,13 +87,15 @@ class ActivationFigures:
         self._device_kind = device_kind
         self._activations: Recent[tuple[object, ...], int] = Recent(SIZES_REMEMBERED)
         self._book = ActivationBook()
-        self._texts: Recent[tuple[str, str], TextShape] = Recent(SIZES_REMEMBERED)
+        self._texts: Recent[tuple[object, ...], TextShape] = Recent(SIZES_REMEMBERED)
         self._tokenizer: ClipTokenizer | None = None
 
-    def text_tokens(self, model: ModelRef, text: str) -> int:
-        """Tokens of `text` as the diffusion model of `model` reads it. Raises UnusableField as `parse_weights` does,
-        and TokenizerMissing."""
-        return self._text_shape(model, text).tokens
+    def text_tokens(
+        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
+    ) -> int:
+        """Tokens of `text` as the diffusion model of `model` reads it, with pictures as `EncodeWork` has them. Raises
+        UnusableField as `parse_weights` does, and TokenizerMissing."""
+        return self._text_shape(model, text, seen, numbered).tokens
 
     def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
         """Device memory that `work` needs beside weights and scratch when it is not divided.
@@ -170,7 +176,9 @@ class ActivationFigures:
 
     def _counted_as(self, model: ModelRef, work: Work, context_tokens: Sequence[int], way: Division) -> int:
         lengths = tuple(context_tokens) or _usual_tokens(work)
-        shape = self._text_shape(model, _spelled(work)) if isinstance(work, EncodeWork) else lengths
+        shape: TextShape | tuple[int, ...] = lengths
+        if isinstance(work, EncodeWork):
+            shape = self._text_shape(model, _spelled(work), work.seen, work.numbered)
         key = (model.sha256, *_size_of(work), shape, way.batch, way.tile)
 
         def count() -> int:
@@ -192,13 +200,14 @@ class ActivationFigures:
         latent, family = opened.latent, opened.checkpoint.family
         match work:
             case EncodeWork():
-                return encode_bytes([self._text_stage(opened, role) for role in family.text_encoders], _spelled(work))
+                stages = [self._text_stage(opened, role, work) for role in family.text_encoders]
+                return encode_bytes(stages, _spelled(work))
             case SampleWork():
                 module = self._module(opened, role_of(work))
                 told, controls = empty_told_of(opened), [self._control(control) for control in work.controls]
                 return sample_bytes(module, work, latent, lengths, way.batch, family.sampling, told, controls)
             case SeePictureWork():
-                return see_bytes(self._module(opened, role_of(work)), family.sampling)
+                return see_bytes(self._module(opened, role_of(work)), family.sampling, (work.width, work.height))
             case EncodePictureWork():
                 cells = latent_cells(work.width, work.height, latent)
                 return encode_picture_bytes(self._module(opened, role_of(work)), cells, latent, way.tile, work.frames)
@@ -210,34 +219,37 @@ class ActivationFigures:
         component = opened.component(role)
         return StageModule(component.built.module, component.form.compute_dtype, attention_form(self._device_kind))
 
-    def _text_stage(self, opened: OpenModel, role: Role) -> TextStage:
+    def _text_stage(self, opened: OpenModel, role: Role, work: EncodeWork) -> TextStage:
         family, module = opened.checkpoint.family, self._module(opened, role)
         if not family.text_set:
             return TextStage(module, family.texts[role], self._load_tokenizer())
         text = opened.reading(role)
-        return TextStage(module, text.reading, text.tokenizer or self._load_tokenizer())
+        reading, config = seeing(text.reading, len(work.seen), work.numbered), cast(Any, module.module).config
+        pictures = empty_pictures(work.seen, config.hidden_size) if work.seen else ()
+        return TextStage(module, reading, text.tokenizer or self._load_tokenizer(), pictures)
 
     def _control(self, control: ControlRef) -> StageModule:
         opened = self._open_control(control)
         return StageModule(opened.module, opened.form.compute_dtype, attention_form(self._device_kind))
 
-    def _text_shape(self, model: ModelRef, text: str) -> TextShape:
+    def _text_shape(self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...], numbered: bool) -> TextShape:
         family = self._open(model).checkpoint.family
 
         def measure() -> TextShape:
             if not family.text_set:
                 return text_shape(self._load_tokenizer(), text)
-            return self._read_shape(self._open(model), text)
+            return self._read_shape(self._open(model), text, seen, numbered)
 
         # those without a set read the same chunks
-        return self._texts.get((model.sha256 if family.text_set else "", text), measure)
+        return self._texts.get((model.sha256 if family.text_set else "", text, seen, numbered), measure)
 
-    def _read_shape(self, opened: OpenModel, text: str) -> TextShape:
+    def _read_shape(self, opened: OpenModel, text: str, seen: tuple[tuple[int, int], ...], numbered: bool) -> TextShape:
         """The shape of a text that several kinds of encoders read."""
         family, lengths, read = opened.checkpoint.family, [0] * len(TEXT_ROLES), []
         for role in family.text_encoders:
             own = opened.reading(role)
-            read.append(length_read(own.reading, own.tokenizer or self._load_tokenizer(), text))
+            reading, tokenizer = seeing(own.reading, len(seen), numbered), own.tokenizer or self._load_tokenizer()
+            read.append(length_read(reading, tokenizer, text, [math.prod(grid_of(size)) for size in seen]))
             lengths[own.place] = read[-1].tokens
         readings = readings_of(family.text_set)
         assert readings is not None, f"nothing says how the texts of {family.text_set} are read"
@@ -307,11 +319,11 @@ def _size_of(work: Work) -> tuple[object, ...]:
     """What the activations of `work` depend on, beside the model."""
     match work:
         case EncodeWork():
-            return (stage_of(work),)
+            return (stage_of(work), work.seen, work.numbered)
         case SeePictureWork():
-            return (stage_of(work), Role.VISION_ENCODER)
+            return (stage_of(work), Role.VISION_ENCODER, work.width, work.height)
         case SampleWork():
-            shown = (work.pictured, work.reference, work.asks_without_picture)
+            shown = (work.pictured, work.reference, work.more_references, work.asks_without_picture)
             reads = (
                 work.starts,
                 work.masked,
@@ -319,7 +331,8 @@ def _size_of(work: Work) -> tuple[object, ...]:
                 len(work.regions),
                 *(control.sha256 for control in work.controls),
             )
-            return (stage_of(work), work.width, work.height, work.frames, work.cfg == 1, work.sampler, *reads)
+            size = (stage_of(work), role_of(work), work.width, work.height, work.frames)
+            return (*size, work.cfg == 1, work.sampler, *reads)
         case EncodePictureWork():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeWork():

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from pool.activation import PeakCounter, peak_bytes
 from pool.checkpoints.families import LatentFacts, TextFacts
 from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
-from pool.controlnets.needs import control_bytes
+from pool.controlnets.calls import Heard
+from pool.controlnets.needs import control_bytes, hears_prompt
 from pool.diffusion_models.cascade_model import prior_channels
 from pool.dry_run import META, AttentionForm
 from pool.latent_pixels import KL, codec_of, latent_shape
@@ -36,10 +37,12 @@ from pool.sampling.run import denoise_pictures
 from pool.shown_pictures import PRIOR, empty_told, repeats_picture
 from pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
 from pool.text.encode import AnyTokenizer, ReadText, matched_length, read_texts
+from pool.text.pictures import SeenPicture
 from pool.text.reading import Reading
 from pool.text.tokenizer import ClipTokenizer
 from pool.text_encoders.lengths import ReadLength
 from pool.tiling.vae import Tiling, decode_latent, encode_moments, frame_by_frame
+from pool.vision.qwen import empty_patches, grid_of, read_patches
 from pool.vision.showing import side_of, states
 from pool.work import DecodeWork, EncodePictureWork, EncodeWork, RunHooks, SampleWork, SeePictureWork, Stopped, Work
 
@@ -88,11 +91,12 @@ class StageModule:
 
 @dataclass(frozen=True, slots=True)
 class TextStage:
-    """A text encoder, and how it is read."""
+    """A text encoder, how it is read, and which pictures it is shown, without values."""
 
     module: StageModule
     facts: TextFacts | Reading
     tokenizer: AnyTokenizer
+    pictures: tuple[SeenPicture, ...] = ()
 
 
 def encode_bytes(text_encoders: Sequence[TextStage], text: str) -> int:
@@ -128,7 +132,8 @@ def sample_bytes(
     if common is not None:
         lengths = [common] * 2
     shape_CHW = latent_shape(work.width, work.height, work.frames, latent)
-    cells = shape_CHW[-2], shape_CHW[-1]
+    inputs_of = partial(_inputs, diffusion_model.module, work, shape_CHW, facts=facts, told=told)
+    alone = inputs_of(1, lengths[0]) if hears_prompt(controls) else None
     model_bytes: dict[tuple[int, int], int] = {}
 
     def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **_: Tensor) -> Tensor:
@@ -142,15 +147,12 @@ def sample_bytes(
         together[lengths[1]] += 1
     together.update(of_regions if most_at_once != 1 else set(of_regions) - together.keys())
     for length, batch in together.items():
-        inputs = _inputs(diffusion_model.module, work, shape_CHW, batch, length, facts, told)
-        said = control_bytes(controls, diffusion_model.compute_dtype, batch, cells, length)
+        inputs = inputs_of(batch, length)
+        said = control_bytes(controls, diffusion_model, (alone or inputs).heard())
         called_bytes = said.held_bytes + _model_call_bytes(diffusion_model, facts, inputs)
         # texts of some models have one length, whatever is asked for
         model_bytes[batch, inputs.context_BLD.shape[1]] = max(said.peak_bytes, called_bytes)
-    texts, regions = (
-        [_held(_inputs(diffusion_model.module, work, shape_CHW, 1, length, facts, told)) for length in those]
-        for those in (lengths, of_regions)
-    )
+    texts, regions = ([_held(inputs_of(1, length)) for length in those] for those in (lengths, of_regions))
     return _loop_bytes(predict_noise, work, shape_CHW, texts, regions, most_at_once, facts)
 
 
@@ -202,13 +204,14 @@ def encode_picture_bytes(
     return vae.peak_bytes(encode)
 
 
-def see_bytes(encoder: StageModule, facts: SamplingFacts) -> int:
-    """Device memory beside weights to see a picture with a vision encoder; the picture comes from the host."""
-    return encoder.peak_bytes(lambda module: _see(module, facts, 1, encoder.compute_dtype))
+def see_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[int, int] = (0, 0)) -> int:
+    """Device memory beside weights to see a picture of `size` with a vision encoder; it comes from the host."""
+    return encoder.peak_bytes(lambda module: _see(module, facts, 1, encoder.compute_dtype, size))
 
 
-def _see(module: nn.Module, facts: SamplingFacts, pictures: int, dtype: torch.dtype) -> Tensor:
-    assert facts.sight is not None, "a model without a vision encoder sees no pictures"
+def _see(module: nn.Module, facts: SamplingFacts, pictures: int, dtype: torch.dtype, size: tuple[int, int]) -> Tensor:
+    if facts.sight is None:
+        return read_patches(module, empty_patches(size).to(dtype), grid_of(size))
     shown_BCHW = torch.empty((pictures, 3, *[side_of(module)] * 2), dtype=torch.float32, device=META)
     return states(module, shown_BCHW.to(dtype), facts.sight)
 
@@ -249,7 +252,7 @@ def stage_call(
                 facts, module, compute_dtype
             )
         case SeePictureWork():
-            return lambda module: _see(module, facts, pictures, compute_dtype)
+            return lambda module: _see(module, facts, pictures, compute_dtype, (work.width, work.height))
         case EncodePictureWork():
             return lambda module: _encode(
                 module, empty(pictures, 3, *([work.frames] if work.frames else []), work.height, work.width), latent
@@ -264,7 +267,7 @@ def _read_bytes(encoder: TextStage, text: str) -> tuple[int, int]:
     read: list[ReadText] = []
 
     def call(module: nn.Module) -> None:
-        read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts))
+        read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts, pictures=encoder.pictures))
 
     peak_bytes = encoder.module.peak_bytes(call)
     kept = [tensor for one in read for tensor in (one.context_LD, one.pooled_V) if tensor is not None]
@@ -281,6 +284,10 @@ class _Inputs:
     level_B: Tensor
     context_BLD: Tensor
     extras: Mapping[str, Tensor]
+
+    def heard(self) -> Heard:
+        """The same for ControlNets, but for their pictures."""
+        return Heard(self.x_BC, self.level_B, self.context_BLD, self.x_BC, self.extras)
 
     def ask(self, facts: SamplingFacts, module: nn.Module, dtype: torch.dtype) -> Tensor:
         """The call."""
@@ -364,7 +371,7 @@ def _loop_bytes(
         try:
             denoise_pictures(
                 predict_noise,
-                replace(work, steps=_STEPS, first_step=0),
+                replace(work, steps=_STEPS, first_step=0, switch=0),
                 (work.seed,),
                 shape_CHW,
                 cond,

@@ -176,16 +176,19 @@ class Catalog:
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         """Whether a LoRA changes this component. Raises AdapterMismatch."""
-        return role in self._open(model).match(lora).patches
+        return self._open(model).touches(role, lora)
 
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         """What to tell of a LoRA that is used in part only, with counts. Raises AdapterMismatch."""
-        return self._open(model).match(lora).warning
+        return self._open(model).lora_warning(lora)
 
-    def text_tokens(self, model: ModelRef, text: str) -> int:
-        """Tokens of `text` as the diffusion model of `model` reads it. Raises UnusableField as `parse_weights` does,
-        and TokenizerMissing."""
-        return self.figures.text_tokens(model, spelled_out(text, {e.name: e.rows for e in self.embeddings.of(text)}))
+    def text_tokens(
+        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
+    ) -> int:
+        """Tokens of `text` as the diffusion model of `model` reads it, with pictures as `EncodeWork` has them. Raises
+        UnusableField as `parse_weights` does, and TokenizerMissing."""
+        spelled = spelled_out(text, {e.name: e.rows for e in self.embeddings.of(text)})
+        return self.figures.text_tokens(model, spelled, seen, numbered)
 
     def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
         """`work` undivided, then the ways to do it in parts, the least divided first; each with what was counted for it

@@ -63,8 +63,10 @@ from pool.work import (
     Result,
     RunHooks,
     SampleWork,
+    Seen,
     SeePictureWork,
     Work,
+    role_of,
 )
 
 #: embeddings whose vectors are kept; each is some tens of KiB
@@ -317,7 +319,7 @@ class Engine:
                 roles = self._opened(work.model).checkpoint.family.text_encoders
                 return tuple(self.patcher(work.model, role, work.loras) for role in roles)
             case SampleWork():
-                return (self.patcher(work.model, Role.DIFFUSION_MODEL, work.loras), *self._controls.of(work.controls))
+                return (self.patcher(work.model, role_of(work), work.loras), *self._controls.of(work.controls))
             case SeePictureWork():
                 return (self.patcher(work.model, Role.VISION_ENCODER),)
             case EncodePictureWork() | DecodeWork():
@@ -334,16 +336,16 @@ class Engine:
                 # by the model's own roles: a patcher may have that of another model with equal weights
                 roles = zip(patchers, family.text_encoders, strict=True)
                 encoders = [_text_encoder(opened, patcher, role) for patcher, role in roles]
-                texts = _all_of(works, EncodeWork)
+                texts, seen = _all_of(works, EncodeWork), [one for one in inputs[0] if isinstance(one, Seen)]
                 learned = self._learned(texts)
-                return encode_together(texts, encoders, self._tokenizer, hooks, family.text_set, learned)
+                return encode_together(texts, encoders, self._tokenizer, hooks, family.text_set, learned, seen)
             case SampleWork():
                 sampled = _all_of(works, SampleWork)
                 facts, controls = family.sampling, patchers[1:]
                 return sample_together(sampled, inputs, patchers[0], latent, hooks, division, facts, controls)
             case SeePictureWork():
                 sight = family.sampling.sight
-                assert sight is not None, f"{family.name} sees no pictures"
+                assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no pictures"
                 return see_pictures(_all_of(works, SeePictureWork), inputs, patchers[0], sight, hooks)
             case EncodePictureWork():
                 return encode_pictures(_all_of(works, EncodePictureWork), inputs, patchers[0], latent, hooks, division)

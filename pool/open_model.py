@@ -17,9 +17,10 @@ from pool.checkpoints.build import BuiltComponent, Checkpoint, open_checkpoint
 from pool.checkpoints.lora_names import lora_key_map
 from pool.checkpoints.transformers import TEXT_ROLES
 from pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from pool.noise_halves import HIGH, LOW
 from pool.ops import stored_bytes
 from pool.patches.lora_file import LoraMatch, match_lora, require_match
-from pool.patches.patch_set import PatchSet
+from pool.patches.patch_set import PatchSet, WeightPatch
 from pool.precision import compute_dtype
 from pool.recent import Recent
 from pool.sizing import OwnWeights, component_spec, component_use, own_weights
@@ -31,6 +32,8 @@ from pool.text_encoders.readings import readings_of
 from pool.weight_form import WeightForm, resident_form
 from pool.work import LoraRef, ModelRef, component_key
 
+#: which of two models LoRAs call so that are for one of them
+_NOISE_OF = {Role.DIFFUSION_MODEL: HIGH, Role.DIFFUSION_MODEL_2: LOW}
 #: patch sets of a model that are kept; each is some 20 KiB and made again in about a millisecond
 PATCH_SETS_REMEMBERED = 256
 
@@ -137,7 +140,9 @@ class OpenModel:
     def match(self, lora: LoraRef) -> LoraMatch:
         """How a LoRA meets this model. Raises CorruptFile, or AdapterMismatch when it belongs to another."""
         if lora.sha256 not in self._matches:
-            components = [self.component(role) for role in self.checkpoint.roles if role is not Role.VAE]
+            # both models of a pair have the same weights by name: what is found for one is for the other too
+            left_out = (Role.VAE, Role.DIFFUSION_MODEL_2)
+            components = [self.component(role) for role in self.checkpoint.roles if role not in left_out]
             match = match_lora(
                 Path(lora.path),
                 lora.sha256,
@@ -147,6 +152,29 @@ class OpenModel:
             require_match(match, lora.name, self.ref.name, self.checkpoint.family.title)
             self._matches[lora.sha256] = match
         return self._matches[lora.sha256]
+
+    def lora_warning(self, lora: LoraRef) -> str | None:
+        """What to tell of a LoRA that is used in part only; None where all of it is. Raises as `match`."""
+        match = self.match(lora)
+        beside = sum(len(patches) for role, patches in match.patches.items() if role.is_text_encoder)
+        told = [match.warning] if match.warning else []
+        if lora.noise and beside:
+            told.append(
+                f"{beside} of its patches are for text encoders: not used, as it is for {lora.noise} noise alone"
+            )
+        return "; ".join(told) or None
+
+    def touches(self, role: Role, lora: LoraRef) -> bool:
+        """Whether a LoRA changes the component `role`. Raises as `match`."""
+        return bool(self._patches_of(role, lora))
+
+    def _patches_of(self, role: Role, lora: LoraRef) -> Sequence[WeightPatch]:
+        """What a LoRA says of one component; one for one model of a pair, of that alone. Texts are for both: two that
+        are each for one of them would change their encoders twice."""
+        if lora.noise and _NOISE_OF.get(role) != lora.noise:
+            return ()
+        named = Role.DIFFUSION_MODEL if role is Role.DIFFUSION_MODEL_2 else role
+        return self.match(lora).patches.get(named, ())
 
     def has_matched(self, loras: Iterable[LoraRef]) -> bool:
         """The files of these were read before: `patch_set` takes next to no time."""
@@ -158,9 +186,7 @@ class OpenModel:
 
         def find() -> PatchSet:
             patches = (
-                replace(patch, strength=lora.strength)
-                for lora in chosen
-                for patch in self.match(lora).patches.get(role, ())
+                replace(patch, strength=lora.strength) for lora in chosen for patch in self._patches_of(role, lora)
             )
             return PatchSet(tuple(patches))
 

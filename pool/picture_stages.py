@@ -49,7 +49,7 @@ def _encoded(
         last = pictures[-1] if work.ends else None
         return vae_encode_beginning(picture, work.frames, vae, latent, hooks, division, last)
     shaken = work.noise, seed_beside(work.seed)
-    return vae_encode(picture, vae, latent, hooks, division=division, hidden=hidden, shaken=shaken)
+    return vae_encode(picture, vae, latent, hooks, None, division, hidden, shaken, work.bright)
 
 
 def decode_pictures(

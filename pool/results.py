@@ -39,9 +39,13 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A picture as a vision encoder has it: a state for each of its parts, or one for all of it."""
+    """A picture as a vision encoder has it: a state for each of its parts, or one for all of it.
+
+    grid  rows and columns of the states, for those that stand among the words of a text; 0 for others
+    """
 
     states_LD: FloatArray
+    grid: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,26 @@ class Latent:
     """A denoised latent in the model's own scale (what the VAE reads after un-scaling)."""
 
     samples_CHW: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Halfway:
+    """A latent between two steps of a run, as noisy as it is there, and what the sampler remembers of the steps before.
+
+    levels       of noise, at which it remembers guesses of the clean latent, the newest first
+    guesses_NCHW these guesses, in that order
+    start_CHW    where its last step began, for samplers that look back to that; None for others
+    """
+
+    samples_CHW: FloatArray
+    levels: tuple[float, ...] = ()
+    guesses_NCHW: FloatArray | None = None
+    start_CHW: FloatArray | None = None
+
+    @property
+    def arrays(self) -> tuple[FloatArray, ...]:
+        """All that it consists of."""
+        return tuple(a for a in (self.samples_CHW, self.guesses_NCHW, self.start_CHW) if a is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +105,6 @@ class Mask:
     values_HW: PixelArray
 
 
-Result: TypeAlias = Encoded | Seen | Latent | Picture | Film | Sound | Mask
+Result: TypeAlias = Encoded | Seen | Latent | Halfway | Picture | Film | Sound | Mask
 #: what people ask for
 Made: TypeAlias = Picture | Film | Sound

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from pool.checkpoints.sampling_facts import SamplingFacts, Sight
 from pool.errors import CorruptFile
 from pool.patcher import ModelPatcher
+from pool.pictures import covering
 from pool.sampling.asking import IMAGE_CONTEXT
 from pool.stopping import stop_check, stop_if_asked
+from pool.vision.qwen import grid_of, patches_of, read_patches
 from pool.vision.showing import shown, side_of, states
 from pool.work import Encoded, Picture, Result, RunHooks, SampleWork, Seen, SeePictureWork
 
@@ -28,10 +30,11 @@ def see_pictures(
     works: Sequence[SeePictureWork],
     inputs: Sequence[Sequence[Result]],
     encoder: ModelPatcher,
-    sight: Sight,
+    sight: Sight | None,
     hooks: RunHooks,
 ) -> tuple[Seen, ...]:
-    """What the encoder says of the pictures among each of `inputs`, one after the other. One step.
+    """What the encoder says of the pictures among each of `inputs`, one after the other; without a `sight` as states
+    that stand among the words of a text. One step.
 
     Raises CorruptFile for a result with NaN or infinity, and Stopped at a picture or layer.
     """
@@ -42,17 +45,23 @@ def see_pictures(
             parts = []
             for picture in pictures:
                 stop_if_asked(hooks.should_stop)
-                parts.append(_states_of(picture, module, encoder, sight))
+                parts.append(_states_of(picture, module, encoder, sight, (work.width, work.height)))
             states_LD = torch.cat([*parts, *parts[-1:] * (work.pictures - len(parts))])
             if not torch.isfinite(states_LD).all():
                 raise CorruptFile(f"vision encoder {encoder.key}: found states with NaN or infinity, expected numbers")
-            found.append(Seen(states_LD.contiguous().numpy()))
+            grid = grid_of((work.width, work.height)) if sight is None else (0, 0)
+            found.append(Seen(states_LD.contiguous().numpy(), grid))
     hooks.on_step(1, 1)
     return tuple(found)
 
 
-def _states_of(picture: Picture, module: nn.Module, encoder: ModelPatcher, sight: Sight) -> Tensor:
+def _states_of(
+    picture: Picture, module: nn.Module, encoder: ModelPatcher, sight: Sight | None, size: tuple[int, int]
+) -> Tensor:
     """What `module`, which is that of `encoder`, says of a picture, [L, D] on the CPU; nothing stays on the device."""
+    if sight is None:
+        patches_NP = patches_of(covering(picture.pixels_HWC, *size)).to(encoder.device)
+        return read_patches(module, patches_NP.to(encoder.compute_dtype), grid_of(size)).float().to("cpu")
     shown_BCHW = shown(picture.pixels_HWC, side_of(module), sight).to(encoder.device)
     return states(module, shown_BCHW.to(encoder.compute_dtype), sight)[0].float().to("cpu")
 

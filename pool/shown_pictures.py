@@ -76,8 +76,8 @@ def told_of_pictures(
         masks = [next(one.values_HW for one in read if isinstance(one, Mask)) for read in inputs]
         masks = [covering(mask, work.width, work.height) for mask in masks]
         told[IMAGE] = _hole(facts.shown, masks, _next(latents), cells, latent.downscale)
-    if work.reference is not None:
-        told[REFERENCE] = _next(latents)
+    for name in reference_names(work):
+        told[name] = _next(latents)
     if work.prior is not None:
         told[PRIOR] = _next(latents)
         # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
@@ -103,11 +103,18 @@ def empty_told(
         told[IMAGE] = torch.empty(shape, dtype=torch.float32, device=device)
     if facts.shown is Shown.PIXELS:
         told[NOISE_LEVEL] = torch.empty((batch,), dtype=torch.long, device=device)
-    if work.reference is not None:
-        width, height = work.reference
+    for name, (width, height) in reference_names(work).items():
         own = height * cells[-2] // work.height, width * cells[-1] // work.width
-        told[REFERENCE] = torch.empty((batch, shape_CHW[0], *own), dtype=torch.float32, device=device)
+        told[name] = torch.empty((batch, shape_CHW[0], *own), dtype=torch.float32, device=device)
     return told
+
+
+def reference_names(work: SampleWork) -> dict[str, tuple[int, int]]:
+    """Under which names a model is told the pictures that it works from, in order, and their sizes."""
+    if work.reference is None:
+        return {}
+    more = {f"{REFERENCE}_{number}": size for number, size in enumerate(work.more_references, start=2)}
+    return {REFERENCE: work.reference, **more}
 
 
 def cell_corners(mask_HW: PixelArray, cells: tuple[int, int]) -> Tensor:

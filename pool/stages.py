@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pool.checkpoints.families import PLAIN_TEXT, LatentFacts, TextFacts
 from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
-from pool.controlnets.call import controls_of
+from pool.controlnets.run import controls_of
 from pool.errors import CorruptFile
 from pool.latent_pixels import decoded, encoded, latent_shape
 from pool.patcher import ModelPatcher
@@ -26,6 +26,7 @@ from pool.sampling.conditions import Condition
 from pool.sampling.extras import extras_of
 from pool.sampling.noise import PictureNoise
 from pool.sampling.own_ways import own_ways
+from pool.sampling.parts import handed_on, part_of
 from pool.sampling.regions import NO_REGIONS, Regions, region_weights
 from pool.sampling.run import denoise_pictures
 from pool.sampling.schedules import sigma_table
@@ -36,14 +37,17 @@ from pool.starts import start_of
 from pool.stopping import stop_check
 from pool.text.embeddings import Embedding
 from pool.text.encode import AnyTokenizer, ReadText, match_lengths, read_texts
+from pool.text.pictures import SeenPicture
 from pool.text.reading import Reading, with_layers_skipped
 from pool.text.tokenizer import ClipTokenizer
 from pool.text_encoders.readings import readings_of
+from pool.text_encoders.seeing import seeing
 from pool.text_encoders.told import told_of
 from pool.work import (
     Encoded,
     EncodeWork,
     Film,
+    Halfway,
     Latent,
     Made,
     Mask,
@@ -52,6 +56,7 @@ from pool.work import (
     Result,
     RunHooks,
     SampleWork,
+    Seen,
     Sound,
 )
 
@@ -88,19 +93,24 @@ def encode_together(
     hooks: RunHooks,
     text_set: str = "",
     embeddings: Sequence[Embedding] = (),
+    pictures: Sequence[Seen] = (),
 ) -> tuple[Encoded, ...]:
     """`encode` for each of `works`, which differ in their texts, in one run. `embeddings` are those that the texts
-    name."""
+    name, `pictures` those that the text encoders are shown among the words."""
     texts, negative, read = [work.text for work in works], [work.is_negative for work in works], []
     for encoder in encoders:
         facts = with_layers_skipped(encoder.facts, works[0].layers_skipped)
+        if isinstance(facts, Reading):
+            facts = seeing(facts, len(pictures), works[0].numbered)
         with encoder.patcher.running(stop_check(hooks)) as module:
             own, known = encoder.tokenizer or tokenizer, {}
             if embeddings and isinstance(own, ClipTokenizer):
                 config: Any = module.config  # transformers is not typed
                 known = {each.name: each.for_encoder(encoder.name, config.hidden_size) for each in embeddings}
             device = encoder.patcher.device
-            read.append(read_texts(module, own, texts, device, facts, embeddings=known, negative=negative))
+            shown = [SeenPicture(torch.from_numpy(each.states_LD.copy()), *each.grid) for each in pictures]
+            how: dict[str, Any] = {"embeddings": known, "negative": negative, "pictures": shown}
+            read.append(read_texts(module, own, texts, device, facts, **how))
     hooks.on_step(1, 1)
     by_text = list(zip(*read, strict=True))
     if text_set:
@@ -142,7 +152,9 @@ def sample(
 
     With `division.batch` 1 the two texts run apart, each at its own length. `facts` are those of the model.
     """
-    return sample_together((work,), (inputs,), diffusion_model, latent, hooks, division, facts)[0]
+    (made,) = sample_together((work,), (inputs,), diffusion_model, latent, hooks, division, facts)
+    assert isinstance(made, Latent), f"a part of a run leaves no latent that can be decoded: {work}"
+    return made
 
 
 def sample_together(
@@ -154,9 +166,9 @@ def sample_together(
     division: Division | None = None,
     facts: SamplingFacts = PLAIN_SAMPLING,
     controls: Sequence[ModelPatcher] = (),
-) -> tuple[Latent, ...]:
+) -> tuple[Latent | Halfway, ...]:
     """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_pictures`. `controls`
-    are the ControlNets that the works name.
+    are the ControlNets that the works name. What is to go on with another model is `Halfway`.
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile when one of the latents is not
     finite, whichever that is.
@@ -167,17 +179,17 @@ def sample_together(
     cells = latent_cells(work.width, work.height, latent)
     start, shown = start_of(works, inputs, cells), told_of_pictures(works, inputs, facts, latent, cells)
     cond, uncond, regions = _conditions(works, inputs, most_at_once != 1, facts, shown, cells)
-    speaking = controls_of(works, inputs, controls, stop_check(hooks))
+    speaking = controls_of(works, inputs, controls, latent, cond, stop_check(hooks))
     dtype = diffusion_model.compute_dtype
     with diffusion_model.running(stop_check(hooks)) as module:
 
         def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **told: Tensor) -> Tensor:
             x_BCHW, context_BLD = x_BCHW.to(dtype), context_BLD.to(dtype)
-            said = speaking.residuals(x_BCHW, timestep_B, context_BLD, told)
+            said = speaking.residuals(module, x_BCHW, timestep_B, context_BLD, told)
             return ask(facts, module, x_BCHW, timestep_B, context_BLD, told, said)
 
         device = diffusion_model.device
-        options = diffusion_model.model_options
+        options, part = diffusion_model.model_options, part_of(works, inputs, device)
         samples_BCHW = denoise_pictures(
             predict_noise,
             work,
@@ -196,10 +208,13 @@ def sample_together(
             regions=regions,
             without_picture=shown.without,
             ways=own_ways(facts, work, cond, len(works), shape_CHW[1], device),
+            part=part,
         )
     if not torch.isfinite(samples_BCHW).all():
         loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
         raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
+    if part is not None and not work.low_noise:
+        return handed_on(samples_BCHW, part.memory)
     return tuple(Latent(samples_CHW.numpy()) for samples_CHW in samples_BCHW.unbind())
 
 
@@ -299,16 +314,19 @@ def vae_encode(
     division: Division | None = None,
     hidden: Mask | None = None,
     shaken: tuple[float, int] = (0.0, 0),
+    bright: bool = False,
 ) -> Latent:
     """Turn pixels into a latent in the diffusion model's own scale: the mean of what the VAE says, or, with `seed`, a
     sample of it by that seed's noise. One step, or one for each tile; `division.tile` is in latent cells here too.
     Pixels where `hidden` is at least half white are taken for grey. `shaken` is how much noise is on the pixels, which
-    go from -1 to 1, and its seed.
+    go from -1 to 1, and its seed; `bright` as of `EncodePictureWork`.
 
     Raises UnusableField for a size that is no whole number of latent cells, CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
     """
-    pixels_BCHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1.0
+    pixels_BCHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1)[None].float()
+    # Source: the inference code of Stability-AI/sd3.5, for edges: 255 times a picture from 0 to 1, halved, and a half
+    pixels_BCHW = pixels_BCHW * 0.5 + 0.5 if bright else pixels_BCHW / 127.5 - 1.0
     strength, own_seed = shaken
     if strength:
         pixels_BCHW = pixels_BCHW + strength * PictureNoise(own_seed).draw(tuple(pixels_BCHW.shape))

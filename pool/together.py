@@ -20,6 +20,7 @@ from pool.work import (
     Coming,
     Encoded,
     Film,
+    Halfway,
     Latent,
     Mask,
     Member,
@@ -158,6 +159,8 @@ def _size(result: Result) -> tuple[int, ...]:
             return result.states_LD.shape
         case Latent():
             return result.samples_CHW.shape
+        case Halfway():
+            return tuple(size for array in result.arrays for size in array.shape)
         case Picture():
             return result.pixels_HWC.shape
         case Film():

@@ -33,12 +33,13 @@ def usual_work(opened: OpenModel, role: Role) -> Work:
         case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3 | Role.TEXT_ENCODER_4:
             return EncodeWork(model, (), "")
         case Role.VISION_ENCODER:
-            return SeePictureWork(model)
-        case Role.DIFFUSION_MODEL:
+            return SeePictureWork(model, 1, *((0, 0) if facts.text_sight is None else (width, height)))
+        case Role.DIFFUSION_MODEL | Role.DIFFUSION_MODEL_2:
             pictured = film is not None and film.begins is not None and film.begins.is_always_there
             return SampleWork(
                 model, (), width, height, 1, 5.0, "euler", "normal", 0, frames, rate, seconds=seconds,
                 pictured=pictured, prior=prior_cells(width, height) if facts.reads_prior else None,
+                low_noise=role is Role.DIFFUSION_MODEL_2,
             )  # fmt: skip
         case Role.VAE:
             return DecodeWork(model, width, height, frames=frames, frame_rate=rate, seconds=seconds)

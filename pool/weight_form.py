@@ -79,7 +79,7 @@ def resident_form(
     is_widened = storage.itemsize == 2 and computed is torch.float32
     if role.is_text_encoder and is_widened and parameters > LARGE_TEXT_ENCODER:
         return ResidentForm.STORED
-    is_widened = role is Role.DIFFUSION_MODEL and is_widened
+    is_widened = role.is_diffusion_model and is_widened
     if storage.itemsize == 1 or (is_widened and rests_in_half(parameters, device)):
         return ResidentForm.STORED
     return ResidentForm.COMPUTE

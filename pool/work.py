@@ -13,13 +13,17 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pool.checkpoints.files.assembly import Assembly, Source
+from pool.refs import ControlRef as ControlRef
+from pool.refs import EmbeddingRef as EmbeddingRef
+from pool.refs import LoraRef as LoraRef
+from pool.refs import ModelRef as ModelRef
 from pool.results import Encoded as Encoded
 from pool.results import Film as Film
 from pool.results import FloatArray as FloatArray
+from pool.results import Halfway as Halfway
 from pool.results import Latent as Latent
 from pool.results import Made as Made
 from pool.results import Mask as Mask
@@ -32,50 +36,6 @@ from pool.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRef:
-    """A checkpoint. `sha256` is of the whole file, or of all that it is made of, in hexadecimal; it, not the path, is
-    the identity.
-
-    components  what its components are called; models that have equal weights somewhere call them alike. Empty calls
-                them by the model
-    assembly    the files that it is made of, where a configuration says it; None where `path` does
-    """
-
-    name: str
-    path: str
-    sha256: str
-    components: tuple[tuple[Role, ComponentKey], ...] = field(default=(), compare=False)
-    assembly: Assembly | None = None
-
-    @property
-    def source(self) -> Source:
-        """Where its weights are."""
-        return self.assembly or self.path
-
-
-@dataclass(frozen=True, slots=True)
-class LoraRef:
-    """A LoRA file and how strongly it is applied."""
-
-    name: str
-    path: str
-    sha256: str
-    strength: float
-
-
-@dataclass(frozen=True, slots=True)
-class ControlRef:
-    """A ControlNet file, and how it is used: how strongly, and from which share of the steps to which."""
-
-    name: str
-    path: str
-    sha256: str
-    strength: float
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
 class RegionWork:
     """A part of a picture that has a text of its own, and how strongly that counts beside the prompt. `box` is its
     left, top, width and height in shares of the picture; None where a `Mask` says it."""
@@ -85,22 +45,15 @@ class RegionWork:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingRef:
-    """A textual inversion that a prompt names, and how many tokens it takes the place of."""
-
-    name: str
-    path: str
-    sha256: str
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class EncodeWork:
-    """Encode one text, prompt weights and all. Result: `Encoded`. Reads nothing.
+    """Encode one text, prompt weights and all. Result: `Encoded`. Reads the `Seen` of each picture that the text
+    encoder is shown among the words.
 
     layers_skipped  of the last layers of CLIP, beyond those that the model's family leaves out
     is_negative     what a picture is not to show: some families word that otherwise
     embeddings      those that the text names
+    seen            width and height in which each picture was seen
+    numbered        the text calls the pictures by their numbers
     """
 
     model: ModelRef
@@ -110,6 +63,8 @@ class EncodeWork:
     layers_skipped: int = 0
     is_negative: bool = False
     embeddings: tuple[EmbeddingRef, ...] = ()
+    seen: tuple[tuple[int, int], ...] = ()
+    numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +84,7 @@ class SampleWork:
     masked       reads a `Mask`: outside of it the result is the latent that the run started from
     told_hidden  reads a `Mask` and the `Latent` of the picture with a hole there, which the model is told
     reference    reads the `Latent` of a picture of this width and height, to work from
+    more_references  reads those of more of them, after the first
     prior        reads the `Latent` of this height and width that the model before it made
     ends         the film whose latent it is told of ends with a picture too
     picture_cfg  how strongly the picture counts that the model is told, 1 as much as it does by itself; 0 for models
@@ -138,7 +94,11 @@ class SampleWork:
     motion       how much moves in a film, of 255
     elevation    from how far above the middle a film looks at a thing, in degrees
     regions      reads an `Encoded` for each (after the negative prompt), and a `Mask` for each that has no box
-    controls     reads a `Picture` for each, in any size, that the ControlNet speaks of
+    controls     reads a `Picture` for each, in any size, that the ControlNet speaks of; for one that reads latents that
+                 of the picture, behind all other `Latent`s
+    switch       of a pair of models: steps of the schedule that are done when the one for low noise takes over, from
+                 the `Halfway` that comes of the other's run; 0 where one model makes all
+    low_noise    it is the run of the one for low noise; with `switch` it reads that `Halfway`, after all else
     """
 
     model: ModelRef
@@ -163,6 +123,7 @@ class SampleWork:
     seconds: float = 0.0
     pictured: bool = False
     reference: tuple[int, int] | None = None
+    more_references: tuple[tuple[int, int], ...] = ()
     prior: tuple[int, int] | None = None
     ends: bool = False
     picture_cfg: float = 0.0
@@ -170,6 +131,8 @@ class SampleWork:
     image_noise: float = 0.0
     motion: int = 0
     elevation: float = 0.0
+    switch: int = 0
+    low_noise: bool = False
 
     @property
     def has_hole(self) -> bool:
@@ -189,7 +152,18 @@ class SampleWork:
     @property
     def steps_run(self) -> int:
         """Steps that are really made."""
-        return self.steps - self.first_step
+        begin, end = self.span
+        return end - begin
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Steps of the schedule that are done before it, and after."""
+        return (self.switch, self.steps) if self.resumes else (self.first_step, self.switch or self.steps)
+
+    @property
+    def resumes(self) -> bool:
+        """It goes on from the `Halfway` that another model's run left."""
+        return self.low_noise and self.switch > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +171,8 @@ class EncodePictureWork:
     """Turn pixels into a latent. Result: `Latent`. Reads `Picture`, which is scaled to this size and cropped where it
     has another, and with `hides` a `Mask` of what the latent is not to show. With `frames` it is the first of so many,
     and grey follows; with `ends` the last is the second `Picture`, or the first again where no other comes. With
-    `noise` there is so much on its pixels, which go from -1 to 1, by numbers of `seed`.
+    `noise` there is so much on its pixels, which go from -1 to 1, by numbers of `seed`. `bright` gives the VAE pixels
+    from 0.5 to 128 instead, as the ControlNet for edges of Stable Diffusion 3.5 was trained.
     """
 
     model: ModelRef
@@ -208,15 +183,19 @@ class EncodePictureWork:
     noise: float = 0.0
     seed: int = 0
     ends: bool = False
+    bright: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SeePictureWork:
     """Look at so many `pictures` with a vision encoder. Result: `Seen`, one's states after the other's. Reads a
-    `Picture` for each, in any size; where fewer come, the last counts again."""
+    `Picture` for each, in any size; where fewer come, the last counts again. For an encoder whose states stand among
+    the words of a text it is one picture, which is brought to this width and height."""
 
     model: ModelRef
     pictures: int = 1
+    width: int = 0
+    height: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +270,7 @@ def role_of(work: Work) -> Role:
         case EncodeWork():
             return Role.TEXT_ENCODER
         case SampleWork():
-            return Role.DIFFUSION_MODEL
+            return Role.DIFFUSION_MODEL_2 if work.low_noise else Role.DIFFUSION_MODEL
         case SeePictureWork():
             return Role.VISION_ENCODER
         case EncodePictureWork() | DecodeWork():
@@ -343,15 +322,17 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
     """
     match work:
         case EncodeWork():
-            return f"encode {_model_key(work)} {work.layers_skipped}"
+            # texts that see pictures are as long as these are large
+            return "" if work.seen else f"encode {_model_key(work)} {work.layers_skipped}"
         case SampleWork():
             lengths = ",".join(str(length) for length in context_tokens)
             how = f"{work.steps} {work.cfg!r} {work.guidance!r} {work.sampler} {work.schedule}"
             reads = f"{work.first_step} {work.starts:d}{work.masked:d}{work.told_hidden:d}{work.pictured:d}"
-            reads += f" {work.reference} {work.prior} {work.picture_cfg!r} {work.noise_level}"
+            reads += f" {work.reference} {work.more_references} {work.prior} {work.picture_cfg!r} {work.noise_level}"
             reads += f" {work.image_noise!r} {work.motion} {work.elevation!r} {work.ends:d}"
+            reads += f" {work.switch}{'low' if work.low_noise else ''}"
             reads += "".join(f" {region}" for region in work.regions)
-            reads += "".join(f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r}" for c in work.controls)
+            reads += "".join(f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r} {c.mode}" for c in work.controls)
             return f"sample {_model_key(work)} {_size_key(work)} {how} {lengths} {reads}"
         case EncodePictureWork() | SeePictureWork():
             return ""  # one picture fills a device
@@ -386,7 +367,8 @@ def _without_places(value: Any) -> Any:
     if isinstance(value, EmbeddingRef):
         return {"name": value.name, "sha256": value.sha256}
     if isinstance(value, ControlRef):
-        return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end}
+        said = {} if value.mode is None else {"mode": value.mode}
+        return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **said}
     if isinstance(value, RegionWork):
         return [value.strength, value.box]
     if isinstance(value, tuple):

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from pool.checkpoints import families as unets  # noqa: E402 - the script may be run from anywhere
 from pool.checkpoints.families import Family  # noqa: E402
+from pool.checkpoints.pairs import PAIRS  # noqa: E402
 from pool.checkpoints.recognition.latent_formats import LATENT_FORMATS  # noqa: E402
 from pool.checkpoints.recognition.signature import Signature  # noqa: E402
 from pool.checkpoints.recognition.signatures import SIGNATURES  # noqa: E402
@@ -80,6 +81,12 @@ def page(proof: Proof) -> str:
         *(_row(row, running[row.name], proof) for row in there), "",
         "Latent: the name of its kind and its channels. Guidance and steps are the usual ones, where a request says",
         "nothing; those without an entry have the defaults of requests.", "",
+        "## Models that are two diffusion models", "",
+        "One for much noise and one for little, in files of their own or in a folder of diffusers; each of the two",
+        "runs alone as well. [models.md](models.md) says how they are named.", "",
+        "| model | each of the two | shift | guidance, of each | second from noise | steps |",
+        "|---|---|---|---|---|---|",
+        *(_pair_row(name, pair) for name, pair in PAIRS.items()), "",
         "## Families that are recognised and do not run", "",
         f"{why_not('...').replace(' (...)', '').capitalize()}:", "",
         "| family | class |", "|---|---|",
@@ -118,6 +125,22 @@ def _row(row: Signature, family: Family, proof: Proof) -> str:
         "-" if usual is None else f"{usual.guidance.value} {usual.cfg:g}, {usual.steps} steps",
         ", ".join(sorted(proof.pipelines[row.name])) or proof.reasons.get(row.name, "not compared"),
         "yes" if row.name in proof.merged else "-",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _pair_row(name: str, pair: Family) -> str:
+    usual, low = pair.sampling.usual, pair.sampling.low_noise
+    assert usual is not None
+    assert low is not None
+    guidance = f"{usual.guidance.value} {usual.cfg:g} and {low.cfg:g}"
+    cells = (
+        pair.title,
+        f"`{name}`",
+        f"{pair.sampling.noise.shift:g}",
+        guidance,
+        f"{low.boundary:g}",
+        str(usual.steps),
     )
     return f"| {' | '.join(cells)} |"
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,6 +89,7 @@ def save(
     """
     from actors.cli.opening import settings_for
     from actors.cli.screen import people_console, print_json, say
+    from actors.pair_cut import check_halves
     from pool.catalog import Catalog
     from pool.open_model import OpenModel
 
@@ -100,8 +102,9 @@ def save(
         folders.folders, folders.loras, "cpu", folders.registry, True, folders.allow_pickle, folders.assemblies
     )
     opened = OpenModel(catalog.find_model(model), "cpu")
-    found = tuple(catalog.find_lora(lora.name, lora.strength) for lora in loras)
-    warnings = {lora.name: warning for lora in found if (warning := opened.match(lora).warning)}
+    check_halves(loras, model, opened.checkpoint.family.sampling)
+    found = tuple(replace(catalog.find_lora(lora.name, lora.strength), noise=lora.noise) for lora in loras)
+    warnings = {lora.name: warning for lora in found if (warning := opened.lora_warning(lora))}
     for name, warning in warnings.items():
         say(console, f"LoRA {name}: {warning}", "yellow")
     with _shown(console, str(out)) as progress:

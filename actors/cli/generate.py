@@ -38,6 +38,7 @@ def generate(
     size: options.Size = None,
     clip_skip: options.ClipSkip = None,
     decoder: options.Decoder = None,
+    low_noise: options.LowNoise = None,
     seed: options.Seed = None,
     n: options.Number = 1,
     image: picture_options.Image = None,
@@ -48,6 +49,7 @@ def generate(
     control: picture_options.Controls = None,
     region: picture_options.Regions = None,
     reference: picture_options.Reference = None,
+    reference_as: picture_options.ReferenceAs = None,
     image_cfg: picture_options.ImageCfg = None,
     noise_level: picture_options.NoiseLevel = None,
     frames: film_options.Frames = None,
@@ -74,16 +76,19 @@ def generate(
     pool: options.PoolName = None,
 ) -> None:
     """Make pictures, or what the model makes: -n of each PROMPT, as PNG, MP4 or WAV files that carry their recipe."""
-    fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size, clip_skip, decoder)
+    fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size, clip_skip, decoder, low_noise)
     fields |= options.terms(priority, user, deadline)
     fields |= picture_options.picture_fields(image, mask, strength, no_paste, hires, control, region)
-    fields |= picture_options.shown_fields(reference, image_cfg, noise_level)
+    fields |= picture_options.shown_fields(reference, reference_as, image_cfg, noise_level)
     fields |= film_options.film_fields(frames, fps, seconds, format_name)
     fields |= film_options.told_fields(last_image, motion, image_noise, elevation)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
-    first_seed = secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
-    wanted = _Wanted(tuple(prompts), n, first_seed, model, fields)
+    wanted = _Wanted(tuple(prompts), n, _first(seed), model, fields)
     raise typer.Exit(_make(session_of(context), where, wanted, out, resume, as_json))
+
+
+def _first(seed: int | None) -> int:
+    return secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ LATER_FIELDS = (
     "controls",
     "regions",
     "reference",
+    "reference_as",
     "image_cfg",
     "noise_level",
     "frames",
@@ -44,8 +45,9 @@ LATER_FIELDS = (
     "seconds",
     "format",
     "decoder",
+    "low_noise",
 )
-#: between the LoRAs, the ControlNets or the regions of a CSV cell: "light:0.8; outline:1"
+#: between the LoRAs, the ControlNets, the regions or the references of a CSV cell: "light:0.8; outline:1"
 LORA_SEPARATOR = ";"
 
 
@@ -184,7 +186,7 @@ def _header(path: Path, cells: list[str]) -> list[str]:
 def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
     """The fields of one row; an empty cell is a field that is not given."""
     fields: dict[str, Any] = {name: cell for name, cell in zip(names, cells, strict=False) if cell.strip()}
-    for several in ("loras", "controls", "regions"):
+    for several in ("loras", "controls", "regions", "reference"):
         if several in fields:
             fields[several] = [part.strip() for part in fields[several].split(LORA_SEPARATOR) if part.strip()]
     return fields

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -36,11 +36,10 @@ def merge(
 
 def _choice(text: str) -> LoraChoice:
     """The LoRA that `text` names, and how strongly. Raises UserError."""
+    from actors.low_noise_fields import lora_parts
     from actors.requests import LoraChoice
 
-    name, colon, strength = text.rpartition(":")
-    fields: dict[str, Any] = {"name": name, "strength": strength} if colon and name else {"name": text}
-    chosen = LoraChoice(**fields)
+    chosen = LoraChoice(**lora_parts(text))
     if chosen.strength == 0:
         raise unusable_field("LORA:STRENGTH", text, "a strength other than 0")
     return chosen

@@ -36,6 +36,9 @@ def _file(flag: str, text: str) -> Any:
 
 
 DiffusionModel = Annotated[str | None, _file("--diffusion-model", "The diffusion model.")]
+LowNoise = Annotated[
+    str | None, _file("--low-noise", "Of two diffusion models (Wan 2.2 of 14B) the one for low noise.")
+]
 Vae = Annotated[str | None, _file("--vae", "The VAE, or a checkpoint that has it.")]
 TextEncoders = Annotated[list[str] | None, _file("--text-encoder", "May be given again; in any order.")]
 VisionEncoder = Annotated[str | None, _file("--vision-encoder", "CLIP's, for models that see a picture.")]
@@ -169,6 +172,7 @@ def assemble(
     vae: Vae = None,
     text_encoder: TextEncoders = None,
     vision_encoder: VisionEncoder = None,
+    low_noise: LowNoise = None,
     checkpoint: WholeCheckpoint = None,
     folder: Folder = None,
     force: Force = False,
@@ -184,13 +188,15 @@ def assemble(
 
     registry, allowed = _registry(config, allow_pickle), _models(config, allow_pickle).allow_pickle
     encoders = tuple(text_encoder or ())
-    chosen = Chosen(checkpoint or "", diffusion_model or "", vae or "", encoders, vision_encoder or "")
+    files = (checkpoint, diffusion_model, vae, vision_encoder, low_noise)
+    whole, model, autoencoder, seeing, low = (file or "" for file in files)
+    chosen = Chosen(whole, model, autoencoder, encoders, seeing, low)
     made = put_together(registry, name, chosen, folder, overwrite=force, allow_pickle=allowed)
     if as_json:
         print_json(sys.stdout, {"kind": "model", "name": name, "is_known": made.is_known, **plain_value(made.info)})
         return
-    files = counted(len(set(filter(None, (checkpoint, diffusion_model, vae, vision_encoder, *encoders)))), "file")
-    say(people_console(), f"{name} is {made.info.title}, of {files}: {made.path}")
+    count = counted(len(set(filter(None, (*files, *encoders)))), "file")
+    say(people_console(), f"{name} is {made.info.title}, of {count}: {made.path}")
     if not made.is_known:
         say(people_console(), f"no pool looks there yet: modelpool models add {made.path.parent}", "yellow")
 

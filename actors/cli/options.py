@@ -47,10 +47,12 @@ def _option(flag: str, text: str, panel: str, metavar: str | None = None) -> Any
 
 
 # Defaults are told here and set in `GenerateRequest` and `PoolConfig`; a test compares.
-_SAMPLERS = "euler, euler_ancestral, dpmpp_2m, ddim, uni_pc (default: euler)."
+_LORA = "LoRA and strength; may be given again. Of a model that is two, :high or :low after it says for which."
+_SAMPLERS = "euler, euler_ancestral, dpmpp_2m, ddim, uni_pc, uni_pc_2 (default: euler)."
 _SCHEDULES = "normal, karras, simple, ... (default: the sampler's own)."
 _CLIP_SKIP = "Last layers of CLIP left out; A1111's number less one (default: 0)."
 _DECODER = "Of Stable Cascade: the model of stage B, its steps and guidance (default: the one beside --model)."
+_LOW_NOISE = "Of a model that is two: guidance of the second, and below which noise it begins (default: its own)."
 _FOLDER = "Folder for pictures, manifest, contact sheet (default: outputs)."
 _DEVICES = "What to run on (default: cuda where there is a GPU, else sim)."
 _POLICIES = "How eagerly weights are kept on a GPU (default: what the device suggests, mostly normal)."
@@ -58,7 +60,7 @@ _PICKLE = "Read PyTorch pickles (.ckpt, .pt) too; only weights are read (default
 _RESERVE = "Leave so much of each GPU to other programs (default: 400MiB)."
 
 Model = Annotated[str | None, _option("--model", "Model by name (default: the only one there is).", _PICTURE, "NAME")]
-Lora = Annotated[list[str] | None, _option("--lora", "LoRA and strength; may be given again.", _PICTURE, "NAME:X")]
+Lora = Annotated[list[str] | None, _option("--lora", _LORA, _PICTURE, "NAME:X")]
 Negative = Annotated[str | None, _option("--negative", "What the picture should not show.", _PICTURE, "TEXT")]
 Steps = Annotated[int | None, _option("--steps", "Sampling steps (default: 20).", _PICTURE, "N")]
 Cfg = Annotated[float | None, _option("--cfg", "Guidance scale, 1 is none (default: 5).", _PICTURE, "X")]
@@ -66,6 +68,7 @@ Sampler = Annotated[str | None, _option("--sampler", _SAMPLERS, _PICTURE, "NAME"
 Schedule = Annotated[str | None, _option("--schedule", _SCHEDULES, _PICTURE, "NAME")]
 ClipSkip = Annotated[int | None, _option("--clip-skip", _CLIP_SKIP, _PICTURE, "N")]
 Decoder = Annotated[str | None, _option("--decoder", _DECODER, _PICTURE, "NAME:N:X")]
+LowNoise = Annotated[str | None, _option("--low-noise", _LOW_NOISE, _PICTURE, "X:B")]
 Size = Annotated[str | None, _option("--size", "Pixels, such as 512x768 (default: the model's own).", _PICTURE, "WxH")]
 Seed = Annotated[int | None, _option("--seed", "Of the first picture, then counting (default: drawn).", _PICTURE, "N")]
 Number = Annotated[int, _option("-n", "Pictures of each prompt (default: 1).", _PICTURE, "N")]
@@ -130,6 +133,7 @@ def request_fields(
     size: str | None = None,
     clip_skip: int | None = None,
     decoder: str | None = None,
+    low_noise: str | None = None,
 ) -> dict[str, Any]:
     """The fields of a request that were given."""
     fields: dict[str, Any] = {
@@ -141,6 +145,7 @@ def request_fields(
         "schedule": schedule,
         "clip_skip": clip_skip,
         "decoder": decoder,
+        "low_noise": low_noise,
     }
     if size is not None:
         fields["width"], fields["height"] = parse_size(size)

@@ -19,10 +19,14 @@ def _option(flag: str, text: str, metavar: str) -> Any:
 
 
 _STRENGTH = "How much of it is made anew (default: 0.6, or 1 with a mask)."
-_CONTROL = "A ControlNet, its picture, and how strongly (and from which share of the steps to which); again for more."
+_CONTROL = (
+    "A ControlNet (NAME@MODE for one of several modes), its picture, and how strongly (and from which share of the "
+    "steps to which); again for more."
+)
 _REGION = "A text for a box of the picture, and how strongly it counts there (default: 1); again for more."
 _HIRES = "Make it small, scale it up, make a part again: 2, 2:0.5 or 2:0.5:10 (scale, strength, steps)."
-_REFERENCE = "A picture to work from, for models that are told one (Flux Kontext, Flux 2)."
+_REFERENCE = "A picture to work from, for models that are told one (Flux Kontext, Qwen-Image-Edit); again for more."
+_REFERENCE_AS = "How a text encoder sees --reference too: whole or numbered (default: as the model was made for)."
 _IMAGE_CFG = "How strongly --image counts with models that do to it what PROMPT says (default: the model's own)."
 _NOISE_LEVEL = "Noise, 0 to 350, on an --image that the model makes larger (default: the model's own)."
 
@@ -31,7 +35,8 @@ Mask = Annotated[str | None, _option("--mask", "A picture that is white where it
 Strength = Annotated[float | None, _option("--strength", _STRENGTH, "X")]
 NoPaste = Annotated[bool, _option("--no-paste", "Do not put back what the mask keeps (default: do).", _NO_VALUE)]
 Hires = Annotated[str | None, _option("--hires", _HIRES, "X:Y:N")]
-Reference = Annotated[str | None, _option("--reference", _REFERENCE, "FILE")]
+Reference = Annotated[list[str] | None, _option("--reference", _REFERENCE, "FILE")]
+ReferenceAs = Annotated[str | None, _option("--reference-as", _REFERENCE_AS, "HOW")]
 ImageCfg = Annotated[float | None, _option("--image-cfg", _IMAGE_CFG, "X")]
 NoiseLevel = Annotated[int | None, _option("--noise-level", _NOISE_LEVEL, "N")]
 
@@ -63,7 +68,14 @@ def picture_fields(
     return {name: value for name, value in said.items() if value is not None}
 
 
-def shown_fields(reference: str | None, image_cfg: float | None, noise_level: int | None) -> dict[str, Any]:
+def shown_fields(
+    reference: list[str] | None, reference_as: str | None, image_cfg: float | None, noise_level: int | None
+) -> dict[str, Any]:
     """The fields of a request that were given, of models that are shown a picture."""
-    said = {"reference": reference, "image_cfg": image_cfg, "noise_level": noise_level}
+    said = {
+        "reference": tuple(reference) if reference else None,
+        "reference_as": reference_as,
+        "image_cfg": image_cfg,
+        "noise_level": noise_level,
+    }
     return {name: value for name, value in said.items() if value is not None}

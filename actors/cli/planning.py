@@ -257,7 +257,7 @@ def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType
     )
     rows = [
         (
-            stage.stage.value + _divided(stage),
+            stage.stage.value + (f", {stage.sampled_by}" if stage.sampled_by else "") + _divided(stage),
             format_bytes(stage.weight_bytes),
             f"{format_bytes(stage.resident_bytes)} ({stage.resident_bytes / stage.weight_bytes:.0%})",
             format_bytes(stage.upload_bytes),
@@ -336,10 +336,13 @@ def _modules(catalog: Catalog, cut: CutJob, key: ComponentKey) -> Sequence[Modul
 
 
 def _batch_bytes(catalog: Catalog, cut: CutJob, request: GenerateRequest, batch: int) -> dict[str, int]:
-    """The activations of one run of all pictures, by stage; texts are encoded once in any case."""
+    """The activations of one run of all pictures, by stage, of that with most of them where a stage has several; texts
+    are encoded once in any case."""
     tokens = catalog.text_tokens(catalog.find_model(request.model), request.prompt)
-    works = {task.stage: cut.works[task.task_id] for task in cut.job.tasks}
-    return {
-        stage.value: catalog.figures.batch_bytes(works[stage].model, works[stage], batch, tokens)
-        for stage in (Stage.SAMPLE, Stage.DECODE)
-    }
+    most_bytes = {Stage.SAMPLE.value: 0, Stage.DECODE.value: 0}
+    for task in cut.job.tasks:
+        if task.stage.value in most_bytes:
+            work = cut.works[task.task_id]
+            needed_bytes = catalog.figures.batch_bytes(work.model, work, batch, tokens)
+            most_bytes[task.stage.value] = max(most_bytes[task.stage.value], needed_bytes)
+    return most_bytes

@@ -20,7 +20,15 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from actors.recipe import Recipe, RecipeControl, RecipeDecoder, RecipeLora, RecipePictures, RecipeRegion
+from actors.recipe import (
+    Recipe,
+    RecipeControl,
+    RecipeDecoder,
+    RecipeLora,
+    RecipeLowNoise,
+    RecipePictures,
+    RecipeRegion,
+)
 from pool.errors import UserError, unknown_name
 from pool.sampling.names import display_name
 from pool.work import PixelArray
@@ -99,7 +107,7 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
     if unknown:
         raise unknown_name("field of a recipe", unknown[0], Recipe.__dataclass_fields__)
     loras = tuple(RecipeLora(**lora) for lora in fields["loras"])
-    pictures, second = fields.get("pictures"), fields.get("decoder")
+    pictures, second, low = fields.get("pictures"), fields.get("decoder"), fields.get("low_noise")
     return Recipe(
         **{
             **fields,
@@ -107,6 +115,7 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
             "warnings": tuple(fields.get("warnings", ())),
             "pictures": None if pictures is None else _pictures_from_json(pictures),
             "decoder": None if second is None else RecipeDecoder(**second),
+            "low_noise": None if low is None else RecipeLowNoise(**low),
         }
     )
 
@@ -117,7 +126,8 @@ def _pictures_from_json(fields: Mapping[str, Any]) -> RecipePictures:
         RecipeRegion(**{**region, "box": None if region["box"] is None else tuple(region["box"])})
         for region in fields.get("regions", ())
     )
-    return RecipePictures(**{**fields, "controls": controls, "regions": regions})
+    more = {name: tuple(fields.get(name, ())) for name in ("more_references", "more_reference_files")}
+    return RecipePictures(**{**fields, "controls": controls, "regions": regions, **more})
 
 
 def _pairs(recipe: Recipe) -> dict[str, str]:
@@ -136,6 +146,8 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
     if (second := recipe.decoder) is not None:
         pairs |= {"Decoder": second.model, "Decoder hash": second.sha256[:10], "Decoder steps": str(second.steps)}
         pairs["Decoder CFG scale"] = f"{second.cfg:g}"
+    if (low := recipe.low_noise) is not None:
+        pairs |= {"Low noise CFG scale": f"{low.cfg:g}", "Low noise below": f"{low.boundary:g}"}
     if recipe.loras:
         pairs["Lora hashes"] = ", ".join(f"{lora.name}: {lora.sha256[:12]}" for lora in recipe.loras)
     if "modelpool" in recipe.versions:

@@ -10,13 +10,23 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pool.checkpoints.assembled_parts import (
+    Part,
+    diffusion_model_of,
+    keys_of_model,
+    markers_of,
+    part_of,
+    second_beside,
+    second_model,
+    without_prefix,
+)
 from pool.checkpoints.families import FAMILIES, SDXL, SDXL_REFINER, Architecture, Family
 from pool.checkpoints.files.assembly import Assembly
 from pool.checkpoints.film_unets import FILM_UNETS
-from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
+from pool.checkpoints.pairs import misnamed
+from pool.checkpoints.recognition.diffusion import DiffusionFacts
 from pool.checkpoints.recognition.facts import Kind
 from pool.checkpoints.recognition.parts import split
-from pool.checkpoints.recognition.signature import Naming
 from pool.checkpoints.recognition.text_encoders import (
     MEMBERS,
     SIGNATURES,
@@ -26,35 +36,19 @@ from pool.checkpoints.recognition.text_encoders import (
 )
 from pool.checkpoints.recognition.vaes import recognise_vae
 from pool.checkpoints.running import LIST, why_not
-from pool.checkpoints.safetensors_file import Header, Shape, TensorEntry
+from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.checkpoints.transformers import TRANSFORMERS
 from pool.errors import MissingParts, UnknownArchitecture
 from pool.quantization.layers import METADATA_KEY as QUANTIZATION_KEY
-from pool.quantization.layers import layers_in_file, logical_shapes
 from pool.spec import Role
 from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT
 
-#: copies of the weights from before the end of training
-_EMA_PREFIX = "model_ema."
 #: the layer that cuts pictures into patches, as open_clip and transformers call it, and what it is that models read
 _PATCHES, _PATCHES_DIMENSIONS = ("conv1.weight", "vision_model.embeddings.patch_embedding.weight"), 4
 _VISION_ENCODER = "clip_vision_h"
 #: text encoders of other widths are of no published size: nothing but their place tells which they stand for
 _WIDTHS = {"clip_l": 768, "clip_g": 1280, "clip_h": 1024, "t5_base": 768, "t5xl": 2048, "t5xxl": 4096}
 _ARCHITECTURES: Mapping[str, str] = {row.facts.name: row.facts.architecture for row in SIGNATURES}
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One component's tensors in one file.
-
-    keys    of its tensors in the file, by the key that each has without prefix
-    shapes  of its weights, by the same, quantization undone
-    """
-
-    header: Header
-    keys: Mapping[str, str]
-    shapes: Mapping[str, Shape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +144,7 @@ def _put_together(assembly: Assembly, read: Callable[[str], Header]) -> tuple[_W
     base = read(assembly.checkpoint) if assembly.checkpoint else None
     main = read(assembly.diffusion_model) if assembly.diffusion_model else base
     assert main is not None, "an Assembly has one of them"
-    model = _diffusion_model(main)
+    model = diffusion_model_of(main)
     encoders = [_text_encoder(read(file)) for file in assembly.text_encoders]
     family, placed, problems = _family(main.path, model, encoders, () if base is None else tuple(base.tensors))
     whole = _Whole(assembly.path, family, main.metadata, {}, {}, {})
@@ -158,9 +152,13 @@ def _put_together(assembly: Assembly, read: Callable[[str], Header]) -> tuple[_W
         keys = _of_components(base) if main is not base else base.tensors
         whole.take(base, {key: key for key in keys})
     if main is not base:
-        part = _part(main, _keys_of_model(main, model))
-        whole.add(Role.DIFFUSION_MODEL, replace(part, keys=_without_prefix(part.keys, model.prefix)))
-        whole.take(main, {key: key for key in _markers(main, model)})
+        part = part_of(main, keys_of_model(main, model))
+        whole.add(Role.DIFFUSION_MODEL, replace(part, keys=without_prefix(part.keys, model.prefix)))
+        whole.take(main, {key: key for key in markers_of(main, model)})
+    if assembly.low_noise:
+        problems += _add_second(whole, main, read(assembly.low_noise), model)
+    elif main is not base:
+        problems += _keep_second(whole, (main, base), model)
     if assembly.vae and Role.VAE not in family.prefixes:
         problems.append(f"{assembly.vae} is given as its VAE, which has no place: {family.title} has none")
     elif assembly.vae:
@@ -182,6 +180,32 @@ def _put_together(assembly: Assembly, read: Callable[[str], Header]) -> tuple[_W
     return whole, Shortcomings("; ".join([*problems, *_told(family, lacks)]), lacks)
 
 
+def _add_second(whole: _Whole, main: Header, low: Header, model: DiffusionFacts) -> list[str]:
+    """Put the diffusion model of `low` beside that of `main`, which is `model`; or why that cannot be, in words."""
+    try:
+        whole.family, part = second_model(low, model)
+    except UnknownArchitecture as error:
+        return [str(error)]
+    whole.add(Role.DIFFUSION_MODEL_2, part)
+    told = misnamed(main.path, low.path)
+    return [told] if told else []
+
+
+def _keep_second(whole: _Whole, files: Iterable[Header | None], model: DiffusionFacts) -> list[str]:
+    """Keep the second diffusion model that a file has beside another, of the first of `files` that has one; or why it
+    makes no pair with `model`, in words."""
+    for file in files:
+        try:
+            found = None if file is None else second_beside(file, model)
+        except UnknownArchitecture as error:
+            return [str(error)]
+        if found is not None:
+            whole.family, part = found
+            whole.add(Role.DIFFUSION_MODEL_2, part)
+            return []
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class _TextEncoder:
     part: Part
@@ -191,22 +215,6 @@ class _TextEncoder:
     def is_published(self) -> bool:
         """Whether its name is sure: it has the size that models of that name have."""
         return self.facts.width == _WIDTHS.get(self.facts.name, self.facts.width)
-
-
-def _diffusion_model(header: Header) -> DiffusionFacts:
-    shapes = logical_shapes(header.shapes, layers_in_file(header))
-    try:
-        found = recognise_diffusion(shapes)
-    except UnknownArchitecture as error:
-        raise UnknownArchitecture(f"{header.path}: {error}") from error
-    if found is None:
-        raise MissingParts(f"{header.path}: found no diffusion model in it, expected one that is known")
-    if found.naming is not Naming.PUBLISHED:
-        raise MissingParts(
-            f"{header.path}: {found.title} in the naming of diffusers, expected it in the naming of whole checkpoints, "
-            f"or the folder of diffusers that it is a part of"
-        )
-    return found
 
 
 def _family(
@@ -316,44 +324,14 @@ def _of_kind(header: Header, kind: Kind) -> Iterable[Part]:
     found = split(header.tensors)
     prefixed = [(prefix, keys) for (of, prefix), keys in found.items() if of is kind]
     for prefix, keys in prefixed:
-        part = _part(header, keys)
+        part = part_of(header, keys)
         yield replace(
             part,
-            keys=_without_prefix(part.keys, prefix),
+            keys=without_prefix(part.keys, prefix),
             shapes={k.removeprefix(prefix): s for k, s in part.shapes.items()},
         )
     if not prefixed:
-        yield _part(header, header.tensors)
-
-
-def _part(header: Header, keys: Iterable[str]) -> Part:
-    own = set(keys)
-    shapes = logical_shapes(header.shapes, layers_in_file(header))
-    return Part(header, {key: key for key in own}, {key: shape for key, shape in shapes.items() if key in own})
-
-
-def _without_prefix(keys: Mapping[str, str], prefix: str) -> dict[str, str]:
-    return {bare.removeprefix(prefix): key for bare, key in keys.items()}
-
-
-def _keys_of_model(header: Header, model: DiffusionFacts) -> list[str]:
-    """The keys of the diffusion model; of a file without prefix all that is no other component's."""
-    own = [key for key in header.tensors if key.startswith(model.prefix)]
-    if model.prefix:
-        return own
-    others = {key for keys in split(header.tensors).values() for key in keys}
-    return [key for key in own if key not in others and not key.startswith(_EMA_PREFIX) and not _is_marker(key)]
-
-
-def _markers(header: Header, model: DiffusionFacts) -> list[str]:
-    """Tensors that belong to no component: what trainers say of the prediction, and the like."""
-    own = set(_keys_of_model(header, model))
-    others = {key for keys in split(header.tensors).values() for key in keys}
-    return [key for key in header.tensors if key not in own | others and not key.startswith(_EMA_PREFIX)]
-
-
-def _is_marker(key: str) -> bool:
-    return key in ("v_pred", "ztsnr", "edm_mean", "edm_std") or key.startswith("edm_vpred.")
+        yield part_of(header, header.tensors)
 
 
 def _of_components(base: Header) -> list[str]:

@@ -27,6 +27,7 @@ from pool.text_encoders.classes import fill_tables as fill_text_tables
 from pool.vaes.build import VaePlan, plan_vae, spliced_vae
 from pool.vaes.folders import plan_folder_vae
 from pool.vision.build import plan_vision
+from pool.vision.qwen import plan_qwen_vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ def plan_component(
         case Architecture.VISION_MODEL:
             sight = plan_vision(shapes, prefix, said=family.configs.get(role))
             return ComponentPlan(sight.empty(), sight.key_map, _nothing)
+        case Architecture.TEXT_VISION:
+            seeing = plan_qwen_vision(shapes, prefix)
+            return ComponentPlan(seeing.empty(), seeing.key_map, fill_text_tables)
         case architecture:
             bare = {family.bare_key(role, key): shape for key, shape in shapes.items()}
             found = dict(config) if config is not None else config_of(architecture, bare)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pool.checkpoints import infer
 from pool.checkpoints.adapter_keys import looks_like_lora
 from pool.checkpoints.families import (
+    COSXL_EDIT,
     FAMILIES,
     PLAYGROUND_25,
     SD2,
@@ -25,6 +26,7 @@ from pool.checkpoints.families import (
 from pool.checkpoints.files.ggml_types import is_block_type
 from pool.checkpoints.film_unets import FILM_UNETS
 from pool.checkpoints.folder_family import folder_family
+from pool.checkpoints.pairs import pair_of, split_second
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.recognition.other_files import folder_part, other_file
 from pool.checkpoints.recognition.prediction import NOISE_WORD, VELOCITY_WORD, said_prediction
@@ -36,7 +38,7 @@ from pool.checkpoints.sight_fit import check_sight
 from pool.checkpoints.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
 from pool.checkpoints.spellings import as_spelled
 from pool.checkpoints.spliced_vae import with_decoder_of_frames
-from pool.checkpoints.transformers import TRANSFORMERS, located
+from pool.checkpoints.transformers import TRANSFORMERS, located, other_texts
 from pool.errors import UnknownArchitecture
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.spec import Role
@@ -45,6 +47,8 @@ from pool.spec import Role
 WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
 #: an empty tensor that says: the last level of noise is noise alone
 _ZERO_TERMINAL = "ztsnr"
+#: families whose files may name the ends of their noise, and predict velocity then
+_WITH_ENDS_OF_NOISE = (SDXL.name, COSXL_EDIT.name)
 #: how often a norm saw a batch in training, and numbers of channels
 _COUNTERS = (".num_batches_tracked", ".per_channel_statistics.channel")
 #: ends of keys of factors beside weights. Where no marker tells how to use them, a plain cast would get it wrong
@@ -57,6 +61,7 @@ _ROLE_TITLES: Mapping[Role, str] = {
     Role.TEXT_ENCODER_4: "fourth text encoder",
     Role.VISION_ENCODER: "vision encoder",
     Role.DIFFUSION_MODEL: "diffusion model",
+    Role.DIFFUSION_MODEL_2: "diffusion model for low noise",
     Role.VAE: "VAE",
 }
 #: a key that each component of these kinds has, without prefix
@@ -79,16 +84,20 @@ def detect(header: Header) -> Family:
     shapes = logical_shapes(header.shapes, layers)
     if header.configs:
         return _of_folder(header, shapes, layers)
+    first, second = split_second(shapes)
     try:
-        found = None if looks_like_lora(shapes) else recognise_diffusion(shapes)
+        found = None if looks_like_lora(shapes) else recognise_diffusion(first)
+        pair = pair_of(found, second) if found is not None and second else None
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: {error}; {_expected()}") from error
     if found is None:
         raise UnknownArchitecture(f"{header.path}: {_describe_unknown(shapes)}; {_expected()}")
     title = _title(found)
     is_transformer = found.name in TRANSFORMERS
-    family = located(TRANSFORMERS[found.name], found, shapes) if is_transformer else _family_of(title, shapes)
+    base = pair or TRANSFORMERS.get(found.name)
+    family = _family_of(title, shapes) if base is None else located(base, found, first)
     variant = "" if family is None or is_transformer else _variant(family, header, shapes)
+    variant = other_texts(found.prefix, first) if is_transformer else variant
     title = (title if family is None else family.title) + variant
     if family is None or variant:
         raise UnknownArchitecture(
@@ -154,9 +163,10 @@ def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
 def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str:
     """What sets a file apart from those that this version runs, where its shapes do not; empty for nothing."""
     is_edm = EDM_MEAN in header.tensors or EDM_DEVIATION in header.tensors
-    if (is_edm and family.name != PLAYGROUND_25.name) or (EDM_SIGMA_MAX in header.tensors and family.name != SDXL.name):
+    has_ends = EDM_SIGMA_MAX in header.tensors
+    if (is_edm and family.name != PLAYGROUND_25.name) or (has_ends and family.name not in _WITH_ENDS_OF_NOISE):
         return " with another noise schedule (EDM)"
-    if _ZERO_TERMINAL in header.tensors and (is_edm or not _predicts_velocity(header)):
+    if _ZERO_TERMINAL in header.tensors and (is_edm or not (has_ends or _predicts_velocity(header))):
         # what is noise alone says nothing of the noise that a model is to find in it
         return " with a noise schedule that ends in noise alone (zero terminal SNR) and without velocity prediction"
     if any(key.endswith(_SCALED_ENDS) for key in shapes):

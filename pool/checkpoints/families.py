@@ -44,6 +44,7 @@ class Architecture(Enum):
     SOUND_TRANSFORMER = "the same, with a small model beside it that embeds seconds"
     TEXT_MODEL = "text model of a kind that pool.text_encoders builds"
     VISION_MODEL = "vision model of CLIP, that pool.vision builds"
+    TEXT_VISION = "the part of a text encoder that sees pictures, that pool.vision builds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class Family:
 
     def _is_weight(self, role: Role, key: str, prefix: str) -> bool:
         if self.architectures[role] is Architecture.TEXT_MODEL:
-            return not key.endswith(_TEXT_MODEL_LEFTOVERS)
+            return not key.endswith(_TEXT_MODEL_LEFTOVERS) and not key.removeprefix(prefix).startswith(SEEING_PARTS)
         return is_weight(role, key, prefix)
 
     def bare_shapes_of(self, role: Role, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -186,6 +187,8 @@ _PROJECTION = "text_projection.weight"
 _TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", _PROJECTION)
 #: the same, and tokenizers as bytes
 _TEXT_MODEL_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "spiece_model", "tekken_model", "tokenizer_json")
+#: the part of a text model that sees pictures, as files of different ages have it: a component by itself, or left out
+SEEING_PARTS = ("visual.", "model.visual.")
 #: text models in the spelling of transformers, with a level of names or without
 _TRANSFORMERS_TEXTS = (Architecture.CLIP_TEXT, Architecture.CLIP_TEXT_PROJECTED)
 
@@ -328,6 +331,21 @@ SDXL_INSTRUCT = replace(
     native_pixels=768,
     sampling=replace(SDXL.sampling, shown=Shown.UNSCALED, usual=replace(_INSTRUCTED, cfg=5.0)),
 )
+#: CosXL, trained further to do so: the picture's latent is scaled as that of what is made. Source: stabilityai/cosxl,
+#: and `is_cosxl_edit` of diffusers' StableDiffusionXLInstructPix2PixPipeline; its steps are those of diffusers' example
+COSXL_EDIT = replace(
+    SDXL,
+    name="cosxl_edit",
+    title="CosXL edit",
+    relative="sdxl",
+    sampling=SamplingFacts(
+        Prediction.VELOCITY,
+        SizeConditions.SIZES,
+        VELOCITY_EDM_NOISE,
+        shown=Shown.LATENT,
+        usual=UsualRun(20, 5.0, "euler", "exponential", Guidance.TEXT_AND_PICTURE, picture_cfg=1.5),
+    ),
+)
 #: reads a picture, and makes it four times as large. Source: stabilityai/stable-diffusion-x4-upscaler and
 #: x4-upscaling.yaml of Stability-AI/stablediffusion; steps, strength and level are those of diffusers' pipeline
 SD_X4 = replace(
@@ -352,5 +370,5 @@ SD_X4 = replace(
 #: every family of UNets that read texts
 FAMILIES = (
     SD1, SD2, SDXL, SDXL_REFINER, SSD_1B, VEGA, KOALA_700M, KOALA_1B, PLAYGROUND_25, SD1_INPAINT, SD2_INPAINT,
-    SDXL_INPAINT, SD1_INSTRUCT, SDXL_INSTRUCT, SD_X4,
+    SDXL_INPAINT, SD1_INSTRUCT, SDXL_INSTRUCT, COSXL_EDIT, SD_X4,
 )  # fmt: skip

@@ -14,9 +14,11 @@ from typing import Any, TypeAlias
 from pool.checkpoints import infer
 from pool.checkpoints.cascade_folder import cascade_folder_family, is_cascade
 from pool.checkpoints.families import (
+    COSXL_EDIT,
     FAMILIES,
     PLAYGROUND_25,
     SDXL,
+    SDXL_INSTRUCT,
     SDXL_REFINER,
     VELOCITY_EDM_NOISE,
     Architecture,
@@ -24,6 +26,7 @@ from pool.checkpoints.families import (
     TextFacts,
 )
 from pool.checkpoints.files.folder_header import CLASS
+from pool.checkpoints.files.model_folder import INDEX_FILE
 from pool.checkpoints.files.strict_json import brief, finite_number
 from pool.checkpoints.film_folder import film_folder_family
 from pool.checkpoints.film_unets import FILM_UNETS
@@ -71,6 +74,8 @@ _SCHEDULER_DEFAULTS: Said = {
     "rescale_betas_zero_snr": False,
 }
 _STEPS = 1000
+#: what the index of SDXL that changes pictures says where it is CosXL
+_SCALES_PICTURE = "is_cosxl_edit"
 _KINDS = {"scaled_linear": NoiseKind.SCALED_LINEAR, "linear": NoiseKind.LINEAR}
 _PREDICTIONS = {"epsilon": Prediction.NOISE, "v_prediction": Prediction.VELOCITY}
 
@@ -104,6 +109,8 @@ def _family(header: Header, shapes: Mapping[str, Shape]) -> Family:
     base = _base(found.name if found else "", shapes)
     if base is None:
         raise UnknownArchitecture(f"a folder of diffusers, recognised as {title}, which this version cannot run yet")
+    if base.name == SDXL_INSTRUCT.name and header.configs.get(INDEX_FILE, {}).get(_SCALES_PICTURE) is True:
+        base = COSXL_EDIT
     base = _with_scheduler(base, header.configs.get(SCHEDULER, {}))
     folders = _folders(base)
     missing = [name for name in folders.values() if not any(key.startswith(f"{name}.") for key in shapes)]
@@ -255,9 +262,9 @@ def _table_noise(said: Said, prediction: str) -> NoiseFacts:
 
 
 def _with_edm_noise(family: Family, said: Said, prediction: str) -> Family:
-    if family.name != SDXL.name:
-        raise _wrong(SCHEDULER, CLASS, said.get(CLASS), f"a scheduler of {family.title}")
     is_edm = prediction == "epsilon"
+    if family.name not in ((SDXL.name,) if is_edm else (SDXL.name, COSXL_EDIT.name)):
+        raise _wrong(SCHEDULER, CLASS, said.get(CLASS), f"a scheduler of {family.title}")
     base = PLAYGROUND_25 if is_edm else family
     usual = PLAYGROUND_25.sampling.noise if is_edm else VELOCITY_EDM_NOISE
     noise = replace(

@@ -23,7 +23,7 @@ from pool.checkpoints.files.ranges import ByteRange
 
 _POPULATE_READ = 22
 #: of a mapping, in one call: whoever changes the process' mappings meanwhile waits for no longer than this takes
-_BLOCK_BYTES = 16 << 20
+_BLOCK_BYTES = 2 << 20
 
 Wanted = Sequence[tuple[torch.UntypedStorage, Sequence[ByteRange]]]
 

@@ -96,6 +96,7 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
             | Architecture.SOUND_TRANSFORMER
             | Architecture.TEXT_MODEL
             | Architecture.VISION_MODEL
+            | Architecture.TEXT_VISION
         ):
             raise AssertionError(f"{architecture.name} is planned by its own package")
 

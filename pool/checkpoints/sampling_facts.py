@@ -187,6 +187,17 @@ class Sight(Enum):
     PENULTIMATE = "penultimate"
 
 
+class TextSight(Enum):
+    """How a text encoder is shown the pictures that its model is to work from, where nobody says it."""
+
+    #: as the model's name tells, and otherwise whole
+    BY_NAME = "by name"
+    #: about as large as what is made
+    WHOLE = "whole"
+    #: smaller, each with its number
+    NUMBERED = "numbered"
+
+
 class Ending(Enum):
     """Whether a film ends with a picture too, beside the one that it begins with."""
 
@@ -288,6 +299,18 @@ class UsualRun:
 
 
 @dataclass(frozen=True, slots=True)
+class LowNoise:
+    """Of a model that is two: one for much noise, and one for little.
+
+    boundary  share of noise below which the second takes over
+    cfg       how strongly that one follows the text where nobody says otherwise
+    """
+
+    boundary: float
+    cfg: float
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingFacts:
     """What a diffusion model predicts, what it is told beside a text, and which noise it knows.
 
@@ -304,6 +327,9 @@ class SamplingFacts:
     enlarges     how many times as large as that picture what it makes is
     decoders     families whose models make a picture's latent of what it makes; empty where that is one itself
     sight        how it sees a picture through a vision encoder, and must be given one; None for those without
+    low_noise    of a model that is two, when the second takes over; None for one
+    text_sight   how its text encoder is shown pictures among the words; None where it sees none
+    unseeing     why it does not, of one whose file has a part for that; empty for others
     """
 
     prediction: Prediction = Prediction.NOISE
@@ -321,6 +347,9 @@ class SamplingFacts:
     enlarges: int = 1
     decoders: tuple[str, ...] = ()
     sight: Sight | None = None
+    low_noise: LowNoise | None = None
+    text_sight: TextSight | None = None
+    unseeing: str = ""
 
     @property
     def reads_text(self) -> bool:

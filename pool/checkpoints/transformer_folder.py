@@ -12,12 +12,14 @@ from typing import Any, TypeAlias
 
 from pool.checkpoints.families import Family
 from pool.checkpoints.files.folder_header import CLASS
+from pool.checkpoints.files.model_folder import INDEX_FILE
 from pool.checkpoints.files.strict_json import brief, finite_number
+from pool.checkpoints.pairs import pair_of
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.running import running_families, why_not
 from pool.checkpoints.safetensors_file import Header, Shape
-from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
-from pool.checkpoints.transformers import TRANSFORMERS
+from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize, TextSight
+from pool.checkpoints.transformers import TRANSFORMERS, other_texts, with_text_sight
 from pool.errors import UnknownArchitecture
 from pool.spec import Role
 from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT
@@ -25,7 +27,12 @@ from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT
 Said: TypeAlias = Mapping[str, Any]
 
 TRANSFORMER, VAE, SCHEDULER, VISION = "transformer", "vae", "scheduler", "image_encoder"
+#: the folder of the diffusion model for low noise of a pair, and what the index calls the share of noise below which it
+#: takes over
+SECOND, BOUNDARY = "transformer_2", "boundary_ratio"
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
+#: pipelines that show their text encoder pictures, and how
+_SIGHTS = {"QwenImageEditPipeline": TextSight.WHOLE, "QwenImageEditPlusPipeline": TextSight.NUMBERED}
 #: pipelines that have their text encoders in another order than the readings of their family
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     "hunyuan_video": {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
@@ -57,8 +64,11 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Fa
     own = {key: shape for key, shape in shapes.items() if key.startswith(f"{TRANSFORMER}.")}
     found = recognise_diffusion(own)
     base = None if found is None else TRANSFORMERS.get(found.name)
-    if base is None:
+    if found is None or base is None:
         raise _cannot_run(found)
+    if variant := other_texts(f"{TRANSFORMER}.", shapes):
+        raise UnknownArchitecture(f"recognised as {base.title}{variant}, which this version cannot run yet")
+    base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
     missing = [name for name in folders.values() if not any(key.startswith(f"{name}.") for key in shapes)]
     if missing:
@@ -68,15 +78,38 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Fa
     scale = _number(VAE, said, "scaling_factor", base.scaling_factor)
     if not scale > 0.0:
         raise _wrong(VAE, "scaling_factor", scale, "a number above 0")
-    return replace(
+    family = replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
         texts={role: facts for role, facts in base.texts.items() if role in folders},
-        configs={Role.DIFFUSION_MODEL: header.configs.get(TRANSFORMER, {}), Role.VAE: said, **seeing},
+        configs={**_models(folders, header.configs), Role.VAE: said, **seeing},
         sampling=replace(base.sampling, noise=noise),
         scaling_factor=scale,
         latent_shift=_number(VAE, said, "shift_factor", base.latent_shift),
     )
+    pipeline = str(header.configs.get(INDEX_FILE, {}).get(CLASS))
+    return with_text_sight(family, shapes, _SIGHTS.get(pipeline, TextSight.BY_NAME))
+
+
+def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping[str, Shape]) -> Family:
+    """`base`, whose diffusion model was `found`, or the pair that it is one of where there is a second model."""
+    start = f"{SECOND}."
+    second = {key.removeprefix(start): shape for key, shape in shapes.items() if key.startswith(start)}
+    if not second:
+        return base
+    pair = pair_of(found, second, SECOND)
+    usual = pair.sampling.low_noise
+    assert usual is not None, f"{pair.name} is a pair"
+    boundary = finite_number(header.configs.get(INDEX_FILE, {}).get(BOUNDARY))
+    if boundary is None or not 0.0 < boundary < 1.0:
+        expected = f"the share of noise below which {SECOND} takes over, such as {usual.boundary}"
+        raise _wrong(INDEX_FILE, BOUNDARY, boundary, expected)
+    return replace(pair, sampling=replace(pair.sampling, low_noise=replace(usual, boundary=boundary)))
+
+
+def _models(folders: Mapping[Role, str], configs: Mapping[str, Said]) -> dict[Role, Said]:
+    """What the folders of the diffusion models say."""
+    return {role: configs.get(folder, {}) for role, folder in folders.items() if role.is_diffusion_model}
 
 
 def _cannot_run(found: DiffusionFacts | None) -> UnknownArchitecture:
@@ -99,7 +132,8 @@ def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
         if family.texts[role].encoder not in optional or any(key.startswith(f"{folder}.") for key in shapes)
     }
     seeing = {} if family.sampling.sight is None else {Role.VISION_ENCODER: VISION}
-    return {**texts, **seeing, Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
+    second = {Role.DIFFUSION_MODEL_2: SECOND} if Role.DIFFUSION_MODEL_2 in family.prefixes else {}
+    return {**texts, **seeing, Role.DIFFUSION_MODEL: TRANSFORMER, **second, Role.VAE: VAE}
 
 
 def _seeing(folders: Mapping[Role, str], configs: Mapping[str, Said]) -> dict[Role, Said]:
@@ -114,6 +148,8 @@ def _seeing(folders: Mapping[Role, str], configs: Mapping[str, Said]) -> dict[Ro
 
 def _noise(noise: NoiseFacts, said: Said) -> NoiseFacts:
     """`noise` with the shift that the scheduler was configured for; as it is where that says nothing of a flow."""
+    if noise.kind is NoiseKind.FLOW and said.get("use_flow_sigmas") is True and said.get("flow_shift") is not None:
+        return replace(noise, shift=_shift({"shift": said["flow_shift"]}), shift_by_size=None)
     if noise.kind is not NoiseKind.FLOW or not str(said.get("_class_name", "")).startswith("FlowMatch"):
         return noise
     told = {**_FLOW_DEFAULTS, **{key: value for key, value in said.items() if value is not None}}

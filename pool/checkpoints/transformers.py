@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from pool.checkpoints.cascades import CASCADES
-from pool.checkpoints.families import Architecture, Family, TextFacts
+from pool.checkpoints.families import SEEING_PARTS, Architecture, Family, TextFacts, is_weight
 from pool.checkpoints.recognition.diffusion import DiffusionFacts
 from pool.checkpoints.recognition.facts import Kind
 from pool.checkpoints.recognition.latent_formats import LATENT_FORMATS
@@ -28,14 +28,17 @@ from pool.checkpoints.sampling_facts import (
     SamplingFacts,
     Shown,
     SoundFacts,
+    TextSight,
     UsualRun,
 )
 from pool.diffusion_models.audio_facts import AUDIO_FACTS
 from pool.diffusion_models.facts import ModelFacts
 from pool.diffusion_models.image_facts import IMAGE_FACTS
 from pool.diffusion_models.video_facts import VIDEO_FACTS
+from pool.errors import UnknownArchitecture
 from pool.spec import Role
 from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT, readings_of
+from pool.vision.qwen_layout import qwen_vision_config
 
 #: the places of a model's text encoders, in the order of the members of its set
 TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)
@@ -58,6 +61,7 @@ _OWN_SCHEDULES: Mapping[str, str] = {
     "cosmos_t2v": "karras",
     "cosmos_i2v": "karras",
     "cosmos2_t2i": "karras",
+    "cosmos2_i2v": "karras",
     "stable_audio_1": "exponential",
 }
 #: of noise that ends far above none: the authors' own draws new noise in each step, this is its like without
@@ -66,14 +70,18 @@ _OWN_SAMPLERS: Mapping[str, str] = {"stable_audio_1": "dpmpp_2m"}
 _BESIDES: Mapping[str, tuple[str, ...]] = {
     "stable_audio_1": ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
 }
-#: what is known of a model but not how its films begin, which are told of it in a mask and in levels of each frame
-_UNKNOWN_LEVELS = frozenset({"cosmos2_i2v"})
 #: what a model must be told that no request says yet, but for those that are shown a picture
 _NOT_SAID = frozenset({"image", "control", "reference"})
 #: those that are shown a picture of a person's own
 _SHOWN: Mapping[str, Shown] = {"flux_fill": Shown.HOLE_BY_PIXEL, "flux_control": Shown.LATENT}
-#: its editing models have their text encoder look at the picture too, which is not done here
-_WITHOUT_REFERENCE = frozenset({"qwen_image"})
+#: those whose text encoder has to see the picture that they work from: they take one where that part of it is there
+_TEXT_SEES = frozenset({"qwen_image"})
+#: the end of the key of the table of words of their text encoders
+_WORDS = "embed_tokens.weight"
+#: a tensor that some files of Qwen-Image-Edit 2511 have, which was trained with numbers
+_NUMBERED_KEY = "__index_timestep_zero__"
+#: what takes in the texts of Cosmos Predict 2.5, which has another text encoder than 2
+_PROJECTION = "crossattn_proj.0.weight"
 #: Source: the pipelines of diffusers. ComfyUI does so for none
 _KEPT_LENGTHS: Mapping[str, KeptLength] = {"qwen_image": KeptLength.PATCHES, "lumina2": KeptLength.ROWS}
 
@@ -107,7 +115,8 @@ def text_prefix(member: str) -> str:
     return f"text_encoders.{member}.transformer."
 
 
-def _family(name: str, facts: ModelFacts) -> Family:
+def family_of(name: str, facts: ModelFacts) -> Family:
+    """The family that recognition calls `name`, sampled as `facts` say."""
     row = next(row for row in SIGNATURES if row.name == name)
     latent, readings = LATENT_FORMATS[row.latent], readings_of(name)
     assert readings is not None, f"{name}: nothing says how its texts are read"
@@ -161,7 +170,7 @@ def _family(name: str, facts: ModelFacts) -> Family:
 
 
 def _reads(name: str, facts: ModelFacts) -> frozenset[str]:
-    return frozenset((*facts.reads, *facts.may_read)) - ({"reference"} if name in _WITHOUT_REFERENCE else set())
+    return frozenset((*facts.reads, *facts.may_read)) - ({"reference"} if name in _TEXT_SEES else set())
 
 
 def _film(facts: ModelFacts) -> FilmFacts | None:
@@ -180,9 +189,9 @@ def _is_said(name: str, facts: ModelFacts) -> bool:
 #: by the name that recognition gives
 TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
     {
-        name: _family(name, facts)
+        name: family_of(name, facts)
         for name, facts in {**IMAGE_FACTS, **VIDEO_FACTS, **AUDIO_FACTS}.items()
-        if name in ROW_OF and name not in _UNKNOWN_LEVELS and _is_said(name, facts)
+        if name in ROW_OF and _is_said(name, facts)
     }
     | dict(CASCADES)
 )
@@ -210,7 +219,54 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
         elif facts.encoder in optional and encoders:
             del prefixes[role]
     texts = {role: facts for role, facts in family.texts.items() if role in prefixes}
-    return replace(family, prefixes=prefixes, texts=texts)
+    return with_text_sight(replace(family, prefixes=prefixes, texts=texts), shapes)
+
+
+def other_texts(prefix: str, shapes: Mapping[str, Shape]) -> str:
+    """What sets a diffusion model among `shapes`, whose keys begin with `prefix`, apart by the texts that it reads;
+    empty for nothing."""
+    has_projection = f"{prefix}{_PROJECTION}" in shapes
+    return " with a projection of another text encoder's states (Cosmos Predict 2.5)" if has_projection else ""
+
+
+def with_text_sight(family: Family, shapes: Mapping[str, Shape], sight: TextSight = TextSight.BY_NAME) -> Family:
+    """`family` with the part of its text encoder that sees pictures as a component of its own, where its models are
+    shown pictures so and that part is among `shapes`: `sight` is how, where nobody says it and no tensor tells. A part
+    that is not exactly one of Qwen 2.5 VL's, which they were trained with, is left out, and `unseeing` says why."""
+    if family.name not in _TEXT_SEES:
+        return family
+    start = family.prefixes[Role.TEXT_ENCODER]
+    found = next((p for p in (start + part for part in SEEING_PARTS) if any(key.startswith(p) for key in shapes)), None)
+    if found is None:
+        return family
+    if why := _why_unseeing({key: shape for key, shape in shapes.items() if key.startswith(start)}, start, found):
+        return replace(family, sampling=replace(family.sampling, unseeing=why))
+    if family.prefixes[Role.DIFFUSION_MODEL] + _NUMBERED_KEY in shapes:
+        sight = TextSight.NUMBERED
+    return replace(
+        family,
+        prefixes={**family.prefixes, Role.VISION_ENCODER: found},
+        architectures={**family.architectures, Role.VISION_ENCODER: Architecture.TEXT_VISION},
+        sampling=replace(family.sampling, reads=family.sampling.reads | {"reference"}, text_sight=sight),
+    )
+
+
+def _why_unseeing(text: Mapping[str, Shape], start: str, prefix: str) -> str:
+    """Why the part of a `text` encoder whose keys begin with `prefix`, as those of the whole do with `start`, shows it
+    no pictures; empty where it does."""
+    own = {
+        key.removeprefix(prefix): tuple(shape)
+        for key, shape in text.items()
+        if key.startswith(prefix) and is_weight(Role.VISION_ENCODER, key, prefix)
+    }
+    try:
+        width = qwen_vision_config(own)["out_hidden_size"]
+    except UnknownArchitecture as error:
+        return str(error)
+    table = next((shape for key, shape in text.items() if key.endswith(_WORDS)), None)
+    if table is not None and table[1:] != (width,):
+        return f"found states of width {width}, expected {' x '.join(map(str, table[1:]))}, which its words have"
+    return ""
 
 
 def _encoders(

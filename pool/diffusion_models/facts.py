@@ -51,6 +51,7 @@ class ModelFacts:
     ends            whether it is told of a picture that its film ends with
     sight           how it sees pictures through a vision encoder, which it must have then
     boundary        of a model that is two: the share of noise below which the second takes over; 0 for one
+    low_cfg         the usual strength of that second model
     sources         where the figures are from
     """
 
@@ -75,4 +76,5 @@ class ModelFacts:
     ends: Ending | None = None
     sight: Sight | None = None
     boundary: float = 0.0
+    low_cfg: float = 0.0
     sources: str = ""

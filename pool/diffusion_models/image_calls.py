@@ -67,6 +67,11 @@ def _flux_patches(x_BCHW: Tensor, told: Told) -> tuple[Tensor, Tensor]:
     return rows, ids
 
 
+def _references(told: Told) -> list[Tensor]:
+    """The pictures to work from, in order: "reference", "reference_2" and so on."""
+    return [told[name] for name in sorted(name for name in told if name.startswith("reference"))]
+
+
 def _guidance(module: Any, told: Told) -> Tensor | None:
     """The strength of guidance, for models that read it."""
     return told["guidance"] if module.config.guidance_embeds else None
@@ -76,9 +81,9 @@ def call_flux2(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -
     """Flux 2: the cells of its latents are patches already; words have a coordinate of their own."""
     context, cells = told["context"], x_BCHW.shape[-2] * x_BCHW.shape[-1]
     rows, ids = x_BCHW.flatten(2).transpose(1, 2), patch_ids(x_BCHW, 1)
-    if "reference" in told:
-        rows = torch.cat((rows, told["reference"].flatten(2).transpose(1, 2)), dim=1)
-        ids = torch.cat((ids, patch_ids(told["reference"], 1, first=FLUX_2_REFERENCE)))
+    for number, reference in enumerate(_references(told), start=1):
+        rows = torch.cat((rows, reference.flatten(2).transpose(1, 2)), dim=1)
+        ids = torch.cat((ids, patch_ids(reference, 1, first=number * FLUX_2_REFERENCE)))
     words = torch.arange(context.shape[1], device=context.device, dtype=ids.dtype)
     out_BND = sample_of(
         module(
@@ -117,7 +122,7 @@ def call_chroma(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) 
 
 
 def call_qwen_image(module: nn.Module, x: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Qwen-Image, its editing models, which work from a picture, and the one that takes a picture apart into layers.
+    """Qwen-Image, its editing models, which work from pictures, and the one that takes a picture apart into layers.
 
     Layers are frames of video: the whole picture first. A latent of one frame is taken for a picture too.
     """
@@ -125,8 +130,8 @@ def call_qwen_image(module: nn.Module, x: Tensor, level_B: Tensor, told: Told) -
     frames = list(x.unbind(2)) if x.dim() == 5 else [x]
     rows = torch.cat([packed(frame) for frame in frames], dim=1)
     cells, shapes = rows.shape[1], [_patches(frame) for frame in frames]
-    if "reference" in told:
-        reference = told["reference"].squeeze(2) if told["reference"].dim() == 5 else told["reference"]
+    for told_so in _references(told):
+        reference = told_so.squeeze(2) if told_so.dim() == 5 else told_so
         rows, shapes = torch.cat((rows, packed(reference)), dim=1), [*shapes, _patches(reference)]
     if config.use_layer3d_rope and "reference" not in told:
         raise KeyError("reference")  # its table of positions takes the last picture for the one that is taken apart
@@ -210,31 +215,33 @@ def call_pixart(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) 
 
 def call_hunyuan_dit(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
     """HunyuanDiT: it says how sure it is beside what the noise is, and is told sizes and one style."""
+    beside = hunyuan_dit_told(module, x_BCHW, told)
+    # it computes in the dtype of its time
+    out = sample_of(module(x_BCHW, level_B.to(x_BCHW.dtype), **beside, return_dict=False))
+    return out[:, : x_BCHW.shape[1]]
+
+
+def hunyuan_dit_told(module: nn.Module, x_BCHW: Tensor, told: Told) -> dict[str, Any]:
+    """What HunyuanDiT is told beside latents and time, and so are its ControlNets, by the names of their arguments."""
     config: Any = module.config
     height, width = (side // config.patch_size for side in x_BCHW.shape[-2:])
     size = _size(x_BCHW, told)
     made_of = size.new_full(size.shape, HUNYUAN_DIT_PIXELS)
-    out = sample_of(
-        module(
-            x_BCHW,
-            level_B.to(x_BCHW.dtype),  # it computes in the dtype of its time
-            encoder_hidden_states=told["context"],
-            text_embedding_mask=text_mask(told, "context"),
-            encoder_hidden_states_t5=told["context_2"],
-            text_embedding_mask_t5=text_mask(told, "context_2"),
-            image_meta_size=torch.cat((made_of, size, torch.zeros_like(size)), dim=1),
-            style=_zeros(x_BCHW),
-            image_rotary_emb=get_2d_rotary_pos_embed(
-                config.attention_head_dim,
-                _middle_of_grid(height, width, HUNYUAN_DIT_CELLS // config.patch_size),
-                (height, width),
-                device=x_BCHW.device,
-                output_type="pt",
-            ),
-            return_dict=False,
-        )
-    )
-    return out[:, : x_BCHW.shape[1]]
+    return {
+        "encoder_hidden_states": told["context"],
+        "text_embedding_mask": text_mask(told, "context"),
+        "encoder_hidden_states_t5": told["context_2"],
+        "text_embedding_mask_t5": text_mask(told, "context_2"),
+        "image_meta_size": torch.cat((made_of, size, torch.zeros_like(size)), dim=1),
+        "style": _zeros(x_BCHW),
+        "image_rotary_emb": get_2d_rotary_pos_embed(
+            config.attention_head_dim,
+            _middle_of_grid(height, width, HUNYUAN_DIT_CELLS // config.patch_size),
+            (height, width),
+            device=x_BCHW.device,
+            output_type="pt",
+        ),
+    }
 
 
 def _middle_of_grid(height: int, width: int, side: int) -> tuple[tuple[int, int], tuple[int, int]]:

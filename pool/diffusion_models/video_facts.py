@@ -49,6 +49,7 @@ WAN_22_T2V = replace(
     cfg=4.0,
     steps=40,
     boundary=0.875,
+    low_cfg=3.0,
     sources="Wan-Video/Wan2.2, wan_t2v_A14B: strength 4 above the boundary and 3 below; ComfyUI has a shift of 8",
 )
 _WAN_22_I2V = replace(
@@ -57,6 +58,7 @@ _WAN_22_I2V = replace(
     cfg=3.5,
     steps=40,
     boundary=0.9,
+    low_cfg=3.5,
     reads=("context", "image"),
     begins=Beginning.JOINED,
     ends=Ending.MAY,
@@ -199,6 +201,7 @@ _COSMOS_2_VIDEO = replace(
     frame_rate=16.0,
     reads=("context", "frame_rate"),
     may_read=("image", "image_mask"),
+    begins=Beginning.KEPT,
     sources="diffusers' Cosmos2VideoToWorldPipeline; shares and strength as for pictures",
 )
 

@@ -29,6 +29,7 @@ _MOST_READ, _MOST_TOLD = 200, 5
 _KINDS: dict[str, tuple[frozenset[Kind], str]] = {
     "checkpoint": (frozenset({Kind.CHECKPOINT}), "checkpoint"),
     "diffusion_model": (MODELS, "diffusion model"),
+    "low_noise": (MODELS, "diffusion model"),
     "vae": (frozenset({Kind.VAE, Kind.CHECKPOINT}), "VAE"),
     "text_encoders": (frozenset({Kind.TEXT_ENCODER, Kind.CHECKPOINT}), "text encoder"),
     "vision_encoder": (frozenset({Kind.CLIP_VISION, Kind.CHECKPOINT}), "vision encoder"),
@@ -49,6 +50,7 @@ class Chosen:
     vae: str = ""
     text_encoders: tuple[str, ...] = ()
     vision_encoder: str = ""
+    low_noise: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def assemble(
         _path(registry, "vae", chosen.vae),
         tuple(_path(registry, "text_encoders", encoder) for encoder in chosen.text_encoders),
         _path(registry, "vision_encoder", chosen.vision_encoder),
+        _path(registry, "low_noise", chosen.low_noise),
     )
     expect_whole(registry, found, allow_pickle)
     place = Path(os.path.abspath(folder)) if folder is not None else _folder_around(registry, found.files)

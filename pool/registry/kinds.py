@@ -60,7 +60,7 @@ FOLDER_KINDS: Mapping[str, Kind] = {
     "swinir": Kind.UPSCALER,
 }
 
-_CONTROLNET_BEGINNINGS = ("control_model.", "controlnet_", "input_hint_block.")
+_CONTROLNET_BEGINNINGS = ("control_model.", "controlnet_", "control_all_x_embedder.", "input_hint_block.")
 _DIFFUSION_PREFIXES = ("model.diffusion_model.", "model.model.", "net.")
 #: what other components of a checkpoint in one file begin with
 _BUNDLED_PREFIXES = (

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pool.checkpoints.sampling_facts import FilmFacts, SamplingFacts
 from pool.diffusion_models.rows import ARCHITECTURES
+from pool.sampling.added import AddedTo
 from pool.sampling.extras import Extras, Residuals, call_unet
 from pool.sampling.film_numbers import NUMBERS, numbers_of_film
 from pool.work import Encoded, FloatArray, SampleWork
@@ -37,17 +38,20 @@ def ask(
 ) -> Tensor:
     """What `module` predicts for the latents `x_BC` at `level_B`, in the dtype of `x_BC`, told a text (the states of a
     picture, where a model reads no text) and what is beside it. Numbers about the picture stay float32, masks what they
-    are. `residuals` are what ControlNets add to a UNet."""
+    are. `residuals` are what ControlNets add to the model."""
     if not facts.model:
         return call_unet(module, x_BC, level_B, context_BLD, told, residuals)
-    assert residuals is None, f"ControlNets speak to UNets, and this is a {facts.model}"
+    if residuals is not None:
+        module = AddedTo(module, residuals)
     dtype = x_BC.dtype
     text = CONTEXT if facts.reads_text else IMAGE_CONTEXT
-    texts = {text: context_BLD.to(dtype), **{name: _as_told(name, value, dtype) for name, value in told.items()}}
+    texts = {text: context_BLD.to(dtype), **{name: as_told(name, value, dtype) for name, value in told.items()}}
     return ARCHITECTURES[facts.model].call(module, x_BC, level_B, texts)
 
 
-def _as_told(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+def as_told(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a model that computes in `dtype` is told by this name: numbers about the picture stay float32, masks what
+    they are."""
     return value if name in _NUMBERS or not value.is_floating_point() else value.to(dtype)
 
 
@@ -58,9 +62,14 @@ def film_cells(film: FilmFacts, frames: int) -> int:
 
 def tokens_of(facts: SamplingFacts, work: SampleWork) -> int:
     """Patches of the latent of `work`, which the shift of some flows depends on."""
+    return patches_of(facts, work.width, work.height, work.frames)
+
+
+def patches_of(facts: SamplingFacts, width: int, height: int, frames: int) -> int:
+    """Patches of the latent of a picture of this many pixels, or of a film of so many such frames."""
     side, film = max(1, facts.side_multiple), facts.film
-    cells = 1 if film is None or not work.frames else film_cells(film, work.frames)
-    return cells * (work.width // side) * (work.height // side)
+    cells = 1 if film is None or not frames else film_cells(film, frames)
+    return cells * (width // side) * (height // side)
 
 
 def told_beside(facts: SamplingFacts, texts: Sequence[Encoded], work: SampleWork) -> dict[str, Tensor]:

@@ -21,8 +21,10 @@ from pool.checkpoints.sampling_facts import SizeConditions
 #: inputs of a model beside latent, timestep and text, by name; each [B, ...]
 Extras: TypeAlias = Mapping[str, Tensor]
 NO_EXTRAS: Extras = MappingProxyType({})
-#: what is added to each skip connection of a UNet, then to its middle
-Residuals: TypeAlias = Sequence[Tensor]
+#: what ControlNets add to a model, by the name of the argument that its class in diffusers takes it by
+Residuals: TypeAlias = Mapping[str, Sequence[Tensor]]
+#: those arguments of UNets: what is added to each skip connection, and to the middle
+SKIPS, MIDDLE = "down_block_additional_residuals", "mid_block_additional_residual"
 
 #: the name under which a model is told latents and masks that go beside the noisy latent
 IMAGE = "image"
@@ -78,10 +80,7 @@ def call_unet(
         x_BCHW = torch.cat([x_BCHW, added.pop(IMAGE)], dim=1)
     beside: dict[str, Any] = {}
     if residuals is not None:
-        beside = {
-            "down_block_additional_residuals": tuple(residuals[:-1]),
-            "mid_block_additional_residual": residuals[-1],
-        }
+        beside = {SKIPS: tuple(residuals[SKIPS]), MIDDLE: residuals[MIDDLE][0]}
     predicted_BCHW: Tensor = module(
         x_BCHW, timestep_B, context_BLD, added_cond_kwargs=added or None, return_dict=False, **beside
     )[0]

@@ -52,6 +52,7 @@ SAMPLERS: Mapping[str, SamplerName] = MappingProxyType(
         "dpmpp_2m": SamplerName("DPM++ 2M", "karras"),
         "ddim": SamplerName("DDIM", "ddim_uniform"),
         "uni_pc": SamplerName("UniPC", "karras", aliases=("unipc",)),
+        "uni_pc_2": SamplerName("UniPC 2", "karras", aliases=("unipc_2",)),
     }
 )
 

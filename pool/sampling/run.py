@@ -25,8 +25,16 @@ from pool.sampling.guidance import PredictNoise, WithoutPicture, guided_denoiser
 from pool.sampling.inpainting import Inpainting, masked_denoiser
 from pool.sampling.noise import PictureNoise
 from pool.sampling.own_ways import PLAIN_WAYS, OwnWays, guiding
+from pool.sampling.parts import Part
 from pool.sampling.regions import NO_REGIONS, Regions
-from pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise, Sampler, sample_euler_ancestral
+from pool.sampling.samplers import (
+    DRAWING,
+    FLOW_FUNCTIONS,
+    FUNCTIONS,
+    Denoise,
+    Noise,
+    sample_euler_ancestral,
+)
 from pool.sampling.schedules import SigmaTable, make_sigmas, sd1_sigma_table
 from pool.stopping import stop_if_asked
 from pool.work import RunHooks, SampleWork
@@ -51,23 +59,23 @@ def denoise_pictures(
     regions: Regions = NO_REGIONS,
     without_picture: Extras | None = None,
     ways: OwnWays = PLAIN_WAYS,
+    part: Part | None = None,
 ) -> Tensor:
     """Denoised latents of a picture for each of `seeds`, in one run: float32 [B, C, H, W] on the CPU, as models see.
 
-    They differ in their seeds and texts and share the rest of `work` (steps, cfg, sampler, schedule), whose own seed is
-    not read. Noise is added to `start_BCHW` (float32, the model's own scale), else to what `inpainting` keeps. The
-    state is kept in float32 on `device`, where `predict_noise` is called too: with twice B texts (all unconditional
-    ones first), or with B of them when the texts differ in length or in their hooks, or `most_at_once` is 1, or cfg is
-    1 (`uncond` may then be None). `table`: the noise trained with, SD1's when None; `prediction`: what the model
-    predicts. Transformer options of `options` are the caller's to apply. `apply_hooks` is called with the texts' weight
-    hooks before each batch. `regions`: texts for a part of the picture each, beside `cond`. `without_picture`: told in
-    place of its namesakes where the model is asked about `uncond` without a picture. `ways`: what few models do.
-    Raises Stopped before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
+    They differ in their seeds and texts and share the rest of `work`, whose own seed is not read. Noise is added to
+    `start_BCHW` (float32, the model's own scale), else to what `inpainting` keeps. The state is kept in float32 on
+    `device`, where `predict_noise` is called too: with twice B texts (all unconditional ones first), or with B of them
+    when the texts differ in length or in their hooks, or `most_at_once` is 1, or cfg is 1 (`uncond` may then be None).
+    `table`: the noise trained with, SD1's when None. Transformer options of `options` are the caller's to apply.
+    `apply_hooks` is called with the texts' weight hooks before each batch. `regions`: texts beside `cond` for a part
+    each. `without_picture`: told in place of its namesakes where the model is asked about `uncond` without a picture.
+    `ways`: what few models do. `part`: the steps to make, where not all; its memory is of them then. Raises Stopped
+    before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
     table, options = table or sd1_sigma_table(), options or ModelOptions()
     wrappers = options.wrappers
-    kept = None if inpainting is None else inpainting.fitting((len(seeds), *latent_shape_CHW)).to(device)
-    start = kept.latent_BCHW if start_BCHW is None and kept is not None else start_BCHW
+    kept, start = _kept(inpainting, start_BCHW, (len(seeds), *latent_shape_CHW), device)
 
     def prepare() -> Denoise:
         negative = None if uncond is None else uncond.to(device)
@@ -80,10 +88,10 @@ def denoise_pictures(
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()
         stop_if_asked(hooks.should_stop)
         first_BCHW = noise()
-        x_BCHW = _first_latent(first_BCHW, start, float(sigmas[0]), table, prediction)
+        x_BCHW = _handed_on(part, work.sampler, noise, _first_latent(first_BCHW, start, sigmas, table, prediction))
         if kept is not None:
             denoise = masked_denoiser(denoise, kept, first_BCHW, sigmas, options, prediction)
-        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.sampler, prediction, table))
+        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.sampler, prediction, table, part))
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks))
         return latent_BCHW
 
@@ -94,12 +102,22 @@ def denoise_pictures(
         return latent_BCHW.to("cpu")
 
 
-def _sampler(name: str, prediction: Prediction, table: SigmaTable) -> Sampler:
-    """The function of a sampler, for models that predict so and were trained with the levels of `table`."""
+def _sampler(name: str, prediction: Prediction, table: SigmaTable, part: Part | None) -> Callable[..., Tensor]:
+    """The function of a sampler for the steps of `part`, for models that predict so and were trained with the levels of
+    `table`."""
     if name == "euler_ancestral" and table.left:
-        return partial(sample_euler_ancestral, left=table.left)
+        return partial(sample_euler_ancestral, left=table.left, part=part)
     functions = {**FUNCTIONS, **FLOW_FUNCTIONS} if prediction is Prediction.FLOW else FUNCTIONS
-    return functions[name]
+    return partial(functions[name], part=part)
+
+
+def _handed_on(part: Part | None, sampler: str, noise: Noise, begun_BCHW: Tensor) -> Tensor:
+    """What a run goes on from, with `noise` where it was then; `begun_BCHW` where it is a schedule's first."""
+    if part is None or part.latent_BCHW is None:
+        return begun_BCHW
+    for _ in range(part.begin if sampler in DRAWING else 0):
+        noise()
+    return part.latent_BCHW
 
 
 def _without(negative: Condition | None, told: Extras | None, strength: float) -> WithoutPicture | None:
@@ -110,10 +128,19 @@ def _without(negative: Condition | None, told: Extras | None, strength: float) -
     return WithoutPicture(replace(negative, extras={**negative.extras, **extras}), strength)
 
 
+def _kept(
+    inpainting: Inpainting | None, start_BCHW: Tensor | None, shape: tuple[int, ...], device: torch.device
+) -> tuple[Inpainting | None, Tensor | None]:
+    """What is kept, on `device`, and what noise is added to."""
+    kept = None if inpainting is None else inpainting.fitting(shape).to(device)
+    return kept, kept.latent_BCHW if start_BCHW is None and kept is not None else start_BCHW
+
+
 def _first_latent(
-    noise_BCHW: Tensor, start_BCHW: Tensor | None, sigma: float, table: SigmaTable, prediction: Prediction
+    noise_BCHW: Tensor, start_BCHW: Tensor | None, sigmas: Tensor, table: SigmaTable, prediction: Prediction
 ) -> Tensor:
     """What a run begins with: noise at its first level, and what is there beside it."""
+    sigma = float(sigmas[0])
     is_flow = prediction is Prediction.FLOW
     x_BCHW = noise_BCHW * (sigma if is_flow else _initial_scale(sigma, table))
     if start_BCHW is None:

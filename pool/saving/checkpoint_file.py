@@ -117,6 +117,10 @@ def patched_model(
     if strange := [role.value for role in given if role not in checkpoint.roles]:
         known = ", ".join(role.value for role in checkpoint.roles)
         raise UnusableField(f"patches: found {', '.join(strange)}, expected components of the model: {known}")
+    for lora in acting:
+        if lora.noise and Role.DIFFUSION_MODEL_2 not in checkpoint.roles:
+            expected = f"nothing: {checkpoint.family.title} is one diffusion model, for all noise"
+            raise UnusableField(f"loras: found {lora.name!r} for {lora.noise} noise, expected {expected}")
     if isinstance(model, Checkpoint):
         if loras:
             raise UnusableField("loras: found a bare checkpoint, expected an open model, which knows what they are for")
@@ -126,7 +130,7 @@ def patched_model(
         sets = {role: model.patch_set(role, acting) for role in checkpoint.roles if role is not Role.VAE}
         for role, patch_set in given.items():
             sets[role] = sets.get(role, PatchSet()).with_patches(patch_set.patches)
-    merged = [Merged(lora.name, lora.sha256, lora.strength) for lora in acting]
+    merged = [Merged(lora.name, lora.sha256, lora.strength, lora.noise) for lora in acting]
     merged += [Merged(role.value, each.digest, 1.0) for role, each in given.items() if each.parameters]
     return PatchedModel(checkpoint, source, {r: each for r, each in sets.items() if each.parameters}, tuple(merged))
 

@@ -26,11 +26,17 @@ class Merged:
     name      of the LoRA; of the component for patches that come from no file
     sha256    of the LoRA's file; of patches from no file, their digest
     strength  how strongly
+    noise     "high" or "low" where it is in one alone of two diffusion models
     """
 
     name: str
     sha256: str
     strength: float
+    noise: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """As files tell of it."""
+        return {key: value for key, value in asdict(self).items() if value or key != "noise"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ def with_facts(
             facts.pop(key, None)
     if merged:
         earlier = _listed(facts.get(MERGED_KEY))
-        facts[MERGED_KEY] = json.dumps([*earlier, *map(asdict, merged)])
+        facts[MERGED_KEY] = json.dumps([*earlier, *(each.as_json() for each in merged)])
         if not earlier or SOURCE_KEY not in facts:  # the first file of a row of merges
             facts[SOURCE_KEY] = json.dumps(asdict(source))
         titles = [facts[MERGED_FROM_KEY]] if facts.get(MERGED_FROM_KEY) else [source.name]

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pool.checkpoints.families import (
+    COSXL_EDIT,
     SD1,
     SD1_INPAINT,
     SD1_INSTRUCT,
@@ -102,6 +103,11 @@ _CASCADE_B = PipelineFacts(
     {"text_encoder": _NOTHING, "tokenizer": _NOTHING, "latent_dim_scale": 10.67},
     libraries={"vqgan": "stable_cascade"},
 )
+_XL_INSTRUCT = replace(
+    _XL,
+    name="StableDiffusionXLInstructPix2PixPipeline",
+    entries={"force_zeros_for_empty_prompt": True, "is_cosxl_edit": False},
+)
 _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
     {
         **dict.fromkeys(("cascade_c", "cascade_c_lite"), _CASCADE_C),
@@ -118,11 +124,8 @@ _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
         SD2_INPAINT.name: replace(_PLAIN, name="StableDiffusionInpaintPipeline"),
         SDXL_INPAINT.name: replace(_XL, name="StableDiffusionXLInpaintPipeline"),
         SD1_INSTRUCT.name: replace(_PLAIN, name="StableDiffusionInstructPix2PixPipeline"),
-        SDXL_INSTRUCT.name: replace(
-            _XL,
-            name="StableDiffusionXLInstructPix2PixPipeline",
-            entries={"force_zeros_for_empty_prompt": True, "is_cosxl_edit": False},
-        ),
+        SDXL_INSTRUCT.name: _XL_INSTRUCT,
+        COSXL_EDIT.name: replace(_XL_INSTRUCT, entries={**_XL_INSTRUCT.entries, "is_cosxl_edit": True}),
         SD_X4.name: PipelineFacts(
             "StableDiffusionUpscalePipeline",
             _PLAIN.folders,

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from pool.checkpoints.families import PLAIN_TEXT, TextFacts
 from pool.text.chunks import Chunk, empty_chunk, split_prompt
-from pool.text.reading import MaskTold, Padding, Pooled, Reading, check_layers, reading_of
+from pool.text.pictures import SeenPicture, shown_among_words, with_pictures
+from pool.text.reading import PICTURE_TOKEN, MaskTold, Padding, Pooled, Reading, check_layers, reading_of
 from pool.text.text_tokenizer import TextTokenizer
 from pool.text.tokenizer import END_ID, ClipTokenizer
 from pool.text.whole_texts import cut_down, filled_up, kept_places, pad_of, told_mask, whole_text
@@ -74,13 +75,15 @@ def read_texts(
     *,
     embeddings: Embeddings = NO_VECTORS,
     negative: Sequence[bool] | None = None,
+    pictures: Sequence[SeenPicture] = (),
 ) -> tuple[ReadText, ...]:
     """Each of `texts` as `facts` say, all in one forward pass; they may differ in length and in weights.
 
     CLIP reads chunks, as `encode_prompt` says, and the pooled text is that of the first chunk, whatever its tokens
     weigh, as ComfyUI has it; `embeddings` are its learned tokens. `text_model` may have a projection. Other encoders
     read a text at once, cut to the most that they read; the empty prompt that weights move from is one in the same
-    template. Of a CLIP whose states nobody is told, the first chunk alone is read. `negative` says which texts are
+    template. `pictures` stand where that has tokens for them (`pool.text_encoders.seeing`), in each of `texts`. Of a
+    CLIP whose states nobody is told, the first chunk alone is read. `negative` says which texts are
     what a picture is not to show, where a family words those otherwise; where nobody says it, those that say nothing.
     A row knows nothing of the others in the batch. Kernels may round otherwise at another batch size.
     Raises UnusableField as `parse_weights` does and for more layers left out than there are, UnknownName for an
@@ -89,14 +92,19 @@ def read_texts(
     reading = reading_of(facts)
     check_layers(reading, _layers(text_model))
     sides = _sides(texts, reading, negative)
-    prompts = _prompts(text_model, tokenizer, texts, reading, embeddings, sides)
+    counts = [len(picture.states_LD) for picture in pictures]
+    prompts = _prompts(text_model, tokenizer, texts, reading, embeddings, sides, counts)
     rows = [row for prompt in prompts for row in prompt]
     side_of_row = [side for side, prompt in zip(sides, prompts, strict=True) for _ in prompt]
-    empties = _empties(tokenizer, reading, rows, side_of_row)
+    empties = _empties(tokenizer, reading, rows, side_of_row, counts)
     batch = (*rows, *empties.values())
     ids_NT = torch.tensor([row.token_ids for row in batch], dtype=torch.long).to(device)
     mask_NT = torch.tensor([row.mask for row in batch], dtype=torch.long).to(device) if reading.is_masked else None
-    with torch.no_grad(), _learned(text_model, batch, embeddings):
+    with (
+        torch.no_grad(),
+        _learned(text_model, batch, embeddings),
+        shown_among_words(text_model, batch, pictures),
+    ):
         z_NTD, pooled_NV = _read(text_model, ids_NT, mask_NT, reading)
     if empties:
         weights_NT = torch.tensor([row.weights for row in rows], dtype=torch.float32).to(device)
@@ -121,6 +129,7 @@ def _prompts(
     reading: Reading,
     embeddings: Embeddings,
     sides: Sequence[bool],
+    counts: Sequence[int],
 ) -> list[tuple[Chunk, ...]]:
     """The rows of each text, all of one length; the first alone where no states are told."""
     assert reading.is_clip == isinstance(tokenizer, ClipTokenizer), f"{reading.encoder} with another's tokenizer"
@@ -131,10 +140,18 @@ def _prompts(
         told = None if reading.tells_states else 1
         chunks = [split_prompt(tokenizer, text, known, tokens)[:told] for text in texts]
         return [tuple(_with_pads(chunk, reading.clip_pad_id) for chunk in prompt) for prompt in chunks]
-    rows = [whole_text(tokenizer, t, reading, is_negative=side) for t, side in zip(texts, sides, strict=True)]
+    rows = [seeing_text(tokenizer, t, reading, counts, side) for t, side in zip(texts, sides, strict=True)]
     longest = max(len(row.token_ids) for row in rows)
     pad_id = pad_of(tokenizer, reading)
     return [(filled_up(row, longest, pad_id, left=reading.fills_left),) for row in rows]
+
+
+def seeing_text(
+    tokenizer: TextTokenizer, text: str, reading: Reading, counts: Sequence[int], is_negative: bool = False
+) -> Chunk:
+    """`text` as a row of tokens with so many for each picture."""
+    row = whole_text(tokenizer, text, reading, is_negative=is_negative)
+    return with_pictures(row, tokenizer.id_of(PICTURE_TOKEN), counts) if counts else row
 
 
 def _sides(texts: Sequence[str], reading: Reading, negative: Sequence[bool] | None) -> list[bool]:
@@ -145,21 +162,24 @@ def _sides(texts: Sequence[str], reading: Reading, negative: Sequence[bool] | No
 
 
 def _empties(
-    tokenizer: AnyTokenizer, reading: Reading, rows: Sequence[Chunk], sides: Sequence[bool]
+    tokenizer: AnyTokenizer, reading: Reading, rows: Sequence[Chunk], sides: Sequence[bool], counts: Sequence[int]
 ) -> dict[bool, Chunk]:
     """The row of an empty prompt for each side whose rows have weights, in that side's words. None where no states are
     told: a weight moves nothing else."""
     weighted = dict.fromkeys(side for row, side in zip(rows, sides, strict=True) if row.is_weighted)
     if not reading.tells_states:
         return {}
-    return {side: _empty(tokenizer, reading, len(rows[0].token_ids), is_negative=side) for side in weighted}
+    tokens = len(rows[0].token_ids)
+    return {side: _empty(tokenizer, reading, tokens, counts, is_negative=side) for side in weighted}
 
 
-def _empty(tokenizer: AnyTokenizer, reading: Reading, tokens: int, *, is_negative: bool) -> Chunk:
+def _empty(
+    tokenizer: AnyTokenizer, reading: Reading, tokens: int, counts: Sequence[int], *, is_negative: bool
+) -> Chunk:
     """The row of an empty prompt, so many tokens long."""
     if isinstance(tokenizer, ClipTokenizer):
         return _with_pads(empty_chunk(tokens), reading.clip_pad_id)
-    row = whole_text(tokenizer, "", reading, is_negative=is_negative)
+    row = seeing_text(tokenizer, "", reading, counts, is_negative)
     return cut_down(filled_up(row, tokens, pad_of(tokenizer, reading), left=reading.fills_left), tokens)
 
 

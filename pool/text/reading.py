@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from pool.checkpoints.families import TextFacts
 
 
+#: the token of a template that a picture takes the place of
+PICTURE_TOKEN = "<|image_pad|>"
+
+
 class Pooled(Enum):
     """The text as one vector: whether a model is told it, and which."""
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from pool.text.chunks import split_prompt
-from pool.text.encode import AnyTokenizer, ReadText
+from pool.text.encode import AnyTokenizer, ReadText, seeing_text
 from pool.text.reading import Padding, Pooled, Reading
 from pool.text.tokenizer import ClipTokenizer
-from pool.text.whole_texts import kept_places, whole_text
+from pool.text.whole_texts import kept_places
 from pool.text_encoders.readings import ROW_OF, readings_of
 from pool.text_encoders.told import told_of
 
@@ -43,14 +43,14 @@ class ReadLength:
     filled: bool = False
 
 
-def length_read(reading: Reading, tokenizer: AnyTokenizer, text: str) -> ReadLength:
-    """How an encoder reads `text`. Raises UnusableField as `parse_weights` does."""
+def length_read(reading: Reading, tokenizer: AnyTokenizer, text: str, counts: Sequence[int] = ()) -> ReadLength:
+    """How an encoder reads `text`, with pictures of so many states. Raises UnusableField as `parse_weights` does."""
     if isinstance(tokenizer, ClipTokenizer):
         chunks = split_prompt(tokenizer, text, chunk_tokens=reading.chunk_tokens)
         if not reading.tells_states:
             return ReadLength(reading.chunk_tokens)
         return ReadLength(reading.chunk_tokens * len(chunks), any(chunk.is_weighted for chunk in chunks))
-    row = whole_text(tokenizer, text, reading)
+    row = seeing_text(tokenizer, text, reading, counts)
     tokens = len(row.token_ids) - reading.dropped_tokens
     if reading.padding is Padding.DROPPED:
         tokens = len(list(kept_places(row, reading.dropped_tokens)))

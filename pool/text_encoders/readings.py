@@ -196,7 +196,9 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "sd1": ("sd1_ip2p", "sd1_inpaint"),
         "sd2": ("sd2_inpaint", "sd2_depth", "sd_x4", "sd21_unclip_l", "sd21_unclip_h", "lotus_d"),
-        "sdxl": ("sdxl_inpaint", "sdxl_ip2p", "ssd_1b", "vega", "koala_700m", "koala_1b", "playground_25"),
+        "sdxl": (
+            "sdxl_inpaint", "sdxl_ip2p", "cosxl_edit", "ssd_1b", "vega", "koala_700m", "koala_1b", "playground_25",
+        ),
         "stable_cascade": ("cascade_c", "cascade_c_lite", "cascade_b", "cascade_b_lite"),
         "sd3": ("sd35_large", "sd35_medium"),
         "flux": ("flux_dev", "flux_schnell", "flux_fill", "flux_control"),

@@ -21,6 +21,7 @@ from actors.client import ModelPool
 from actors.config import PoolConfig
 from actors.pool_plan import PoolPlan
 from pool.checkpoints.cascades import CASCADES
+from pool.checkpoints.pairs import PAIRS
 from pool.checkpoints.sampling_facts import (
     PLAIN_SAMPLING,
     Beginning,
@@ -43,6 +44,7 @@ from pool.work import (
     EncodePictureWork,
     EncodeWork,
     Film,
+    Halfway,
     Latent,
     LoraRef,
     Mask,
@@ -72,12 +74,16 @@ LORAS = {
 }
 #: the model that is told which part of a picture to make anew
 FILLS_HOLES = "filler"
-CONTROLS = ("canny", "depth")
+CONTROLS = ("canny", "depth", "union")
+#: the one that reads latents, and has modes
+READS_LATENT = "union"
 #: models of films, one that may begin with a picture and one that must, and one of sound
 FILMS, BEGINS, SOUNDS = "films", "moves", "sounds"
 #: a model that makes no picture's latent, and the one that makes one of it
 HANDS_ON, DECODES = "small", "large"
-MODELS = ("shapes", "forms", FILLS_HOLES, FILMS, BEGINS, SOUNDS, HANDS_ON, DECODES)
+#: a model that is two diffusion models
+PAIR = "pair"
+MODELS = ("shapes", "forms", FILLS_HOLES, FILMS, BEGINS, SOUNDS, HANDS_ON, DECODES, PAIR)
 SAMPLING = {
     FILLS_HOLES: SamplingFacts(shown=Shown.HOLE),
     FILMS: SamplingFacts(side_multiple=16, film=FilmFacts(17, 4, 8.0, Beginning.KEPT)),
@@ -85,6 +91,7 @@ SAMPLING = {
     SOUNDS: SamplingFacts(sound=SoundFacts(2.0, 8000, 64)),
     HANDS_ON: CASCADES["cascade_c"].sampling,
     DECODES: CASCADES["cascade_b"].sampling,
+    PAIR: PAIRS["wan_t2v"].sampling,
 }
 #: a LoRA of which one key belongs to no model
 PARTIAL_LORA = "odd"
@@ -108,12 +115,14 @@ def component_key(model: ModelRef, role: Role) -> ComponentKey:
 
 
 class FakeControls:
-    """Two ControlNets without files."""
+    """ControlNets without files."""
 
-    def find(self, name: str, strength: float, start: float, end: float) -> ControlRef:
+    def find(self, name: str, strength: float, start: float, end: float, mode: str | int | None = None) -> ControlRef:
         if name not in CONTROLS:
             raise unknown_name("ControlNet", name, CONTROLS)
-        return ControlRef(name, f"/controls/{name}.safetensors", sha(name), strength, start, end)
+        number = None if mode is None else ("canny", "depth").index(mode) if isinstance(mode, str) else mode
+        place = f"/controls/{name}.safetensors"
+        return ControlRef(name, place, sha(name), strength, start, end, number, name == READS_LATENT)
 
     def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         key = control_key(control)
@@ -158,7 +167,8 @@ class FakeCatalog:
         return LoraRef(name, f"/loras/{name}.safetensors", sha(name), strength)
 
     def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
-        return {role: ComponentSpec(component_key(model, role), role, n, n) for role, n in SIZES.items()}
+        second = {Role.DIFFUSION_MODEL_2: SIZES[Role.DIFFUSION_MODEL]} if model.name == PAIR else {}
+        return {role: ComponentSpec(component_key(model, role), role, n, n) for role, n in (SIZES | second).items()}
 
     def made_for(self, model: ModelRef) -> MadeFor:
         return MadeFor(*NATIVE_SIZE, SAMPLING.get(model.name, PLAIN_SAMPLING))
@@ -172,9 +182,13 @@ class FakeCatalog:
         return ComponentSpec(ComponentKey(f"{lora.name}/lora@{lora.sha256[:10]}"), Role.LORA, MIB, MIB)
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
-        return role in LORAS[lora.name]
+        halves = {Role.DIFFUSION_MODEL: "high", Role.DIFFUSION_MODEL_2: "low"}
+        named = Role.DIFFUSION_MODEL if role is Role.DIFFUSION_MODEL_2 else role
+        return named in LORAS[lora.name] and (not lora.noise or halves.get(role) == lora.noise)
 
-    def text_tokens(self, model: ModelRef, text: str) -> int:
+    def text_tokens(
+        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
+    ) -> int:
         return 77 * (1 + len(text) // 300)
 
     def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
@@ -274,7 +288,7 @@ class FakeEngine:
         if HOLD_ONCE in text and self._first_time("held"):
             self._say("reached", str(os.getpid()))
             self._hear("never")
-        step, steps = 0, work.steps
+        step, steps = 0, work.steps_run
         while step < steps or ENDLESS in text:
             if hooks.should_stop():
                 raise Stopped
@@ -326,7 +340,9 @@ def result_of(work: Work, inputs: tuple[Result, ...], picture_side: int = 0) -> 
             seen = b"".join(bytes_of(one) for one in inputs)
             seed = int.from_bytes(hashlib.sha256(seen + repr(work).encode()).digest()[:8], "big")
             samples = np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32)
-            return Latent(samples)
+            assert isinstance(inputs[-1], Halfway) == work.resumes, f"{work} goes on from {inputs[-1]}"
+            halfway = Halfway(samples, (1.0, 0.9), np.stack([samples + 1, samples + 2]), samples + 3)
+            return halfway if work.switch and not work.low_noise else Latent(samples)
         case EncodePictureWork():
             seen = b"".join(bytes_of(one) for one in inputs)
             seed = int.from_bytes(hashlib.sha256(seen + repr(work).encode()).digest()[:8], "big")
@@ -350,6 +366,8 @@ def bytes_of(result: Result) -> bytes:
             return result.context_LD.tobytes()
         case Latent():
             return result.samples_CHW.tobytes()
+        case Halfway():
+            return b"".join(array.tobytes() for array in result.arrays)
         case Picture():
             return result.pixels_HWC.tobytes()
         case Mask():

@@ -152,6 +152,44 @@ def test_controlnets_are_used_by_what_samples_after_the_diffusion_model() -> Non
     assert other.job.wanted != one.job.wanted
 
 
+UNION = {"model": "union", "image": PIXELS, "mode": "depth"}
+
+
+def test_a_controlnet_that_reads_latents_reads_those_of_its_picture_behind_all_others() -> None:
+    """Made by the model's own VAE at the size of what is made, in whatever order they are asked for."""
+    other = {**UNION, "image": 255 - PIXELS, "mode": 0}
+    recipe, job, given = cut(image=PIXELS, strength=0.5, controls=[UNION, CANNY, other], cfg=1)
+    expected = [EncodeWork, EncodePictureWork, EncodePictureWork, Picture, EncodePictureWork]
+    assert read_by(job, SampleWork, given) == expected
+    (sample,) = [task for task in job.job.tasks if task.stage is Stage.SAMPLE]
+    # it begins with the picture that the first of them reads too
+    assert sample.needs[1] == sample.needs[2] != sample.needs[4]
+    encoded = [work for work in works_of(job) if isinstance(work, EncodePictureWork)]
+    assert [(work.width, work.height) for work in encoded] == [(64, 40)] * 2
+    assert recipe.pictures is not None
+    assert [control.mode for control in recipe.pictures.controls] == [1, None, 0]
+    assert recipe_from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+
+
+def test_another_mode_is_another_picture_and_none_changes_no_name_that_is_known() -> None:
+    recipes, jobs = [], []
+    for fields in ({"mode": "canny"}, {"mode": "depth"}, {"mode": 1}):
+        recipe, job, _ = cut(controls=[{**UNION, **fields}])
+        recipes.append(recipe.digest)
+        jobs.append(job.job.wanted)
+    assert recipes[0] != recipes[1] == recipes[2]
+    assert jobs[0] != jobs[1] == jobs[2]
+    recipe, _, _ = cut(controls=[CANNY])
+    assert recipe.pictures is not None
+    assert "mode" not in recipe.pictures.of_the_digest()["controls"][0]
+
+
+def test_each_pass_reads_the_latent_of_its_size() -> None:
+    _, job, _ = cut(controls=[UNION], hires=2)
+    encoded = [work for work in works_of(job) if isinstance(work, EncodePictureWork)]
+    assert [(work.width, work.height) for work in encoded] == [(64, 64), (128, 128)]
+
+
 def test_a_controlnet_of_strength_0_is_left_out() -> None:
     recipe, job, _ = cut(controls=[{**CANNY, "strength": 0}])
     plain_recipe, plain, _ = cut()
@@ -194,6 +232,7 @@ FROM_PICTURES: list[dict[str, Any]] = [
     {"hires": {"via": "picture"}},
     {"regions": [BOX, {"prompt": "a circle", "mask": MASK}], "cfg": 1},
     {"controls": [CANNY, {**CANNY, "image": 255 - PIXELS}], "image": PIXELS},
+    {"controls": [UNION, {**UNION, "mode": 0}, CANNY], "image": PIXELS, "hires": 2},
 ]
 
 

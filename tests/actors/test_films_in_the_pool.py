@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from actors.outputs.finished import read_film_recipe
+from actors.recipe import RecipeLowNoise
 from actors.requests import GenerateRequest
 from modelpool import FilmResult, SoundResult
 from pool.errors import UserError
 from pool.work import Film, Latent
-from tests.actors.fakes import FILMS, SOUNDS
+from tests.actors.fakes import FILMS, PAIR, SOUNDS
 from tests.actors.loop_line import open_pool
 
 
@@ -36,6 +37,19 @@ def test_a_film_is_frames_and_their_rate_and_a_file_that_says_how_it_was_made(tm
     assert read_film_recipe(made.path) == made.recipe
     copy = made.save(tmp_path / "copy.gif")
     assert read_film_recipe(copy) == made.recipe
+
+
+def test_a_film_of_two_diffusion_models_says_how_each_was_run(tmp_path: Path) -> None:
+    """And is found again by that: what is not said is the models' own."""
+    asked = film(model=PAIR, loras=["light:0.5:low"], low_noise=":0.9")
+    with open_pool() as pool:
+        (made,) = pool.submit(asked, output=tmp_path).films()
+        assert pool.recipe(asked).digest == made.recipe.digest
+        assert pool.recipe(film(model=PAIR, loras=["light:0.5:low"])).digest != made.recipe.digest
+    assert made.recipe.low_noise == RecipeLowNoise(0.9, 3.0)
+    assert [(lora.name, lora.noise) for lora in made.recipe.loras] == [("light", "low")]
+    assert made.path is not None
+    assert read_film_recipe(made.path) == made.recipe
 
 
 def test_a_sound_is_samples_and_their_rate(tmp_path: Path) -> None:

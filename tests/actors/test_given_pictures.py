@@ -175,6 +175,8 @@ def test_pictures_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> Non
         ({"controls": ["canny=nowhere.png:1"]}, r"controls.image: found 'nowhere.png', expected a file that is there"),
         ({"controls": [{"model": "canny", "image": None}]}, r"controls.image: found 'nothing'"),
         ({"controls": [{"model": "canny", "image": PIXELS, "strength": -1}]}, r"controls.strength: found -1"),
+        ({"controls": [{"model": "canny", "image": PIXELS, "mode": -1}]}, r"controls.mode: found -1, expected"),
+        ({"controls": [{"model": "canny", "image": PIXELS, "mode": 1.5}]}, r"controls.mode: found 1.5"),
         (
             {"controls": [{"model": "canny", "image": PIXELS, "end": 0}]},
             r"controls.start, controls.end: found '0 to 0'",
@@ -358,6 +360,23 @@ def test_controlnets_have_short_forms(ending: str, numbers: tuple[float, ...], t
     (control,) = request(controls=[f"canny={path}{ending}"]).controls
     assert (control.model, control.image) == ("canny", str(path))
     assert (control.strength, control.start, control.end) == numbers
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("union@canny", ("union", "canny")),
+        ("union@2", ("union", 2)),
+        ("a/union@old@depth", ("a/union@old", "depth")),
+        ("union", ("union", None)),
+        ("@canny", ("@canny", None)),
+    ],
+)
+def test_short_forms_of_controlnets_say_a_mode(name: str, found: tuple[str, str | int | None], tmp_path: Path) -> None:
+    path = tmp_path / "a@b.png"
+    Image.fromarray(PIXELS).save(path)
+    (control,) = request(controls=[f"{name}={path}:0.5"]).controls
+    assert (control.model, control.mode, control.strength) == (*found, 0.5)
 
 
 def test_regions_have_short_forms() -> None:

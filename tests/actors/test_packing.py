@@ -23,7 +23,7 @@ from pool.spec import (
     TaskSpec,
     WorkerId,
 )
-from pool.work import Encoded, Latent, LoraRef, ModelRef, Picture, SampleWork
+from pool.work import Encoded, Halfway, Latent, LoraRef, ModelRef, Picture, SampleWork
 
 RAY_MESSAGE_BYTES = 100 << 10
 
@@ -52,6 +52,14 @@ def test_requests_and_reports_come_out_as_they_went_in(value: object) -> None:
     assert unpacked(packed(value)) == value
 
 
+def test_all_that_is_handed_on_between_two_models_is_counted() -> None:
+    """What a sampler remembers too, which is several times the latent."""
+    latent = np.zeros((4, 2, 3, 3), np.float32)
+    halfway = Halfway(latent, (0.9, 0.95, 1.0), np.stack([latent] * 3), latent)
+    assert result_bytes(halfway) == 5 * latent.nbytes
+    assert result_bytes(Halfway(latent)) == latent.nbytes
+
+
 @pytest.mark.parametrize("kind", [Encoded, Latent, Picture])
 @pytest.mark.parametrize("nbytes", [0, 4, SMALL_BYTES, SMALL_BYTES + 4, 1 << 20])
 def test_small_results_travel_in_a_message_and_others_as_they_are(kind: type, nbytes: int) -> None:
@@ -69,6 +77,22 @@ def test_small_results_travel_in_a_message_and_others_as_they_are(kind: type, nb
     (field,) = (name for name in kind.__slots__ if isinstance(getattr(result, name), np.ndarray))
     before, after = getattr(result, field), getattr(read, field)
     assert (after.dtype, after.shape, after.tobytes()) == (before.dtype, before.shape, before.tobytes())
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+@pytest.mark.parametrize("side", [8, 64])
+def test_what_is_handed_on_between_two_models_travels_whole(side: int, remembers: bool) -> None:
+    """A latent of 64 cells is small alone, and is not with what a sampler remembers."""
+    draw = np.random.default_rng(1)
+    latent = draw.random((4, side, side), np.float32)
+    whole = Halfway(latent, (0.9, 0.95, 1.0), draw.random((3, *latent.shape), np.float32), latent + 1)
+    result = whole if remembers else Halfway(latent)
+    sent = packed_result(result, result_bytes(result))
+    assert isinstance(sent, bytes) == (side == 8 or not remembers)
+    read = result_of(sent)
+    assert (type(read), read.levels) == (Halfway, result.levels)
+    assert [array.tobytes() for array in read.arrays] == [array.tobytes() for array in result.arrays]
+    assert [array.shape for array in read.arrays] == [array.shape for array in result.arrays]
 
 
 @pytest.mark.parametrize("tokens", [77, 2000])

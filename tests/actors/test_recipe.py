@@ -7,7 +7,15 @@ from dataclasses import fields, replace
 
 import pytest
 
-from actors.recipe import Recipe, RecipeControl, RecipeDecoder, RecipeLora, RecipePictures, RecipeRegion
+from actors.recipe import (
+    Recipe,
+    RecipeControl,
+    RecipeDecoder,
+    RecipeLora,
+    RecipeLowNoise,
+    RecipePictures,
+    RecipeRegion,
+)
 
 RECIPE = Recipe(
     model="shapes", model_sha256="ab", prompt="p", negative="n", loras=(RecipeLora("light", "cd", 0.5),), steps=4,
@@ -19,6 +27,7 @@ OTHER = {
     "pictures": RecipePictures(image_sha256="ef", first_step=2),
     "frames": 5, "frame_rate": 8.0, "motion": 7, "image_noise": 0.1, "elevation": 5.0, "seconds": 2.0, "format": "webm",
     "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
+    "low_noise": RecipeLowNoise(0.9, 3.0),
 }  # fmt: skip
 
 
@@ -34,6 +43,13 @@ def test_versions_are_told_and_not_in_the_digest() -> None:
     assert newer.as_json()["versions"] == {"torch": "3"}
 
 
+def test_which_of_two_models_a_lora_changed_is_in_the_digest() -> None:
+    """And nowhere, where a model is one: recipes are what they were before there were two."""
+    low = replace(RECIPE, loras=(replace(RECIPE.loras[0], noise="low"),))
+    assert low.digest != RECIPE.digest
+    assert low.as_json()["loras"] == ({"name": "light", "sha256": "cd", "strength": 0.5, "noise": "low"},)
+
+
 def test_a_recipe_is_json() -> None:
     assert json.loads(json.dumps(RECIPE.as_json()))["loras"] == [{"name": "light", "sha256": "cd", "strength": 0.5}]
 
@@ -45,6 +61,7 @@ OTHER_PICTURES = {
     "controls": (RecipeControl("canny", "ab", "cd", "a.png", 1.0, 0.0, 1.0),),
     "regions": (RecipeRegion("x", 1.0, (0, 0, 8, 8), ""),),
     "reference_sha256": "ij", "last_image_sha256": "kl", "image_cfg": 1.5, "noise_level": 20,
+    "more_references": ("mn",), "reference_as": "numbered",
 }  # fmt: skip
 PICTURES = RecipePictures("ef", "a.png", "gh", "b.png", 2, paste=True)
 
@@ -54,8 +71,12 @@ def test_what_a_picture_was_made_from_is_in_the_digest_and_where_that_lay_is_not
     made = replace(RECIPE, pictures=PICTURES)
     assert replace(made, pictures=replace(PICTURES, **{field: OTHER_PICTURES[field]})).digest != made.digest
     moved = replace(
-        made, pictures=replace(PICTURES, image_file="c.png", mask_file="", reference_file="d.png", last_image_file="e")
-    )
+        made,
+        pictures=replace(
+            PICTURES, image_file="c.png", mask_file="", reference_file="d.png", more_reference_files=("f",),
+            last_image_file="e",
+        ),
+    )  # fmt: skip
     if field == "controls":
         (control,) = OTHER_PICTURES[field]
         one, other = (replace(PICTURES, controls=(replace(control, image_file=file),)) for file in ("a.png", "b.png"))
@@ -66,6 +87,7 @@ def test_what_a_picture_was_made_from_is_in_the_digest_and_where_that_lay_is_not
         "image_file",
         "mask_file",
         "reference_file",
+        "more_reference_files",
         "last_image_file",
     }
 

@@ -31,7 +31,7 @@ FORMAT = 1
 MOST_TEXT_ENCODERS = 8
 
 #: what a description says beside its format
-KEYS = ("checkpoint", "diffusion_model", "vae", "vision_encoder", "text_encoders")
+KEYS = ("checkpoint", "diffusion_model", "low_noise", "vae", "vision_encoder", "text_encoders")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Assembly:
     vae              the file to take the VAE of
     text_encoders    files to take text encoders of; which each of them is, it says itself
     vision_encoder   the file to take the vision encoder of, for models that see a picture
+    low_noise        the file to take a second diffusion model of, which makes the steps of low noise: the published
+                     models of 14B of Wan 2.2 are two
     """
 
     path: str
@@ -52,6 +54,7 @@ class Assembly:
     vae: str = ""
     text_encoders: tuple[str, ...] = ()
     vision_encoder: str = ""
+    low_noise: str = ""
 
     def __post_init__(self) -> None:
         if not (self.checkpoint or self.diffusion_model):
@@ -63,15 +66,15 @@ class Assembly:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Every file, each once: the checkpoint first, then the diffusion model, the VAE and the encoders."""
+        """Every file, each once: the checkpoint first, then the diffusion models, the VAE and the encoders."""
         return tuple(dict.fromkeys(file for _, file in self.parts))
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
         """What each file is for (a key of a description), and the file."""
-        single = (("checkpoint", self.checkpoint), ("diffusion_model", self.diffusion_model), ("vae", self.vae))
-        seeing = ("vision_encoder", self.vision_encoder)
-        every = (*single, seeing, *(("text_encoders", file) for file in self.text_encoders))
+        models = (("diffusion_model", self.diffusion_model), ("low_noise", self.low_noise))
+        single = (("checkpoint", self.checkpoint), *models, ("vae", self.vae), ("vision_encoder", self.vision_encoder))
+        every = (*single, *(("text_encoders", file) for file in self.text_encoders))
         return tuple((key, file) for key, file in every if file)
 
 

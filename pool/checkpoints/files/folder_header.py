@@ -17,7 +17,7 @@ from pool.errors import CorruptFile
 
 #: the folders whose weights are read
 READ = (
-    *("unet", "transformer", "prior", "decoder", "vae", "vqgan"),
+    *("unet", "transformer", "transformer_2", "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
 )
 #: in `Header.configs`: the class of each component, as the model's index has it

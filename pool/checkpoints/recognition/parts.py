@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from pool.checkpoints.recognition.diffusion import DiffusionFacts
+from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.recognition.facts import ComponentFacts, Contents, Kind
 from pool.checkpoints.recognition.measures import Config
 from pool.checkpoints.recognition.text_encoders import TextEncoderFacts, recognise_text_encoder
@@ -21,6 +21,8 @@ from pool.checkpoints.recognition.vaes import recognise_vae
 from pool.checkpoints.recognition.vision import recognise_vision
 from pool.checkpoints.safetensors_file import Shape
 
+#: what the keys of a second diffusion model begin with, the one for low noise of a pair. No published file has both
+LOW_NOISE_PREFIX = "low_noise_model."
 #: what the keys of components beside the diffusion model begin with; the first that fits a key counts
 _BEGINNINGS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     (
@@ -62,7 +64,7 @@ def diffusion_component(facts: DiffusionFacts, contents: Contents) -> ComponentF
     if not facts.prefix:
         # the whole file but for what is another component's
         others = {key for found in split(contents.shapes).values() for key in found}
-        own = [key for key in own if key not in others]
+        own = [key for key in own if key not in others and not key.startswith(LOW_NOISE_PREFIX)]
     measured = component(Kind.DIFFUSION_MODEL, facts.prefix, own, contents)
     return dataclasses.replace(
         measured,
@@ -74,6 +76,15 @@ def diffusion_component(facts: DiffusionFacts, contents: Contents) -> ComponentF
         comfyui=facts.comfyui,
         runs=facts.runs,
     )
+
+
+def second_model(contents: Contents) -> Iterator[ComponentFacts]:
+    """The diffusion model for low noise of a file that has one beside another."""
+    start = LOW_NOISE_PREFIX
+    bare = {key.removeprefix(start): shape for key, shape in contents.shapes.items() if key.startswith(start)}
+    found = recognise_diffusion(bare) if bare else None
+    if found is not None:
+        yield diffusion_component(dataclasses.replace(found, prefix=start), contents)
 
 
 def other_components(contents: Contents, taken: str | None) -> Iterator[ComponentFacts]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pool.checkpoints.recognition.diffusion import recognise_diffusion
 from pool.checkpoints.recognition.facts import ComponentFacts, Contents, FileFacts, Kind
 from pool.checkpoints.recognition.other_files import folder_part, is_lora, other_file
-from pool.checkpoints.recognition.parts import diffusion_component, other_components
+from pool.checkpoints.recognition.parts import LOW_NOISE_PREFIX, diffusion_component, other_components, second_model
 from pool.checkpoints.recognition.prediction import prediction_hints
 
 
@@ -21,11 +21,12 @@ def recognise_contents(contents: Contents) -> FileFacts:
     shapes = contents.shapes
     if is_lora(shapes):
         return _without_components(Kind.LORA, "a LoRA", contents)
-    found = recognise_diffusion(shapes)
+    first = {key: shape for key, shape in shapes.items() if not key.startswith(LOW_NOISE_PREFIX)}
+    found = recognise_diffusion(first)
     other = None if found else other_file(shapes)
     if other:
         return _without_components(Kind.OTHER, other, contents)
-    models = (diffusion_component(found, contents),) if found else ()
+    models = (diffusion_component(found, contents), *second_model(contents)) if found else ()
     components = (*models, *other_components(contents, found.prefix if found else None))
     if not components:
         part = folder_part(shapes)

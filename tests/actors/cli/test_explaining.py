@@ -78,7 +78,7 @@ def test_the_others_are_told_that_could_have_run_it(command: Command) -> None:
     entries = pool.state.log._entries
     for number, (*move, note) in enumerate(entries):
         if isinstance(note, Start):
-            entries[number] = (*move, note._replace(why=why))  # type: ignore[assignment]
+            entries[number] = (*move, dataclasses.replace(note, why=why))
     out = command("why", "s-0", "--pool", "mine", pool=pool).out
     assert re.search(r"^expected +gpu-1 +0\.00 s +0\.40 s +2\.00 s +2\.40 s +5\.0 MiB +0 B +0$", out, re.M)
     assert re.search(r"^instead of +gpu-0 +2\.10 s +0\.00 s +2\.00 s +4\.10 s$", out, re.M)

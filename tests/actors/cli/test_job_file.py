@@ -188,3 +188,16 @@ def test_pictures_are_named_in_both_kinds_of_file(tmp_path: Path) -> None:
     assert other.request.seed != line.request.seed
     broken = read(tmp_path, json.dumps({**fields, "image": "nowhere.png"})).broken
     assert "image: found 'nowhere.png', expected a file that is there" in broken[0].message
+
+
+def test_several_references_stand_in_one_cell_as_controls_do(tmp_path: Path) -> None:
+    """And one asks for what it asks for in a file of JSON lines, in a list or alone."""
+    files = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    for file in files:
+        Image.new("RGB", (16, 8)).save(file)
+    lines = [{"prompt": "p", "reference": said} for said in (files, files[0], files[:1])]
+    json_lines = read(tmp_path, "\n".join(map(json.dumps, lines))).lines
+    rows = read(tmp_path, f"prompt,reference\np,{files[0]}; {files[1]}\np,{files[0]}\np,\n", name="jobs.csv").lines
+    assert [row.request for row in rows[:2]] == [line.request for line in json_lines[:2]]
+    assert [len(row.request.references) for row in rows] == [2, 1, 0]
+    assert json_lines[1].request.reference == json_lines[2].request.reference

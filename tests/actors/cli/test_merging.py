@@ -57,6 +57,15 @@ def test_programs_are_told_what_was_written(command: Command, here: Path) -> Non
     assert (here / "folder" / "model_index.json").is_file()
 
 
+def test_a_lora_for_one_of_two_models_is_refused_where_a_model_is_one(command: Command, here: Path) -> None:
+    """Found in a review: it was merged as if it were for all of it, or not at all."""
+    for half in ("high", "low"):
+        ended = command("merge", "toy", f"light:1:{half}", "-o", "out.safetensors")
+        assert ended.code != 0
+        assert f"loras.noise: found '{half}', expected nothing: model 'toy' is one diffusion model" in ended.err
+    assert not (here / "out.safetensors").exists()
+
+
 def test_nothing_is_written_over_without_force(command: Command, here: Path) -> None:
     (here / "out.safetensors").write_bytes(b"before")
     refused = command("merge", "toy", "light", "-o", "out.safetensors")

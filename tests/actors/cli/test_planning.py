@@ -6,16 +6,18 @@ when they are given back to it; what is wrong in the command is told.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from actors.cli.options import PoolOptions
-from actors.cli.planning import ahead_bytes_of, memory_for, memory_plan, plan_memory
+from actors.cli.planning import ahead_bytes_of, as_plain, memory_for, memory_plan, plan_memory, shown
 from actors.cut import cut_request
 from actors.requests import GenerateRequest
 from pool.catalog import Catalog
@@ -26,6 +28,7 @@ from pool.devices.uploads import AHEAD_BYTES
 from pool.errors import MIB, DoesNotFit, UnknownName, UnusableField, UserError, parse_bytes
 from pool.spec import JobId
 from tests.architecture.source_tree import ROOT
+from tests.pool.families.tiny_pairs import TINY, write_pair
 
 SHAPES = ROOT / "examples" / "shapes"
 
@@ -108,6 +111,29 @@ def test_what_is_said_of_a_batch_is_what_the_configuration_lets_a_pool_do(
     assert found.batch_limit == limit
     said = plan("shapes", "--vram", "1GiB", "--batch", "4", "--config", str(path)).stdout
     assert f"with batch_limit {limit} the pool makes {so_many} together where that fits" in said
+
+
+def test_both_models_of_a_pair_are_planned_and_told_apart(tmp_path: Path) -> None:
+    """Found in a review: what a batch takes was that of the second model, which may ask for less, and two rows were
+    called the same."""
+    (tmp_path / "pair").mkdir()
+    write_pair(tmp_path / "pair", TINY["wan_t2v"])
+    config = tmp_path / "pair.toml"
+    config.write_text(f'[models]\nfolders = ["{tmp_path / "pair"}"]\n[pool]\ndevice = "sim"\n')
+
+    def planned(cfg: int, low_cfg: int):
+        fields = {"width": 64, "height": 64, "frames": 5, "steps": 8, "cfg": cfg, "low_noise": low_cfg}
+        return memory_plan("tiny", "", fields, 2, None, PoolOptions(config, vram="64MiB"))
+
+    first, second, neither = (planned(*strengths) for strengths in ((4, 1), (1, 4), (1, 1)))
+    assert first.batch_bytes == second.batch_bytes
+    assert first.batch_bytes["sample"] > neither.batch_bytes["sample"]
+    assert [stage.sampled_by for stage in first.forecast.first] == ["", "high noise", "low noise", ""]
+    assert [stage["sampled_by"] for stage in as_plain(first)["forecast"]["first"]][1:3] == ["high noise", "low noise"]
+    console = Console(width=200, file=io.StringIO(), record=True)
+    for part in shown(first):
+        console.print(part)
+    assert re.search(r"^ *sample, high noise .*\n *sample, low noise ", console.export_text(), re.MULTILINE)
 
 
 def test_a_gpu_keeps_room_for_copies_ahead(config: str) -> None:

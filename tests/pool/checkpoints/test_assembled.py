@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from pool.checkpoints.assembled import assembled_header
 from pool.checkpoints.build import open_checkpoint
+from pool.checkpoints.detect import detect
 from pool.checkpoints.families import SD2
 from pool.checkpoints.file_parts import FilePart, byte_ranges
 from pool.checkpoints.files.assembly import Assembly
@@ -25,7 +26,10 @@ from pool.saving.checkpoint_file import save_checkpoint
 from pool.spec import Role
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.recognition.published import shapes_of
+from tests.pool.families.tiny_transformers import QWEN_VAE
 from tests.pool.separate import ENCODERS, UNET, split_up, write_whole
+from tests.pool.vision.test_qwen import PUBLISHED
+from tests.pool.vision.test_qwen import shapes as seeing_shapes
 
 
 def assembly_of(parts: dict[str, Path], layout: str, **other: str) -> Assembly:
@@ -190,6 +194,39 @@ def test_a_diffusion_model_that_does_not_run_is_told_by_name() -> None:
     entries = {key: TensorEntry(key, "F16", shape, 0, 0) for key, shape in shapes_of("ace_step").items()}
     with pytest.raises(UnknownArchitecture, match=r"ace: recognised as ACE-Step.*, which this version cannot run yet"):
         assembled_header(Assembly("paint", diffusion_model="ace"), lambda path: Header(path, 0, entries, {}))
+
+
+@pytest.mark.parametrize("level", ["visual.", "model.visual."])
+def test_the_part_of_a_text_encoder_that_sees_pictures_is_a_component(level: str) -> None:
+    """It comes with the text encoder's file, whatever that is called there, and is no part of what reads texts; without
+    it Qwen-Image takes no picture to work from."""
+    make, publish = QWEN_VAE
+    text = {
+        "model.embed_tokens.weight": (152064, 3584),
+        "model.layers.0.self_attn.k_proj.weight": (512, 3584),
+        "model.layers.0.self_attn.k_proj.bias": (512,),
+    }
+    seeing = {level + key.removeprefix("visual."): shape for key, shape in seeing_shapes(PUBLISHED).items()}
+    vae = {key: tuple(value.shape) for key, value in publish(make().state_dict()).items()}
+    files = {"model": shapes_of("qwen_image"), "text": {**text, **seeing}, "blind": text, "vae": vae}
+
+    def read(path: str) -> Header:
+        entries = {key: TensorEntry(key, "BF16", shape, 0, 0) for key, shape in files[path].items()}
+        return Header(path, 0, entries, {})
+
+    parts = {
+        name: Assembly("p", diffusion_model="model", vae="vae", text_encoders=(name,)) for name in ("text", "blind")
+    }
+    header = assembled_header(parts["text"], read)
+    family = detect(header)
+    start = family.prefixes[Role.TEXT_ENCODER]
+    assert family.prefixes[Role.VISION_ENCODER] == start + level
+    assert family.shapes_of(Role.VISION_ENCODER, header.shapes).keys() == {start + key for key in seeing}
+    assert family.shapes_of(Role.TEXT_ENCODER, header.shapes).keys() == {start + key for key in text}
+    assert family.sampling.takes_reference
+    blind = detect(assembled_header(parts["blind"], read))
+    assert Role.VISION_ENCODER not in blind.prefixes
+    assert not blind.sampling.takes_reference
 
 
 def test_pickles_among_the_parts_have_to_be_allowed(tmp_path: Path) -> None:

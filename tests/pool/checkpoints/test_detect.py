@@ -116,6 +116,15 @@ def test_sdxl_with_a_mean_alone_is_refused() -> None:
     assert "Stable Diffusion XL with another noise" in refusal({**layouts.tiny_sdxl(), "edm_mean": (4,)})
 
 
+def test_cosmos_that_reads_another_text_encoders_states_is_told_apart() -> None:
+    """Predict 2.5 looks like 2 but for a projection; T5's states do not fit it."""
+    own = {**shapes_of("cosmos_predict2_2b_i2v"), "crossattn_proj.0.weight": (1024, 100352)}
+    said = refusal(own)
+    assert (
+        "Cosmos Predict 2 video with a projection of another text encoder's states (Cosmos Predict 2.5), which" in said
+    )
+
+
 VELOCITY_WORDS = ({"modelspec.prediction_type": "v"}, {"modelspec.predict_key": "v"})
 
 

@@ -210,7 +210,7 @@ def _kontext(tiny: TinyModel, made: Made, reference: Image.Image) -> Tensor:
     return _unpacked(pipeline, expected)
 
 
-def _klein(tiny: TinyModel, made: Made, reference: Image.Image) -> Tensor:
+def _klein(tiny: TinyModel, made: Made, reference: Image.Image | list[Image.Image]) -> Tensor:
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
     vae, model = tiny.module(Role.VAE), tiny.module(Role.DIFFUSION_MODEL)
     pipeline: Any = PIPELINES["flux2_klein"](scheduler, vae, None, None, model, True)
@@ -237,4 +237,17 @@ def test_a_picture_to_work_from_is_told_as_diffusers_does(
     (work,) = [work for work in made.works.values() if isinstance(work, EncodePictureWork)]
     assert (work.width, work.height) == (32, 96)
     assert_equal(made.latents[0], pipeline(tiny, made, reference))
+    tiny.close()
+
+
+@pytest.mark.usefixtures("mean_latents")
+def test_several_pictures_to_work_from_are_told_in_their_order_as_diffusers_does(tmp_path: Path) -> None:
+    tiny = TinyFamilyModel(tmp_path, FAMILIES["flux2_klein"])
+    references = [picture(32, 96), picture(96, 32)]
+    made, turned = (
+        tiny.made(reference=given, width=WIDTH, height=HEIGHT, steps=STEPS, cfg=3.0)
+        for given in (references, references[::-1])
+    )
+    assert_equal(made.latents[0], _klein(tiny, made, references))
+    assert not torch.allclose(made.latents[0], turned.latents[0], atol=1e-3)
     tiny.close()

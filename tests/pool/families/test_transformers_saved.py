@@ -74,6 +74,7 @@ LORAS = {
     "cosmos_t2v": ("blocks.block0.blocks.0.block.attn.to_q.0", "diffusion_model.{}"),
     "cosmos_i2v": ("blocks.block0.blocks.0.block.attn.to_q.0", "diffusion_model.{}"),
     "cosmos2_t2i": ("blocks.0.self_attn.q_proj", "diffusion_model.{}"),
+    "cosmos2_i2v": ("blocks.0.self_attn.q_proj", "diffusion_model.{}"),
     "stable_audio_1": ("transformer.layers.0.self_attn.to_qkv", "diffusion_model.{}"),
 }
 

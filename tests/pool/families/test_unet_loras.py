@@ -16,7 +16,7 @@ from tests.pool.families.test_films_from_pictures import JOINED
 from tests.pool.families.test_from_pictures import mask, picture
 from tests.pool.families.test_unet_families import CASES, fields_of
 from tests.pool.families.tiny_model import TinyModel
-from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, TinyFamilyModel
+from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, SHOWN_TENSORS, TinyFamilyModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -43,6 +43,7 @@ LORAS = {
     "sdxl_inpaint": (_XL, _AS_FILE),
     "sd1_ip2p": (_SD, _AS_DIFFUSERS),
     "sdxl_ip2p": (_XL, _AS_FILE),
+    "cosxl_edit": (_XL, _AS_FILE),
     "sd_x4": (_SD, _AS_DIFFUSERS),
     "flux_fill": _FLUX,
     "flux_control": _FLUX,
@@ -52,6 +53,7 @@ LORAS = {
 SHOWN: Mapping[str, Mapping[str, Any]] = {
     "sd1_ip2p": {"image": picture(), "cfg": 5.0},
     "sdxl_ip2p": {"image": picture(), "cfg": 5.0},
+    "cosxl_edit": {"image": picture(), "cfg": 5.0},
     "sd_x4": {"image": picture(24, 16), "cfg": 5.0},
     "flux_fill": {"image": picture(), "mask": mask(), "cfg": 3.0},
     "flux_control": {"image": picture(), "cfg": 3.0},
@@ -65,7 +67,7 @@ def opened(name: str, folder: Path, loras: Path) -> TinyModel:
     if name in _FAMILIES:
         return TinyFamilyModel(folder, _FAMILIES[name], loras=(loras,))
     layout: Callable[[], Any] = CASES[name].layout if name in CASES else SHOWN_LAYOUTS[name]
-    tensors = CASES[name].tensors if name in CASES else {}
+    tensors = CASES[name].tensors if name in CASES else SHOWN_TENSORS.get(name, {})
     return TinyModel(folder, layout(), tensors=tensors, loras=(loras,))
 
 

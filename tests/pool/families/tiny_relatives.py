@@ -58,6 +58,15 @@ def _hunyuan_dit_1() -> Any:
     )  # fmt: skip
 
 
+def _cosmos_predict_2_video() -> Any:
+    """With a channel that tells which frames are kept."""
+    return diffusers.CosmosTransformer3DModel(
+        in_channels=17, out_channels=16, num_attention_heads=2, attention_head_dim=24, num_layers=2, mlp_ratio=2.0,
+        text_embed_dim=WIDTH, adaln_lora_dim=8, max_size=(128, 240, 240), rope_scale=(1.0, 3.0, 3.0),
+        extra_pos_embed_type=None,
+    )  # fmt: skip
+
+
 def _hunyuan_image(**more: Any) -> Any:
     return diffusers.HunyuanImageTransformer2DModel(
         in_channels=64, out_channels=64, num_attention_heads=2, attention_head_dim=32, num_layers=2,
@@ -105,6 +114,13 @@ RELATIVES = {
         ),
         replace(FAMILIES["hunyuan_dit"], name="hunyuan_dit_1", model=_hunyuan_dit_1),
         replace(FAMILIES["cosmos_t2v"], name="cosmos_i2v", model=lambda: cosmos(17)),
+        replace(
+            FAMILIES["cosmos2_t2i"],
+            name="cosmos2_i2v",
+            model=_cosmos_predict_2_video,
+            vae=FAMILIES["wan_t2v"].vae,
+            vae_file=FAMILIES["wan_t2v"].vae_file,
+        ),
         TinyFamily(
             "flux2",
             _flux2,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import torch
 from safetensors.torch import save_file
 
 from pool.text.text_tokenizer import KINDS
@@ -58,7 +59,12 @@ def _shapes(tensors: Shapes) -> Layout:
 SHOWN_LAYOUTS: Mapping[str, Callable[[], Layout]] = {
     "sd1_ip2p": lambda: instructed("sd1"),
     "sdxl_ip2p": lambda: instructed("sdxl"),
+    "cosxl_edit": lambda: instructed("sdxl"),
     "sd_x4": upscaler,
+}
+#: what those files have beside random tensors
+SHOWN_TENSORS: Mapping[str, Mapping[str, torch.Tensor]] = {
+    "cosxl_edit": {"edm_vpred.sigma_min": torch.tensor(0.01), "edm_vpred.sigma_max": torch.tensor(60.0)},
 }
 
 

@@ -20,6 +20,8 @@ from tests.pool.registry.weights import CHECKPOINT, LORA, VAE
         (("first_stage_model.decoder.conv_in.weight",), Kind.VAE),
         (("control_model.input_blocks.0.0.weight", "model.diffusion_model.x"), Kind.CONTROLNET),
         (("controlnet_cond_embedding.conv_in.weight",), Kind.CONTROLNET),
+        (("controlnet_blocks.0.weight", "double_blocks.0.img_attn.qkv.weight"), Kind.CONTROLNET),
+        (("control_all_x_embedder.2-1.weight", "control_layers.0.before_proj.weight"), Kind.CONTROLNET),
         (("clip_l", "clip_g"), Kind.EMBEDDING),
         (("emb_params",), Kind.EMBEDDING),
         (("text_model.encoder.layers.0.mlp.fc1.weight",), Kind.TEXT_ENCODER),

@@ -19,7 +19,7 @@ from diffusers import (
 )
 from torch import Tensor
 
-from pool.sampling.samplers import FUNCTIONS, Noise
+from pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Noise
 from pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from tests.pool.sampling import toy
 
@@ -149,6 +149,36 @@ def test_uni_pc(steps: int, schedule: str) -> None:
     sigmas = make_sigmas(schedule, steps, TABLE)
     sigmas[-1] = sigmas[-2] / 2
     follow_multistep("uni_pc", oracle, sigmas)
+
+
+@pytest.mark.parametrize("schedule", ["normal", "karras", "simple"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 10, 25])
+def test_uni_pc_2(steps: int, schedule: str) -> None:
+    """As diffusers' scheduler is where nothing is said."""
+    follow_multistep("uni_pc_2", UniPCMultistepScheduler(**SD1), make_sigmas(schedule, steps, TABLE))
+
+
+@pytest.mark.parametrize("shift", [3.0, 12.0])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 10, 25])
+def test_uni_pc_2_of_flows(steps: int, shift: float) -> None:
+    """As Wan was published with it, at its own levels; but for the last bit of where it begins."""
+    oracle = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
+    oracle.set_timesteps(steps)
+    sigmas = oracle.sigmas.clone()
+    oracle.sigmas = sigmas.double()
+    x = start(float(sigmas[0]))
+    states: list[Tensor] = []
+
+    def denoise(noisy: Tensor, sigma: float) -> Tensor:
+        states.append(noisy)
+        return toy.denoise(noisy, sigma)
+
+    result = FLOW_FUNCTIONS["uni_pc_2"](denoise, x, sigmas, toy.no_noise, toy.unheard)
+    x = x.double()
+    for i in range(steps):
+        assert_agree(states[i], x)
+        x = oracle.step(predict_noise(x, oracle.sigmas[i]), oracle.timesteps[i], x).prev_sample
+    assert_agree(result, x)
 
 
 def test_uni_pc_to_0_is_the_limit_of_uni_pc_to_nearly_0() -> None:

@@ -7,6 +7,7 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from pool.text.reading import PICTURE_TOKEN
 from pool.text_encoders.readings import READINGS
 
 SENTENCES = (
@@ -25,7 +26,7 @@ PROMPTS = ("a red cat on the moon", "", "The Quick brown fox, 12 dogs & a horse?
 
 _CHATS = {
     "llama3": ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", PICTURE_TOKEN),
     "mistral": ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
 }
 

@@ -49,6 +49,7 @@ UNETS: tuple[Signature, ...] = (
         LDM_UNET,
         "sdxl",
         "UNet2DConditionModel",
+        Row("cosxl_edit", "CosXL edit", "SDXL_instructpix2pix", sdxl(in_channels=8), ("edm_vpred.sigma_max",)),
         Row("sdxl_ip2p", "Stable Diffusion XL InstructPix2Pix", "SDXL_instructpix2pix", sdxl(in_channels=8)),
         Row("ssd_1b", "SSD-1B", "SSD1B", sdxl(transformer_depth=(0, 0, 2, 2, 4, 4))),
         Row("vega", "Segmind Vega", "Segmind_Vega", sdxl(transformer_depth=(0, 0, 1, 1, 2, 2))),

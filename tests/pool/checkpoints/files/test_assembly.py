@@ -47,7 +47,10 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ({**WHOLE, "format": 2}, "format is 2, expected 1"),
         ({**WHOLE, "format": True}, "format is True, expected 1"),
         ({k: v for k, v in WHOLE.items() if k != "format"}, "format is None, expected 1"),
-        ({**WHOLE, "lora": "x"}, "has a key 'lora', expected only format, checkpoint, diffusion_model, vae, vis"),
+        (
+            {**WHOLE, "lora": "x"},
+            "has a key 'lora', expected only format, checkpoint, diffusion_model, low_noise, vae, vis",
+        ),
         ({"format": 1, "vae": "v.safetensors"}, "names no diffusion_model, expected one, or a checkpoint"),
         ({**WHOLE, "vae": 3}, "vae is 3, expected the path of a file"),
         ({**WHOLE, "vae": ""}, "vae is '', expected the path of a file"),

@@ -180,6 +180,7 @@ RELATIVES: dict[str, Shapes] = {
     "sd21_unclip_h": changed("sd21_unclip_l", label_emb__0__0__weight=(1280, 2048)),
     "sdxl_inpaint": changed("sdxl_base", input_blocks__0__0__weight=(320, 9, 3, 3)),
     "playground_25": changed("sdxl_base", edm_mean=(1, 4, 1, 1), edm_std=(1, 4, 1, 1)),
+    "cosxl_edit": changed("sdxl_ip2p", edm_vpred__sigma_max=()),
     "cascade_b_lite": changed(
         "stable_cascade_b",
         down_blocks__1__0__depthwise__weight=(576, 1, 3, 3),

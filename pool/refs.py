@@ -1,0 +1,77 @@
+"""Which files work is done with: models, LoRAs, ControlNets, textual inversions, by name, place and content.
+
+Values only; torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pool.checkpoints.files.assembly import Assembly, Source
+from pool.spec import ComponentKey, Role
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A checkpoint. `sha256` is of the whole file, or of all that it is made of, in hexadecimal; it, not the path, is
+    the identity.
+
+    components  what its components are called; models that have equal weights somewhere call them alike. Empty calls
+                them by the model
+    assembly    the files that it is made of, where a configuration says it; None where `path` does
+    """
+
+    name: str
+    path: str
+    sha256: str
+    components: tuple[tuple[Role, ComponentKey], ...] = field(default=(), compare=False)
+    assembly: Assembly | None = None
+
+    @property
+    def source(self) -> Source:
+        """Where its weights are."""
+        return self.assembly or self.path
+
+
+@dataclass(frozen=True, slots=True)
+class LoraRef:
+    """A LoRA file and how strongly it is applied.
+
+    noise  "high" or "low": of the two models of a pair (`pool.checkpoints.pairs`) it changes that one alone
+    """
+
+    name: str
+    path: str
+    sha256: str
+    strength: float
+    noise: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRef:
+    """A ControlNet file, and how it is used: how strongly, and from which share of the steps to which.
+
+    mode          of one that has several, the number of that which is meant
+    reads_latent  it reads the latent of its picture, and not its pixels
+    bright        that latent is of a picture as `pool.work.EncodePictureWork` has it
+    """
+
+    name: str
+    path: str
+    sha256: str
+    strength: float
+    start: float
+    end: float
+    mode: int | None = None
+    reads_latent: bool = False
+    bright: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRef:
+    """A textual inversion that a prompt names, and how many tokens it takes the place of."""
+
+    name: str
+    path: str
+    sha256: str
+    rows: int

@@ -1,0 +1,219 @@
+"""Wan 2.2 of 14B: two diffusion models make, one after the other, what diffusers makes with both in one run, on the
+same weights, texts, picture and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from actors.cut import cut_request
+from actors.requests import GenerateRequest
+from pool.devices import sim
+from pool.devices.vram_policy import VramPolicy
+from pool.engine import Engine, EngineSettings
+from pool.errors import UserError
+from pool.sampling.names import SAMPLERS
+from pool.sampling.noise import PictureNoise
+from pool.sampling.schedules import flow_table, make_sigmas
+from pool.spec import JobId, Role, Stage
+from pool.work import Film, Halfway, Latent, Member, Result, RunHooks, SampleWork, Stopped
+from tests.pool.families.test_shown_pictures import assert_equal
+from tests.pool.families.tiny_model import QUIET, Made
+from tests.pool.families.tiny_pairs import TINY, TinyPair, flow_scheduler
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+WIDTH, HEIGHT, FRAMES, STEPS, SEED = 96, 64, 5, 6, 11
+FIELDS: dict[str, Any] = {"frames": FRAMES, "steps": STEPS, "negative": "a dog", "width": WIDTH, "height": HEIGHT}
+PIPELINES = {"wan_t2v": diffusers.WanPipeline, "wan22_i2v": diffusers.WanImageToVideoPipeline}
+
+
+def picture() -> Image.Image:
+    """Nothing in it is like anything beside it."""
+    return Image.fromarray(np.random.default_rng(4).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8))
+
+
+SHOWN: Mapping[str, dict[str, Any]] = {"wan_t2v": {}, "wan22_i2v": {"image": picture()}}
+
+
+def expected(model: TinyPair, texts: dict[str, Any], scheduler: Any = None, **call: Any) -> Any:
+    """What the pipeline makes of both models."""
+    vae, sampling = model.module(Role.VAE), model.family.sampling
+    assert sampling.low_noise is not None
+    assert sampling.usual is not None
+    latent = model.engine._opened(model.model).latent
+    vae.register_to_config(latents_mean=latent.means, latents_std=latent.deviations)
+    parts = {
+        "transformer": model.module(Role.DIFFUSION_MODEL), "transformer_2": model.module(Role.DIFFUSION_MODEL_2),
+        "vae": vae, "scheduler": scheduler or flow_scheduler(sampling.noise.shift),
+        "boundary_ratio": sampling.low_noise.boundary, "tokenizer": None, "text_encoder": None,
+    }  # fmt: skip
+    pipeline = PIPELINES[model.family.name](**parts)
+    pipeline.set_progress_bar_config(disable=True)
+    call = {
+        "guidance_scale": sampling.usual.cfg, "guidance_scale_2": sampling.low_noise.cfg,
+        "num_inference_steps": STEPS, **SHOWN[model.family.name], **call,
+    }  # fmt: skip
+    noise = PictureNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
+    return pipeline(**texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, latents=noise).frames
+
+
+def film_of(made: Made) -> Any:
+    film = made.results[made.tasks[-1].task_id]
+    assert isinstance(film, Film)
+    return film.frames_THWC
+
+
+def runs_of(made: Made) -> list[SampleWork]:
+    return [work for work in (made.works[task.task_id] for task in made.tasks) if isinstance(work, SampleWork)]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_film_of_two_models_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
+    """Each is guided as its authors have it, and begins where they say."""
+    model = TinyPair(tmp_path, TINY[name])
+    assert model.family.name == name
+    made = model.made(**FIELDS, **SHOWN[name])
+    high, low = runs_of(made)
+    assert (high.low_noise, low.low_noise, high.switch == low.switch) == (False, True, True)
+    assert 0 < high.switch < STEPS
+    assert high.steps_run + low.steps_run == STEPS
+    assert any(isinstance(result, Halfway) for result in made.results.values())
+    assert_equal(made.latents[0], expected(model, made.texts, output_type="latent"))
+    shown = expected(model, made.texts, output_type="np")[0]
+    np.testing.assert_allclose(film_of(made) / 255, shown, atol=1 / 255)
+    model.close()
+
+
+class PublishedSolver(diffusers.UniPCMultistepScheduler):
+    """The solver that Wan was published with, at our levels; it tells models whole timesteps, and ours the levels."""
+
+    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
+        """As diffusers does; then the levels are ours. Where there is noise alone it divides by nothing."""
+        super().set_timesteps(*args, **kwargs)
+        sigmas = make_sigmas("normal", self.num_inference_steps, flow_table(self.config.flow_shift))
+        sigmas[0] -= 1e-6
+        self.sigmas, self.timesteps = sigmas, sigmas[:-1] * 1000
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_published_solver_looks_back_across_the_change_of_models(name: str, tmp_path: Path) -> None:
+    """diffusers keeps one scheduler over both: what it guessed with the first model leads the second one's steps."""
+    model = TinyPair(tmp_path, TINY[name])
+    made = model.made(**FIELDS, **SHOWN[name], sampler="uni_pc_2")
+    (halfway,) = [result for result in made.results.values() if isinstance(result, Halfway)]
+    assert len(halfway.levels) == 2
+    settings = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+    solver = PublishedSolver(**settings, flow_shift=model.family.sampling.noise.shift)
+    assert_equal(made.latents[0], expected(model, made.texts, solver, output_type="latent"))
+    model.close()
+
+
+def test_both_models_matter(tmp_path: Path) -> None:
+    """With another second model's strength or another boundary it is another film."""
+    model = TinyPair(tmp_path, TINY["wan_t2v"])
+    plain = model.made(**FIELDS).latents[0]
+    for said in ("1.5", ":0.6"):
+        other = model.made(**FIELDS, low_noise=said).latents[0]
+        assert not torch.allclose(plain, other, atol=1e-3), said
+    model.close()
+
+
+def test_one_of_the_two_runs_alone(tmp_path: Path) -> None:
+    """As the file that it is: a person says which belong together."""
+    model = TinyPair(tmp_path, TINY["wan_t2v"])
+    made = model.made(**FIELDS, model="wan_high_noise")
+    (work,) = runs_of(made)
+    assert (work.switch, work.low_noise) == (0, False)
+    with pytest.raises(UserError, match=r"low_noise: found 'cfg 3', .* is one .* `modelpool models assemble"):
+        model.made(**FIELDS, model="wan_high_noise", low_noise=3)
+    model.close()
+
+
+def test_films_are_made_together_by_each_model(tmp_path: Path) -> None:
+    """Two that are halfway go on in one run: each is what it is alone, but for the last bits."""
+    model = TinyPair(tmp_path, TINY["wan_t2v"])
+    alone = [model.made(**FIELDS, seed=seed, sampler="uni_pc") for seed in (1, 2)]
+    for place in (2, 3):  # the first model's run, and the second one's
+        members = [
+            Member(made.tasks[place], made.works[made.tasks[place].task_id], inputs_of(made, place), QUIET)
+            for made in alone
+        ]
+        assert len({member.task.together for member in members}) == 1
+        outcomes = model.engine.run_together(members)
+        for made, outcome in zip(alone, outcomes, strict=True):
+            assert not isinstance(outcome, Exception)
+            found, cost = outcome
+            assert cost.batched == 2
+            one = made.results[made.tasks[place].task_id]
+            for ours, own in zip(arrays_of(found), arrays_of(one), strict=True):
+                np.testing.assert_allclose(ours, own, atol=1e-4)
+    assert alone[0].tasks[2].together != alone[0].tasks[3].together
+    model.close()
+
+
+def inputs_of(made: Made, place: int) -> tuple[Result, ...]:
+    return tuple(made.results[need] for need in made.tasks[place].needs)
+
+
+def arrays_of(result: Result) -> tuple[Any, ...]:
+    assert isinstance(result, Halfway | Latent)
+    return result.arrays if isinstance(result, Halfway) else (result.samples_CHW,)
+
+
+@pytest.mark.parametrize("place", [2, 3])
+def test_a_run_of_either_model_stops_at_a_step(place: int, tmp_path: Path) -> None:
+    model = TinyPair(tmp_path, TINY["wan_t2v"])
+    made, done = model.made(**FIELDS), list[tuple[int, int]]()
+    task = made.tasks[place]
+    hooks = RunHooks(lambda *step: done.append(step), lambda: len(done) >= 1)
+    with pytest.raises(Stopped):
+        model.engine.run(task, made.works[task.task_id], inputs_of(made, place), hooks)
+    assert done == [(1, runs_of(made)[place - 2].steps_run)]
+    model.close()
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Iterator[TinyPair]:
+    """A pair on a simulated GPU with plenty of memory."""
+    sim.install()
+    sim.configure(0, 1 << 28)
+    sim.recover(0)
+    model = TinyPair(tmp_path, TINY["wan_t2v"], "sim")
+    yield model
+    model.close()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_what_either_run_holds_is_estimated(sampler: str, simulated: TinyPair) -> None:
+    """As much as a run of one model for all steps: what a sampler looks back to is there in both."""
+    fields = {**FIELDS, "steps": 5, "sampler": sampler}
+    made = simulated.made(**fields)
+    sent = GenerateRequest(model="wan_high_noise", prompt="p", seed=1, **fields)
+    _, cut = cut_request(sent, JobId("one"), simulated.catalog)
+    (alone,) = (task for task in cut.job.tasks if task.stage is Stage.SAMPLE)
+    sampled = [(t, cost) for t, cost in zip(made.tasks, made.costs, strict=True) if t.stage is Stage.SAMPLE]
+    assert len(sampled) == 2
+    for task, cost in sampled:
+        assert task.activation_bytes == alone.activation_bytes
+        assert 0 < cost.working_bytes <= task.activation_bytes <= 1.2 * cost.working_bytes
+
+
+def test_where_no_weights_stay_on_the_device_the_film_is_the_same(simulated: TinyPair) -> None:
+    plenty = simulated.made(**FIELDS, sampler="uni_pc")
+    simulated.close()
+    simulated.engine = Engine.open(EngineSettings("sim", budget_bytes=1 << 28, vram_policy=VramPolicy.NONE))
+    tight = simulated.made(**FIELDS, sampler="uni_pc")
+    streamed = [
+        cost.streamed_bytes for task, cost in zip(tight.tasks, tight.costs, strict=True) if task.stage is Stage.SAMPLE
+    ]
+    assert len(streamed) == 2
+    assert all(streamed)
+    np.testing.assert_allclose(plenty.latents[0], tight.latents[0], atol=1e-4)
