@@ -371,7 +371,7 @@ class _Cutter:
         if new not in self._tasks:
             controls = work.controls if isinstance(work, SampleWork) else ()
             # one that speaks of two pictures is there once
-            files = {control.sha256: control for control in controls}
+            files = {control.content: control for control in controls}
             beside = [self._catalog.controls.beside(work.model, control, passes) for control in files.values()]
             uses = (*(self._use(work.model, role, loras, passes) for role in roles), *(use for _, use in beside))
             specs = self._catalog.components(work.model)

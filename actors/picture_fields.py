@@ -44,6 +44,8 @@ USUAL_STRENGTH, USUAL_MASKED_STRENGTH = 0.6, 1.0
 MOST_CONTROL = 10.0
 #: a text that counts so much more than the prompt leaves nothing of it
 MOST_REGION = 100.0
+#: of the number of a mode, in a short form: more are refused as the name of none
+_MODE_DIGITS = 9
 _PICTURE = "the path of a picture, an image of Pillow or an array of numpy"
 
 
@@ -240,8 +242,7 @@ class Control(Strict):
         if not equals:
             raise unusable_field("controls", value, "NAME=FILE, NAME=FILE:STRENGTH or NAME=FILE:STRENGTH:START:END")
         image, numbers = _without_numbers(rest, 3)
-        model, at, mode = name.rpartition("@")
-        name, said = (model, {"mode": int(mode) if mode.isdecimal() else mode}) if at and model else (name, {})
+        name, said = _without_mode(name)
         return {"model": name, **said, "image": image, **dict(zip(("strength", "start", "end"), numbers, strict=False))}
 
     @field_validator("image", mode="before")
@@ -271,6 +272,15 @@ class Control(Strict):
             found = f"{self.start:g} to {self.end:g}"
             raise unusable_field("controls.start, controls.end", found, "a share of the steps within 0 to 1")
         return self
+
+
+def _without_mode(name: str) -> tuple[str, dict[str, str | int]]:
+    """What a ControlNet is called in "NAME@MODE", and the mode as a field. "@" in a folder's name, or before a file's
+    ending, is part of the name."""
+    model, _, mode = name.rpartition("@")
+    if not model or any(character in mode for character in "/\\."):
+        return name, {}
+    return model, {"mode": int(mode) if mode.isdecimal() and len(mode) <= _MODE_DIGITS else mode}
 
 
 class Region(Strict):

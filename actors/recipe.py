@@ -53,7 +53,7 @@ class RecipeLora:
 
 @dataclass(frozen=True, slots=True)
 class RecipeControl:
-    """A ControlNet as it was used. `mode` is of those that have several."""
+    """A ControlNet as it was used. `mode` is of those that have several; `said` is `pool.refs.ControlRef.said`."""
 
     name: str
     sha256: str
@@ -63,6 +63,7 @@ class RecipeControl:
     start: float
     end: float
     mode: int | None = None
+    said: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,9 @@ class RecipePictures:
             controls=tuple(
                 RecipeControl(
                     *(ref.name, ref.sha256, own.image.sha256, own.image.file),
-                    *(ref.strength, ref.start, ref.end, ref.mode),
+                    *(ref.strength, ref.start, ref.end),
+                    mode=ref.mode,
+                    said=dict(ref.said),
                 )
                 for own, ref in zip(named, controls, strict=True)
             ),
@@ -175,7 +178,8 @@ class RecipePictures:
         digest that is known."""
         content = {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith(("_file", "_files"))}
         content["controls"] = [
-            {k: v for k, v in c.items() if k != "image_file" and (k, v) != ("mode", None)} for c in content["controls"]
+            {k: v for k, v in c.items() if k != "image_file" and (k, v) not in (("mode", None), ("said", {}))}
+            for c in content["controls"]
         ]
         return {k: v for k, v in content.items() if v or k not in _LATER_PICTURES}
 
@@ -225,6 +229,9 @@ class Recipe:
         that is known changes."""
         content = dataclasses.asdict(self)
         content["loras"] = tuple({k: v for k, v in each.items() if v or k != "noise"} for each in content["loras"])
+        for control in (content["pictures"] or {}).get("controls", ()):
+            if not control["said"]:
+                del control["said"]
         return {name: value for name, value in content.items() if value or name not in _LATER}
 
     @property

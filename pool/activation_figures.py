@@ -329,7 +329,7 @@ def _size_of(work: Work) -> tuple[object, ...]:
                 work.masked,
                 *shown,
                 len(work.regions),
-                *(control.sha256 for control in work.controls),
+                *(control.content for control in work.controls),
             )
             size = (stage_of(work), role_of(work), work.width, work.height, work.frames)
             return (*size, work.cfg == 1, work.sampler, *reads)

@@ -22,14 +22,14 @@ from pool.activation import PeakCounter, peak_bytes
 from pool.checkpoints.families import LatentFacts, TextFacts
 from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from pool.controlnets.calls import Heard
-from pool.controlnets.needs import control_bytes, hears_prompt
+from pool.controlnets.needs import ControlBytes, control_bytes, hears_prompt
 from pool.diffusion_models.cascade_model import prior_channels
 from pool.dry_run import META, AttentionForm
 from pool.latent_pixels import KL, codec_of, latent_shape
 from pool.sampling.asking import CONTEXT, FRAME_RATE, ask, numbers_told
 from pool.sampling.beginnings import beginning_shape, told_of_beginning
 from pool.sampling.conditions import Condition
-from pool.sampling.extras import IMAGE, empty_extras
+from pool.sampling.extras import IMAGE, Residuals, empty_extras
 from pool.sampling.inpainting import Inpainting
 from pool.sampling.own_ways import own_ways
 from pool.sampling.regions import Regions
@@ -149,7 +149,7 @@ def sample_bytes(
     for length, batch in together.items():
         inputs = inputs_of(batch, length)
         said = control_bytes(controls, diffusion_model, (alone or inputs).heard())
-        called_bytes = said.held_bytes + _model_call_bytes(diffusion_model, facts, inputs)
+        called_bytes = said.held_bytes + _model_call_bytes(diffusion_model, facts, inputs, said)
         # texts of some models have one length, whatever is asked for
         model_bytes[batch, inputs.context_BLD.shape[1]] = max(said.peak_bytes, called_bytes)
     texts, regions = ([_held(inputs_of(1, length)) for length in those] for those in (lengths, of_regions))
@@ -289,9 +289,9 @@ class _Inputs:
         """The same for ControlNets, but for their pictures."""
         return Heard(self.x_BC, self.level_B, self.context_BLD, self.x_BC, self.extras)
 
-    def ask(self, facts: SamplingFacts, module: nn.Module, dtype: torch.dtype) -> Tensor:
-        """The call."""
-        return ask(facts, module, self.x_BC.to(dtype), self.level_B, self.context_BLD.to(dtype), self.extras)
+    def ask(self, facts: SamplingFacts, module: nn.Module, dtype: torch.dtype, more: Residuals | None = None) -> Tensor:
+        """The call, with what ControlNets add."""
+        return ask(facts, module, self.x_BC.to(dtype), self.level_B, self.context_BLD.to(dtype), self.extras, more)
 
 
 def _inputs(
@@ -340,9 +340,9 @@ def _common_length(lengths: Sequence[int], told: EmptyTold | None) -> int | None
     return lengths[0] if lengths[0] == lengths[1] else None
 
 
-def _model_call_bytes(model: StageModule, facts: SamplingFacts, inputs: _Inputs) -> int:
-    """What one call of the diffusion model adds to the inputs that the sampler made for it."""
-    return model.peak_bytes(lambda module: inputs.ask(facts, module, model.compute_dtype))
+def _model_call_bytes(model: StageModule, facts: SamplingFacts, inputs: _Inputs, said: ControlBytes) -> int:
+    """What one call of the diffusion model adds to the inputs that the sampler made for it, and to what is `said`."""
+    return model.peak_bytes(lambda own: inputs.ask(facts, own, model.compute_dtype, said.added(len(inputs.x_BC))))
 
 
 def _loop_bytes(

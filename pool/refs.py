@@ -54,6 +54,7 @@ class ControlRef:
     mode          of one that has several, the number of that which is meant
     reads_latent  it reads the latent of its picture, and not its pixels
     bright        that latent is of a picture as `pool.work.EncodePictureWork` has it
+    said          what the configuration in its folder says otherwise than its shapes tell, by name
     """
 
     name: str
@@ -65,6 +66,12 @@ class ControlRef:
     mode: int | None = None
     reads_latent: bool = False
     bright: bool = False
+    said: tuple[tuple[str, bool], ...] = ()
+
+    @property
+    def content(self) -> tuple[str, tuple[tuple[str, bool], ...]]:
+        """What is the same of all that are one module, however they are used."""
+        return self.sha256, self.said
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,7 +290,8 @@ def roles_of(work: Work, count: int) -> tuple[Role, ...]:
 
 def control_key(control: ControlRef) -> ComponentKey:
     """A ControlNet's name as a component, however it is used."""
-    return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}")
+    said = "".join(f"+{name}={value}" for name, value in control.said)
+    return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}{said}")
 
 
 def component_key(name: str, role: Role, sha256: str) -> ComponentKey:
@@ -332,7 +333,8 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
             reads += f" {work.image_noise!r} {work.motion} {work.elevation!r} {work.ends:d}"
             reads += f" {work.switch}{'low' if work.low_noise else ''}"
             reads += "".join(f" {region}" for region in work.regions)
-            reads += "".join(f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r} {c.mode}" for c in work.controls)
+            for c in work.controls:
+                reads += f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r} {c.mode}{c.said or ''}"
             return f"sample {_model_key(work)} {_size_key(work)} {how} {lengths} {reads}"
         case EncodePictureWork() | SeePictureWork():
             return ""  # one picture fills a device
@@ -367,8 +369,9 @@ def _without_places(value: Any) -> Any:
     if isinstance(value, EmbeddingRef):
         return {"name": value.name, "sha256": value.sha256}
     if isinstance(value, ControlRef):
-        said = {} if value.mode is None else {"mode": value.mode}
-        return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **said}
+        more: dict[str, Any] = {} if value.mode is None else {"mode": value.mode}
+        more |= {"said": value.said} if value.said else {}
+        return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **more}
     if isinstance(value, RegionWork):
         return [value.strength, value.box]
     if isinstance(value, tuple):

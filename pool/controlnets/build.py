@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,13 +17,10 @@ from pool.checkpoints.safetensors_file import Shape
 from pool.controlnets.config import Config
 from pool.controlnets.kinds import ControlKind, kind_among
 from pool.diffusion_models.empty import empty_module
-from pool.diffusion_models.given import given_arguments
 from pool.errors import UnknownArchitecture
 
 #: what the keys of a ControlNet begin with where its file has more beside it
 PREFIX = "control_model."
-#: what of a configuration beside a file counts: what no shape tells
-_SAID_ALONE = frozenset({"force_zeros_for_pooled_projection"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +56,9 @@ class ControlNetPlan:
         return self.key_map.save(module.state_dict()) | {key: tensors[key] for key in self.key_map.unused}
 
 
-def plan_controlnet(shapes: Mapping[str, Shape], said: Mapping[str, Any] | None = None) -> ControlNetPlan:
-    """How the ControlNet among `shapes` is built, from shapes alone. `said` is the config.json beside it, where there
-    is one: what no shape tells is taken from it. Raises UnknownArchitecture when there is no ControlNet."""
+def plan_controlnet(shapes: Mapping[str, Shape], said: Mapping[str, bool] | None = None) -> ControlNetPlan:
+    """How the ControlNet among `shapes` is built, from shapes alone but for what is `said` otherwise
+    (`pool.refs.ControlRef.said`). Raises UnknownArchitecture when there is no ControlNet."""
     has_prefix = any(key.startswith(PREFIX) for key in shapes)
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(PREFIX) or not has_prefix}
     bare = {key.removeprefix(PREFIX): shape for key, shape in own.items()}
@@ -80,7 +76,4 @@ def plan_controlnet(shapes: Mapping[str, Shape], said: Mapping[str, Any] | None 
         raise UnknownArchitecture(
             f"recognised as a ControlNet for {kind.title}, but with other tensors: {error}"
         ) from error
-    if said is not None:
-        given = given_arguments(kind.module, said, len(own))
-        config |= {key: value for key, value in given.items() if key in _SAID_ALONE and key in config}
-    return ControlNetPlan(kind, config, key_map)
+    return ControlNetPlan(kind, {**config, **(said or {})}, key_map)

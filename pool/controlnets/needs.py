@@ -5,8 +5,8 @@ Shape legend: B batch, C channels, H W height and width of a latent, N rows of p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,9 @@ from pool.controlnets.kinds import ControlKind, kind_of
 from pool.controlnets.said import Said, blocks_of
 from pool.diffusion_models.image_configs import PATCH
 from pool.dry_run import META
+from pool.sampling.added import ForEachText
 from pool.sampling.asking import GUIDANCE, POOLED
+from pool.sampling.extras import Residuals
 
 if TYPE_CHECKING:
     from pool.activation_needs import StageModule
@@ -39,10 +41,22 @@ class ControlBytes:
 
     peak_bytes  most at once while they are called
     held_bytes  what is there of them while the diffusion model is called: their pictures, and what they add
+    said        what they add to a diffusion model with so many `blocks`, without values; None where there are none
+    to_prompt   it was said to the prompt alone
     """
 
     peak_bytes: int = 0
     held_bytes: int = 0
+    said: Said | None = None
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    to_prompt: bool = False
+
+    def added(self, texts: int) -> Residuals | None:
+        """What one call of the diffusion model for so many texts is given of it: `pool.controlnets.run.Controls`."""
+        if self.said is None:
+            return None
+        spread = self.said.spread(self.blocks)
+        return {name: ForEachText(own, texts) for name, own in spread.items()} if self.to_prompt else spread
 
 
 def hears_prompt(controls: Sequence[StageModule]) -> bool:
@@ -72,8 +86,9 @@ def control_bytes(controls: Sequence[StageModule], model: StageModule, heard: He
         peak_bytes = max(peak_bytes, said_bytes + batch * picture_bytes + called_bytes, added_bytes)
         pictures_bytes += picture_bytes
     assert total is not None
-    held_bytes = pictures_bytes + (_prompt_bytes(heard) if hears_prompt(controls) else 0)
-    return ControlBytes(held_bytes + peak_bytes, held_bytes + total.held_bytes)
+    to_prompt, blocks = hears_prompt(controls), blocks_of(kind_of(controls[0].module), model.module)
+    held_bytes = pictures_bytes + (_prompt_bytes(heard) if to_prompt else 0)
+    return ControlBytes(held_bytes + peak_bytes, held_bytes + total.held_bytes, total, blocks, to_prompt)
 
 
 def _prompt_bytes(heard: Heard) -> int:

@@ -5,16 +5,16 @@ What the engine runs and what the catalog describes come from here. Nothing is r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from pool.checkpoints.files.regular_file import read_text_file
-from pool.checkpoints.files.strict_json import BadJson, read_object
 from pool.checkpoints.mapped_file import MappedFile
 from pool.checkpoints.safetensors_file import Shape
+from pool.controlnets.beside import is_named_for_edges, said_beside
 from pool.controlnets.build import plan_controlnet
 from pool.controlnets.fits import check_fits, mode_of
 from pool.controlnets.needs import usual_call
@@ -27,8 +27,6 @@ from pool.sizing import component_spec, component_use, own_weights
 from pool.spec import ComponentSpec, ComponentUse, Role
 from pool.work import ControlRef, control_key
 
-#: what the weights of a folder of diffusers are called, and what lies beside them there
-_FOLDER_WEIGHTS, _FOLDER_CONFIG = "diffusion_pytorch_model", "config.json"
 #: of layers that some files have and do not use
 _UNTRAINED = "control_noise_refiner.0.before_proj.bias"
 
@@ -42,14 +40,14 @@ class OpenControlNet:
         self.ref = ref
         mapped = MappedFile.open(Path(ref.path), allow_pickle=True)  # whoever made the reference has allowed it
         try:
-            plan = plan_controlnet(_used(mapped), _config_beside(Path(ref.path)))
+            plan = plan_controlnet(_used(mapped), dict(ref.said))
             self.module: Any = plan.build(mapped.tensors())
         except UnknownArchitecture as error:
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
         #: what it is, and how it is called
         self.kind = plan.kind
-        #: the picture whose latent it reads is as `pool.work.EncodePictureWork.bright` has it
-        self.reads_bright = self.kind.reads_rows(self.module) and _is_for_edges(Path(ref.path), mapped)
+        self._config = plan.config
+        self._reads_edges = _says_edges(ref.path, mapped) if self.kind.reads_rows(self.module) else False
         self.key = control_key(ref)
         self.weights = tuple(own_weights(self.module))
         self.form = form_of(Role.CONTROLNET, self.weights, capabilities_of(device), self.kind.dtypes)
@@ -70,6 +68,15 @@ class OpenControlNet:
         """The number of the mode that a request means. Raises UnusableField for one that it does not have."""
         return mode_of(self.ref.name, self.kind, self.module, said)
 
+    def said_at(self, path: Path) -> tuple[tuple[str, bool], ...]:
+        """`ControlRef.said` of its copy at `path`, where nothing is said of it itself. Raises CorruptFile."""
+        return said_beside(path, self._config)
+
+    def reads_bright_at(self, path: Path) -> bool:
+        """Whether its copy at `path` reads the latent of a picture as `pool.work.EncodePictureWork.bright` has it: its
+        file says it, or its name."""
+        return is_named_for_edges(path) if self._reads_edges is None else self._reads_edges
+
     def check_fits(self, model: OpenModel) -> None:
         """Raise UnusableField unless it was made for diffusion models like that of `model`."""
         check_fits(self.ref.name, self.kind, self.module, model)
@@ -84,20 +91,13 @@ def _used(mapped: MappedFile) -> dict[str, Shape]:
     return {key: shape for key, shape in shapes.items() if not key.startswith(_UNTRAINED.split(".")[0])}
 
 
-def _is_for_edges(path: Path, mapped: MappedFile) -> bool:
-    """Whether it reads edges, where several of one layout read different pictures: its file says it, or its name."""
-    if PICTURE_KIND in mapped.header.shapes:
-        return round(float(mapped.tensors()[PICTURE_KIND].flatten()[0])) == EDGES
-    name = path.parent.name if path.name.startswith(_FOLDER_WEIGHTS) else path.name
-    return "canny" in name.lower()
-
-
-def _config_beside(path: Path) -> dict[str, Any] | None:
-    """The configuration in a folder of diffusers that the file lies in. Raises CorruptFile for one that is no JSON."""
-    place = path.parent / _FOLDER_CONFIG
-    if not path.name.startswith(_FOLDER_WEIGHTS) or not place.is_file():
+def _says_edges(path: str, mapped: MappedFile) -> bool | None:
+    """Whether it reads edges, where several of one layout read different pictures; None where its file does not say it.
+    Raises CorruptFile for one that says no number."""
+    if PICTURE_KIND not in mapped.header.shapes:
         return None
-    try:
-        return read_object(read_text_file(place, "the configuration of a ControlNet"))
-    except BadJson as error:
-        raise CorruptFile(f"{place}: {error}") from None
+    kinds = mapped.tensors()[PICTURE_KIND].flatten()
+    number = float(kinds.float()) if len(kinds) == 1 and not kinds.is_complex() else math.nan
+    if not math.isfinite(number):
+        raise CorruptFile(f"{path}: {PICTURE_KIND}: found {kinds.tolist()[:8]}, expected one finite number")
+    return round(number) == EDGES

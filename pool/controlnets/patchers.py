@@ -32,8 +32,8 @@ class ControlPatchers:
     def of(self, controls: Iterable[ControlRef]) -> tuple[ModelPatcher, ...]:
         """A clone over each ControlNet; the same one where one speaks of two pictures. Raises CorruptFile or
         UnknownArchitecture."""
-        clones: dict[str, ModelPatcher] = {}
-        return tuple(clones.setdefault(control.sha256, self._one(control)) for control in controls)
+        clones: dict[object, ModelPatcher] = {}
+        return tuple(clones.setdefault(control.content, self._one(control)) for control in controls)
 
     def _one(self, control: ControlRef) -> ModelPatcher:
         key = control_key(control)

@@ -164,5 +164,6 @@ def _pictures_of(read: Sequence[Result], work: SampleWork) -> Iterator[Tensor]:
         if ref.reads_latent:
             yield torch.from_numpy(next(own).copy())
         else:
-            whole = np.ascontiguousarray(covering(next(pixels), work.width, work.height))
+            # a copy: what is of that size already may be another's, and not to be written
+            whole = np.array(covering(next(pixels), work.width, work.height), order="C")
             yield torch.from_numpy(whole).permute(2, 0, 1).float() / 255

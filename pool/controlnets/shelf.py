@@ -25,20 +25,20 @@ class ControlShelf:
     ) -> None:
         """`device` is what they are to run on, or the name of its kind."""
         self._registry, self._device, self._open_model = registry, device, open_model
-        self._opened: dict[str, OpenControlNet] = {}
+        self._opened: dict[object, OpenControlNet] = {}
         self._names: dict[str, str] = {}
 
     def find(self, name: str, strength: float, start: float, end: float, mode: str | int | None = None) -> ControlRef:
-        """The file called `name`. A copy of one that was asked for before goes by the name that it had first. Raises
-        UnknownName, AmbiguousName, CorruptFile or UnknownArchitecture, and UnusableField for a `mode` that it does not
-        have."""
+        """The file called `name`. A copy of one that was asked for before goes by the name that it had first; how it is
+        called and what its folder says of it are its own. Raises UnknownName, AmbiguousName, CorruptFile or
+        UnknownArchitecture, and UnusableField for a `mode` that it does not have."""
         file = self._registry.find(name, CONTROLNETS, "ControlNet")
         digest = self._registry.hashes(file).sha256
         own = self._names.setdefault(digest, without_ending(file.path.name))
         found = ControlRef(own, str(file.real_path), digest, strength, start, end)
         opened = self.opened(found)
-        number = opened.mode_of(mode)
-        return replace(found, mode=number, reads_latent=opened.kind.reads_latent, bright=opened.reads_bright)
+        number, said, bright = opened.mode_of(mode), opened.said_at(file.path), opened.reads_bright_at(file.path)
+        return replace(found, mode=number, reads_latent=opened.kind.reads_latent, bright=bright, said=said)
 
     def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         """The size of a ControlNet, and what a run beside `model` needs of it. Raises CorruptFile, UnknownArchitecture,
@@ -49,6 +49,6 @@ class ControlShelf:
 
     def opened(self, control: ControlRef) -> OpenControlNet:
         """It, built. Raises CorruptFile or UnknownArchitecture."""
-        if control.sha256 not in self._opened:
-            self._opened[control.sha256] = OpenControlNet(control, self._device)
-        return self._opened[control.sha256]
+        if control.content not in self._opened:
+            self._opened[control.content] = OpenControlNet(control, self._device)
+        return self._opened[control.content]

@@ -370,6 +370,10 @@ def test_controlnets_have_short_forms(ending: str, numbers: tuple[float, ...], t
         ("a/union@old@depth", ("a/union@old", "depth")),
         ("union", ("union", None)),
         ("@canny", ("@canny", None)),
+        ("me@home/union", ("me@home/union", None)),
+        ("a/union@2.safetensors", ("a/union@2.safetensors", None)),
+        ("union@2.safetensors@2", ("union@2.safetensors", 2)),
+        pytest.param("union@" + "9" * 5000, ("union", "9" * 5000), id="no number"),
     ],
 )
 def test_short_forms_of_controlnets_say_a_mode(name: str, found: tuple[str, str | int | None], tmp_path: Path) -> None:

@@ -50,6 +50,18 @@ def test_which_of_two_models_a_lora_changed_is_in_the_digest() -> None:
     assert low.as_json()["loras"] == ({"name": "light", "sha256": "cd", "strength": 0.5, "noise": "low"},)
 
 
+def test_what_the_folder_of_a_controlnet_says_is_in_the_digest() -> None:
+    """And nowhere, where it says nothing."""
+    plain = OTHER_PICTURES["controls"][0]
+    recipes = [
+        replace(RECIPE, pictures=replace(PICTURES, controls=(one,)))
+        for one in (plain, replace(plain, said={"zeros": False}))
+    ]
+    assert recipes[0].digest != recipes[1].digest
+    saids = [recipe.as_json()["pictures"]["controls"][0].get("said") for recipe in recipes]
+    assert saids == [None, {"zeros": False}]
+
+
 def test_a_recipe_is_json() -> None:
     assert json.loads(json.dumps(RECIPE.as_json()))["loras"] == [{"name": "light", "sha256": "cd", "strength": 0.5}]
 

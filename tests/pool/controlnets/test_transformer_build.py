@@ -1,24 +1,21 @@
-"""ControlNets of transformers are built from each published layout, at any size, and saved as they were; what a
-configuration beside them alone can tell is taken from there."""
+"""ControlNets of transformers are built from each published layout, at any size, and saved as they were."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from pool.checkpoints.private_names import differing_keys
 from pool.controlnets.build import plan_controlnet
 from pool.controlnets.kinds import KINDS, evenly, in_proportion, in_turn, kind_of
 from pool.controlnets.open_controlnet import OpenControlNet
-from pool.errors import CorruptFile, UnknownArchitecture
+from pool.errors import UnknownArchitecture
 from pool.work import ControlRef
 from tests.pool.controlnets import tiny_controls
 
@@ -189,43 +186,6 @@ def test_damaged_shapes_are_refused_or_built(name: str) -> None:
     assert refused > 10
 
 
-@pytest.mark.parametrize("zeros", [True, False])
-def test_what_no_shape_tells_is_taken_from_the_configuration_in_its_folder(zeros: bool, tmp_path: Path) -> None:
-    """And nothing else is; nor is one beside a file of another name, which may be of another file."""
-    for name, expected in (("diffusion_pytorch_model", zeros), ("canny", True)):
-        path = tmp_path / name / f"{name}.safetensors"
-        tiny_controls.write(path, tiny_controls.sd3)
-        said = {
-            "_class_name": "SD3ControlNetModel",
-            "force_zeros_for_pooled_projection": zeros,
-            "num_layers": 2,
-            "unheard_of": 1,
-        }
-        (path.parent / "config.json").write_text(json.dumps(said))
-        module = OpenControlNet(ControlRef("c", str(path), "00", 1.0, 0.0, 1.0), "cpu").module
-        assert module.config.force_zeros_for_pooled_projection is expected
-        assert module.config.num_layers == 1
-
-
-@pytest.mark.parametrize(
-    ("place", "publish", "is_bright"),
-    [
-        ("c.safetensors", partial(tiny_controls.sd35_file, pictures=1), True),
-        ("canny.safetensors", partial(tiny_controls.sd35_file, pictures=0), False),
-        ("SD3.5-Canny-8b.safetensors", tiny_controls.as_it_is, True),
-        ("depth.safetensors", tiny_controls.as_it_is, False),
-        ("sd35-controlnet-canny/diffusion_pytorch_model.safetensors", tiny_controls.as_it_is, True),
-        ("canny/depth.safetensors", tiny_controls.as_it_is, False),
-    ],
-)
-def test_which_pictures_one_of_sd35_large_reads_is_said_by_its_file_or_else_its_name(
-    place: str, publish: Callable[[Mapping[str, Any]], dict[str, Any]], is_bright: bool, tmp_path: Path
-) -> None:
-    tiny_controls.write(tmp_path / place, tiny_controls.sd35_large, 0, publish)
-    ref = ControlRef("c", str(tmp_path / place), "00", 1.0, 0.0, 1.0)
-    assert OpenControlNet(ref, "cpu").reads_bright is is_bright
-
-
 @pytest.mark.parametrize(("version", "refines"), [("2.0", "control_layers"), ("2.1", "control_noise_refiner")])
 def test_layers_of_z_image_that_were_never_trained_are_left_out(version: str, refines: str, tmp_path: Path) -> None:
     """Both versions have files with the same tensors."""
@@ -236,29 +196,6 @@ def test_layers_of_z_image_that_were_never_trained_are_left_out(version: str, re
     assert opened.kind.title == "Z-Image"
     assert opened.module.config.add_control_noise_refiner == refines
     assert (opened.module.control_noise_refiner is None) == (version == "2.0")
-
-
-def test_others_that_read_edges_read_them_as_they_are(tmp_path: Path) -> None:
-    tiny_controls.write(tmp_path / "canny.safetensors", tiny_controls.sd3)
-    ref = ControlRef("canny", str(tmp_path / "canny.safetensors"), "00", 1.0, 0.0, 1.0)
-    assert not OpenControlNet(ref, "cpu").reads_bright
-
-
-@pytest.mark.parametrize(
-    ("text", "error", "complaint"),
-    [
-        ("{", CorruptFile, r"config\.json"),
-        ('{"_class_name": "FluxControlNetModel"}', UnknownArchitecture, "names the class 'FluxControlNetModel'"),
-    ],
-)
-def test_a_configuration_that_is_none_is_refused_by_name(
-    text: str, error: type[Exception], complaint: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "diffusion_pytorch_model.safetensors"
-    save_file({key: torch.zeros_like(value) for key, value in tiny_controls.sd3().state_dict().items()}, path)
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(error, match=complaint):
-        OpenControlNet(ControlRef("c", str(path), "00", 1.0, 0.0, 1.0), "cpu")
 
 
 def test_samples_go_behind_blocks_as_diffusers_has_them() -> None:

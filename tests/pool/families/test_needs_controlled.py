@@ -18,6 +18,7 @@ from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+REGIONS = [{"prompt": "cat", "box": (0, 0, 32, 48)}]
 #: of tiny models a sample of a ControlNet is large beside what its blocks hold at once
 MOST_OVER = 0.08
 
@@ -28,6 +29,8 @@ MOST_OVER = 0.08
         ("flux", {}),
         ("flux of xlabs", {}),
         ("flux", {"image": PIXELS, "strength": 0.9}),
+        ("flux", {"prompt": "red", "negative": "dog", "regions": REGIONS}),
+        ("qwen_image", {"prompt": "red", "negative": "dog", "regions": REGIONS}),
         ("sd3", {}),
         ("sd3", {"negative": LONG}),
         ("sd35_large", {}),
@@ -40,6 +43,8 @@ MOST_OVER = 0.08
         "flux",
         "xlabs",
         "from a picture",
+        "flux in a region",
+        "qwen in a region",
         "sd3",
         "sd3 apart",
         "sd35_large",

@@ -316,6 +316,30 @@ def test_two_at_once_are_those_of_diffusers(case: str, tmp_path: Path) -> None:
     tiny.close()
 
 
+def test_what_its_folder_says_is_heard_of_equal_files_each(tmp_path: Path) -> None:
+    """One after the other in one engine, and both at once."""
+    paths, modules = {}, {}
+    for zeros in (True, False):
+        paths[zeros] = tmp_path / "controlnet" / str(zeros) / "diffusion_pytorch_model.safetensors"
+        modules[zeros] = tiny_controls.write(paths[zeros], tiny_controls.sd3, 5)
+        modules[zeros].register_to_config(force_zeros_for_pooled_projection=zeros)
+        (paths[zeros].parent / "config.json").write_text(
+            f'{{"force_zeros_for_pooled_projection": {str(zeros).lower()}}}'
+        )
+    tiny = TinyFamilyModel(tmp_path, FAMILIES["sd3"])
+    found = {}
+    for zeros, path in paths.items():
+        own = control(str(path))
+        made = tiny.made(controls=[own], **FIELDS)
+        found[zeros] = made.latents[0]
+        assert_equal(found[zeros], expected_of(tiny, made, [modules[zeros]], [own]))
+    assert not torch.allclose(found[True], found[False], atol=1e-3)
+    both = tiny.made(controls=[control(str(path)) for path in paths.values()], **FIELDS)
+    (sample,) = [task for task in both.tasks if task.stage is Stage.SAMPLE]
+    assert len({use.component for use in sample.uses}) == 3
+    tiny.close()
+
+
 def test_one_that_speaks_of_two_pictures_is_that_of_diffusers(tmp_path: Path) -> None:
     tiny, modules = model_with(tmp_path, "qwen_image")
     own = [control(), control(image=negative(), strength=0.3)]

@@ -1,0 +1,43 @@
+"""What is known of a ControlNet from where its file lies: from its name, and from the configuration in its folder.
+
+Knows no tensors. Equal files may lie under other names and beside other configurations, so what is found here belongs
+to the file that was asked for, and is never taken from a copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pool.checkpoints.files.regular_file import read_text_file
+from pool.checkpoints.files.strict_json import BadJson, read_object
+from pool.errors import CorruptFile
+
+#: what the weights of a folder of diffusers are called, and what lies beside them there
+_FOLDER_WEIGHTS, _FOLDER_CONFIG = "diffusion_pytorch_model", "config.json"
+#: what of a configuration beside a file counts: what no shape tells
+SAID_ALONE = frozenset({"force_zeros_for_pooled_projection"})
+
+
+def said_beside(path: Path, config: Mapping[str, Any]) -> tuple[tuple[str, bool], ...]:
+    """What the configuration in the folder of diffusers that the file at `path` lies in says otherwise than `config`,
+    the arguments that shapes tell, by name. It is read only where the class takes what it alone can tell, and nothing
+    else of it counts. Raises CorruptFile for one that is no JSON or says no yes or no."""
+    names, place = sorted(SAID_ALONE & config.keys()), path.parent / _FOLDER_CONFIG
+    if not names or not path.name.startswith(_FOLDER_WEIGHTS) or not place.is_file():
+        return ()
+    try:
+        said = read_object(read_text_file(place, "the configuration of a ControlNet"))
+    except BadJson as error:
+        raise CorruptFile(f"{place}: {error}") from None
+    for name in names:
+        if not isinstance(said.get(name, False), bool):
+            raise CorruptFile(f"{place}: {name}: found {str(said[name])[:80]!r}, expected true or false")
+    return tuple((name, said[name]) for name in names if name in said and said[name] != config[name])
+
+
+def is_named_for_edges(path: Path) -> bool:
+    """Whether the name of the file, or of its folder where all files are called alike, says that it reads edges."""
+    name = path.parent.name if path.name.startswith(_FOLDER_WEIGHTS) else path.name
+    return "canny" in name.lower()
