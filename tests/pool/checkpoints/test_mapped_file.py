@@ -198,10 +198,11 @@ def test_looking_for_non_finite_numbers_makes_no_copy_of_the_file(tmp_path: Path
 
 
 def test_reading_ahead_brings_the_wanted_tensors_into_memory(tmp_path: Path) -> None:
-    """And leaves what is far from them on the disk."""
-    size = 16 << 20
+    """And leaves what is far from them on the disk. How far it reads beyond what is asked for is the system's affair: a
+    disk with 8 MiB of read-ahead gave 16 MiB and somewhat more."""
+    sizes = {"a": 16 << 20, "b": 16 << 20, "c": 96 << 20, "d": 16 << 20}
     path = tmp_path / "two.safetensors"
-    save_file({name: torch.ones(size, dtype=torch.uint8) for name in ("a", "b", "c", "d")}, path)
+    save_file({name: torch.ones(size, dtype=torch.uint8) for name, size in sizes.items()}, path)
     cold(path)
     mapped = MappedFile.open(path)
     mapped.read_ahead(["b"])
@@ -210,7 +211,8 @@ def test_reading_ahead_brings_the_wanted_tensors_into_memory(tmp_path: Path) -> 
     while not resident_pages(path)[entries["b"].begin // PAGE : entries["b"].end // PAGE].all():
         assert time.monotonic() < deadline, "the system did not do as it was asked"
         time.sleep(0.01)
-    assert not resident_pages(path)[entries["d"].begin // PAGE + 1 :].any()
+    is_far_read = bool(resident_pages(path)[entries["d"].begin // PAGE + 1 :].any())
+    assert not is_far_read
 
 
 def test_what_is_in_memory_is_not_asked_for_again(tmp_path: Path) -> None:
