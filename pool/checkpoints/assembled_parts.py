@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pool.checkpoints.families import Family
-from pool.checkpoints.pairs import pair_of, split_second
+from pool.checkpoints.pairs import pair_of
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
-from pool.checkpoints.recognition.parts import LOW_NOISE_PREFIX, split
+from pool.checkpoints.recognition.parts import LOW_NOISE_PREFIX, split, split_second
 from pool.checkpoints.recognition.signature import Naming
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.errors import MissingParts, UnknownArchitecture

@@ -26,9 +26,10 @@ from pool.checkpoints.families import (
 from pool.checkpoints.files.ggml_types import is_block_type
 from pool.checkpoints.film_unets import FILM_UNETS
 from pool.checkpoints.folder_family import folder_family
-from pool.checkpoints.pairs import pair_of, split_second
+from pool.checkpoints.pairs import pair_of
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.recognition.other_files import folder_part, other_file
+from pool.checkpoints.recognition.parts import split_second
 from pool.checkpoints.recognition.prediction import NOISE_WORD, VELOCITY_WORD, said_prediction
 from pool.checkpoints.recognition.signature import Naming
 from pool.checkpoints.running import LIST, why_not

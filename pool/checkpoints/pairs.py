@@ -47,14 +47,6 @@ PAIRS: Mapping[str, Family] = MappingProxyType(
 )
 
 
-def split_second(shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Shape], Mapping[str, Shape]]:
-    """`shapes` of a whole file without those of a second diffusion model; and those, without what their keys begin
-    with."""
-    start = LOW_NOISE_PREFIX
-    second = {key.removeprefix(start): shape for key, shape in shapes.items() if key.startswith(start)}
-    return {key: shape for key, shape in shapes.items() if not key.startswith(start)} if second else shapes, second
-
-
 def pair_of(found: DiffusionFacts, second: Mapping[str, Shape], of: str = "") -> Family:
     """The family of a model whose diffusion model was `found` and whose second one has tensors of the shapes `second`,
     keys without what they begin with in whole files; `of` is the file that has it.

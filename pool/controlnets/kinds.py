@@ -127,11 +127,11 @@ def _as_it_is(shapes: Shapes) -> Convert:
 
 
 def _flux_names(shapes: Shapes) -> Convert:
-    return xlabs_to_diffusers if "double_blocks.0.img_attn.qkv.weight" in shapes else lambda tensors: tensors
+    return xlabs_to_diffusers if "double_blocks.0.img_attn.qkv.weight" in shapes else _as_it_is(shapes)
 
 
 def _sd3_names(shapes: Shapes) -> Convert:
-    return sd35_to_diffusers if "transformer_blocks.0.attn.qkv.weight" in shapes else lambda tensors: tensors
+    return sd35_to_diffusers if "transformer_blocks.0.attn.qkv.weight" in shapes else _as_it_is(shapes)
 
 
 _SPEAKS = "controlnet_blocks.0.weight"

@@ -213,11 +213,12 @@ def test_a_stage_that_is_asked_for_alone_is_made_by_both_models() -> None:
     """`sample` of a driver that composes stages itself: it ends with the second one's latent, and is as strong as it
     says in both."""
     tree = order_for(request(cfg=4.0)).latent
-    assert tree.low_noise is None  # type: ignore[union-attr] # the driver's own pictures are no order of a latent
-    job = cut_order(tree, JOB, FakeCatalog())  # type: ignore[arg-type]
+    assert isinstance(tree, SampleOrder)
+    assert tree.low_noise is None
+    job = cut_order(tree, JOB, FakeCatalog())
     high, low = sampled(job)
     assert (high.cfg, low.cfg, low.low_noise) == (4.0, 4.0, True)
     assert isinstance(job.works[job.job.wanted], SampleWork)
     assert job.works[job.job.wanted] == low
-    said = replace(tree, low_noise=LowNoiseOrder(0.5, 2.0))  # type: ignore[type-var]
-    assert sampled(cut_order(said, JOB, FakeCatalog()))[1].cfg == 2.0  # type: ignore[arg-type]
+    said = replace(tree, low_noise=LowNoiseOrder(0.5, 2.0))
+    assert sampled(cut_order(said, JOB, FakeCatalog()))[1].cfg == 2.0

@@ -78,13 +78,20 @@ def diffusion_component(facts: DiffusionFacts, contents: Contents) -> ComponentF
     )
 
 
+def split_second(shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Shape], Mapping[str, Shape]]:
+    """`shapes` of a whole file without those of a second diffusion model; and those, without what their keys begin
+    with."""
+    start = LOW_NOISE_PREFIX
+    second = {key.removeprefix(start): shape for key, shape in shapes.items() if key.startswith(start)}
+    return {key: shape for key, shape in shapes.items() if not key.startswith(start)} if second else shapes, second
+
+
 def second_model(contents: Contents) -> Iterator[ComponentFacts]:
     """The diffusion model for low noise of a file that has one beside another."""
-    start = LOW_NOISE_PREFIX
-    bare = {key.removeprefix(start): shape for key, shape in contents.shapes.items() if key.startswith(start)}
+    _, bare = split_second(contents.shapes)
     found = recognise_diffusion(bare) if bare else None
     if found is not None:
-        yield diffusion_component(dataclasses.replace(found, prefix=start), contents)
+        yield diffusion_component(dataclasses.replace(found, prefix=LOW_NOISE_PREFIX), contents)
 
 
 def other_components(contents: Contents, taken: str | None) -> Iterator[ComponentFacts]:

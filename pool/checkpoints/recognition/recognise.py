@@ -9,7 +9,7 @@ from __future__ import annotations
 from pool.checkpoints.recognition.diffusion import recognise_diffusion
 from pool.checkpoints.recognition.facts import ComponentFacts, Contents, FileFacts, Kind
 from pool.checkpoints.recognition.other_files import folder_part, is_lora, other_file
-from pool.checkpoints.recognition.parts import LOW_NOISE_PREFIX, diffusion_component, other_components, second_model
+from pool.checkpoints.recognition.parts import diffusion_component, other_components, second_model, split_second
 from pool.checkpoints.recognition.prediction import prediction_hints
 
 
@@ -21,7 +21,7 @@ def recognise_contents(contents: Contents) -> FileFacts:
     shapes = contents.shapes
     if is_lora(shapes):
         return _without_components(Kind.LORA, "a LoRA", contents)
-    first = {key: shape for key, shape in shapes.items() if not key.startswith(LOW_NOISE_PREFIX)}
+    first, _ = split_second(shapes)
     found = recognise_diffusion(first)
     other = None if found else other_file(shapes)
     if other:

@@ -17,74 +17,50 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from pool.spec import Role
-from pool.work import Encoded, SampleWork
+from pool.work import SampleWork
 from tests.pool.families.test_from_pictures import picture
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
+from tests.pool.families.told_pipelines import parts_of, texts_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 WIDTH, HEIGHT, STEPS, SEED, CFG = 64, 48, 4, 11, 3.0
 
 
-def _texts(made: Made, mask: str = "") -> dict[str, Tensor]:
-    """The prompt and the negative prompt as pipelines are given them, with their masks where they are told `mask`."""
-    given = made.texts
-    read = [one for one in made.results.values() if isinstance(one, Encoded)]
-    for side, text in zip(("", "negative_"), read, strict=False) if mask else ():
-        real = text.others.get("context_mask", np.ones(len(text.context_LD), bool))
-        given[f"{side}{mask}"] = torch.from_numpy(real)[None]
-    return given
-
-
-def _parts(tiny: TinyFamilyModel) -> tuple[Any, Any]:
-    """Its VAE, which says of its latents what the family says, and its diffusion model."""
-    vae = tiny.module(Role.VAE)
-    facts = tiny.engine._opened(tiny.model).latent
-    if facts.means:
-        vae.register_to_config(latents_mean=facts.means, latents_std=facts.deviations)
-    else:
-        vae.register_to_config(scaling_factor=facts.scaling_factor, shift_factor=facts.shift)
-    return vae, tiny.module(Role.DIFFUSION_MODEL)
-
-
 def _flux(tiny: TinyFamilyModel, made: Made, call: dict[str, Any]) -> Tensor:
-    vae, model = _parts(tiny)
+    vae, model = parts_of(tiny)
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, max_shift=1.15, base_shift=0.5)
     pipeline = diffusers.FluxImg2ImgPipeline(scheduler, vae, None, None, None, None, model)
-    found = pipeline(**_texts(made), **call, guidance_scale=CFG).images
+    found = pipeline(**texts_of(made), **call, guidance_scale=CFG).images
     unpacked: Tensor = pipeline._unpack_latents(found, HEIGHT, WIDTH, pipeline.vae_scale_factor)
     return unpacked
 
 
 def _sd3(tiny: TinyFamilyModel, made: Made, call: dict[str, Any]) -> Tensor:
-    vae, model = _parts(tiny)
+    vae, model = parts_of(tiny)
     pipeline = diffusers.StableDiffusion3Img2ImgPipeline(
         model, FlowMatchEulerDiscreteScheduler(shift=3.0), vae, None, None, None, None, None, None
     )
-    found: Tensor = pipeline(**_texts(made), **call, guidance_scale=CFG).images
+    found: Tensor = pipeline(**texts_of(made), **call, guidance_scale=CFG).images
     return found
 
 
 def _qwen_image(tiny: TinyFamilyModel, made: Made, call: dict[str, Any]) -> Tensor:
-    vae, model = _parts(tiny)
+    vae, model = parts_of(tiny)
     scheduler = FlowMatchEulerDiscreteScheduler(
         use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
     )
     pipeline = diffusers.QwenImageImg2ImgPipeline(scheduler, vae, None, None, model)
-    given = {
-        key: one.long() if key.endswith("mask") else one for key, one in _texts(made, "prompt_embeds_mask").items()
-    }
-    found = pipeline(**given, **call, true_cfg_scale=CFG).images
+    found = pipeline(**texts_of(made, "prompt_embeds_mask"), **call, true_cfg_scale=CFG).images
     unpacked: Tensor = pipeline._unpack_latents(found, HEIGHT, WIDTH, pipeline.vae_scale_factor)
     return unpacked[:, :, 0]
 
 
 def _z_image(tiny: TinyFamilyModel, made: Made, call: dict[str, Any]) -> Tensor:
-    vae, model = _parts(tiny)
+    vae, model = parts_of(tiny)
     pipeline = diffusers.ZImageImg2ImgPipeline(FlowMatchEulerDiscreteScheduler(shift=3.0), vae, None, None, model)
-    context = _texts(made)["prompt_embeds"]
+    context = texts_of(made)["prompt_embeds"]
     found: Tensor = pipeline(prompt_embeds=[context[0]], **call, guidance_scale=0.0).images
     return found
 
@@ -92,10 +68,12 @@ def _z_image(tiny: TinyFamilyModel, made: Made, call: dict[str, Any]) -> Tensor:
 def _chroma(tiny: TinyFamilyModel, made: Made, call: dict[str, Any]) -> Tensor:
     """With the mask of the pipeline that makes pictures of texts alone. This one's own makes numbers of it, 1 and 0,
     which attention adds to its scores: nothing is hidden by them, and the model was trained with what is."""
-    vae, model = _parts(tiny)
+    vae, model = parts_of(tiny)
     pipeline = diffusers.ChromaImg2ImgPipeline(FlowMatchEulerDiscreteScheduler(), vae, None, None, model)
     pipeline._prepare_attention_mask = partial(diffusers.ChromaPipeline._prepare_attention_mask, pipeline)
-    found = pipeline(**_texts(made, "prompt_attention_mask"), **call, guidance_scale=CFG).images
+    given = texts_of(made, "prompt_attention_mask")
+    given = {key: one.bool() if key.endswith("mask") else one for key, one in given.items()}
+    found = pipeline(**given, **call, guidance_scale=CFG).images
     unpacked: Tensor = pipeline._unpack_latents(found, HEIGHT, WIDTH, pipeline.vae_scale_factor)
     return unpacked
 

@@ -24,13 +24,14 @@ from pool.devices import sim
 from pool.devices.vram_policy import VramPolicy
 from pool.engine import Engine, EngineSettings
 from pool.errors import UnusableField
-from pool.spec import Role, Stage
+from pool.spec import Stage
 from pool.work import Encoded, EncodePictureWork, Latent, Member
 from tests.pool.controlnets import tiny_controls
 from tests.pool.families.test_from_pictures import picture
 from tests.pool.families.tiny_model import QUIET, Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
+from tests.pool.families.told_pipelines import parts_of, texts_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 WIDTH, HEIGHT, STEPS, SEED, CFG = 64, 48, 4, 11, 3.0
@@ -83,27 +84,6 @@ def model_with(folder: Path, case: str, names: Sequence[str] = ("canny",)) -> tu
     tiny = TinyFamilyModel(folder, FAMILIES[family])
     assert tiny.family.name == family
     return tiny, modules
-
-
-def texts_of(made: Made, mask: str = "") -> dict[str, Tensor]:
-    """The texts as pipelines are given them."""
-    given = made.texts
-    read = [one for one in made.results.values() if isinstance(one, Encoded)]
-    for side, text in zip(("", "negative_"), read, strict=False) if mask else ():
-        real = text.others.get("context_mask", np.ones(len(text.context_LD), bool))
-        given[f"{side}{mask}"] = torch.from_numpy(real)[None].long()
-    return given
-
-
-def parts_of(tiny: TinyFamilyModel) -> tuple[Any, Any]:
-    """Its VAE, which says of its latents what the family says, and its diffusion model."""
-    vae = tiny.module(Role.VAE)
-    facts = tiny.engine._opened(tiny.model).latent
-    if facts.means:
-        vae.register_to_config(latents_mean=facts.means, latents_std=facts.deviations)
-    else:
-        vae.register_to_config(scaling_factor=facts.scaling_factor, shift_factor=facts.shift)
-    return vae, tiny.module(Role.DIFFUSION_MODEL)
 
 
 def flux_latent(tiny: TinyFamilyModel, made: Made, controls: Sequence[Any], call: dict[str, Any]) -> Tensor:

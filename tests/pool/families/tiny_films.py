@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pool.work import Film
 from tests.pool.diffusion_models import video_published
-from tests.pool.families.tiny_model import TinyModel
+from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_transformers import prefixed, seeded
 from tests.pool.vaes import published
 from tests.pool.zoo.case import quiet_libraries
@@ -150,3 +152,11 @@ class TinyFilmModel(TinyModel):
         with quiet_libraries():
             save_file(film.file(), folder / "tiny.safetensors")
         self._open(folder, device)
+
+
+def assert_same_film(one: Made, other: Made) -> None:
+    """Both made the same latent, but for the last digits, and the same film within a level."""
+    np.testing.assert_allclose(one.latents[0], other.latents[0], atol=1e-4)
+    films = [made.results[made.tasks[-1].task_id] for made in (one, other)]
+    pixels = [film.frames_THWC.astype(int) for film in films if isinstance(film, Film)]
+    assert np.abs(pixels[0] - pixels[1]).max() <= 1

@@ -1,0 +1,35 @@
+"""What pipelines of diffusers are told of a tiny model's run, and made of: its texts and its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pool.spec import Role
+from pool.work import Encoded
+from tests.pool.families.tiny_model import Made
+from tests.pool.families.tiny_shown import TinyFamilyModel
+
+
+def texts_of(made: Made, mask: str = "") -> dict[str, Tensor]:
+    """The prompt and the negative prompt as pipelines are given them, with their masks where they are told `mask`."""
+    given = made.texts
+    read = [one for one in made.results.values() if isinstance(one, Encoded)]
+    for side, text in zip(("", "negative_"), read, strict=False) if mask else ():
+        real = text.others.get("context_mask", np.ones(len(text.context_LD), bool))
+        given[f"{side}{mask}"] = torch.from_numpy(real)[None].long()
+    return given
+
+
+def parts_of(tiny: TinyFamilyModel) -> tuple[Any, Any]:
+    """Its VAE, which says of its latents what the family says, and its diffusion model."""
+    vae = tiny.module(Role.VAE)
+    facts = tiny.engine._opened(tiny.model).latent
+    if facts.means:
+        vae.register_to_config(latents_mean=facts.means, latents_std=facts.deviations)
+    else:
+        vae.register_to_config(scaling_factor=facts.scaling_factor, shift_factor=facts.shift)
+    return vae, tiny.module(Role.DIFFUSION_MODEL)
