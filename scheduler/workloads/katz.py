@@ -1,12 +1,11 @@
 """Requests like those of two text-to-image services in production: LoRAs and ControlNets by popularity and by habit.
 
 What is like the Katz trace: for each serving instance the loads per request of caches of 1 to 10 slots, least recently
-and least often used, within 5% (or 0.01 loads a request where that is more; ControlNets of service B within 5.5% or
-0.011), and the shares of the most popular, within 2.5 percentage points for LoRAs and 4.5 for ControlNets. Caches that
-count uses do so while a name is in them: only so do the published curves come out. A stream is drawn from the middle of
-an instance's life, so that a short one is like a long one: of the first 60 requests of many
-instances, by caches that have been there since these began, LoRA loads are within the same 5%, and ControlNet loads,
-which are few, within three times what is allowed of a long one.
+and least often used, within 5% (or 0.01 loads a request where that is more), and the shares of the most popular, within
+2.5 percentage points for LoRAs and 4.5 for ControlNets. Caches that count uses do so while a name is in them: only so
+do the published curves come out. A stream is drawn from the middle of an instance's life, so that a short one is like a
+long one: of the first 60 requests of many instances, by caches that have been there since these began, LoRA loads are
+within the same 5%, and ControlNet loads, which are few, within three times what is allowed of a long one.
 
 What is not: the published figures say nothing of arrival times, prompts, users, steps, sizes or base models. Those are
 plain here: one base model a service, prompts that never come twice, steady arrivals. Nor do they say whether LoRAs and
