@@ -24,7 +24,7 @@ COMPILED = {
     "pool": "ahead moves outlook residency resident sent spec streaming_order",
     "scheduler": """
         backlog batching beside costs deadlines demand estimates hurried idle_choice jobs limits messages nodes ordered
-        outlook placement prefetch promises recovery results run_kinds shares signatures soonest state story switching
+        outlook placement prefetch promises recovery results run_kinds shared_loads shares signatures soonest state story switching
         ticks timeouts turns unfit upload_ahead whereabouts why workers
     """,
 }

@@ -71,6 +71,8 @@ class Backlog:
         self._finishing: Ordered[Line] = Ordered()
         #: tasks; for reading
         self.count = 0
+        #: how many of them use each component; for reading
+        self.wanted: dict[ComponentKey, int] = {}
 
     def __len__(self) -> int:
         return self.count
@@ -104,6 +106,9 @@ class Backlog:
         elif task.hurried_by < inf:
             self.hurried.add(task, task.hurried_by)
         self.count += 1
+        wanted = self.wanted
+        for key in task.signature.components:
+            wanted[key] = wanted.get(key, 0) + 1
 
     def remove(self, task: Task) -> None:
         """Take out a task; its order must be the one that it was filed with."""
@@ -121,6 +126,12 @@ class Backlog:
             if not self._batches[task.batch]:
                 del self._batches[task.batch]
         self.count -= 1
+        wanted = self.wanted
+        for key in task.signature.components:
+            if wanted[key] > 1:
+                wanted[key] -= 1
+            else:
+                del wanted[key]
 
     def start(self, task: Task, capacity_bytes: int, workers: int, limit: float) -> None:
         """Take out a task that a worker of this capacity starts, one of so many that are up. Whom it passes over is

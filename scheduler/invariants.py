@@ -144,6 +144,8 @@ def _backlog(state: SchedulerState) -> None:
     ready = [t for t in state.demand.tasks.values() if t.status is TaskStatus.READY]
     pinned = [*state.demand.pinned, *state.demand.turns.limits.held()]
     assert len(filed) == len(backlog), f"{len(filed)} tasks are in the backlog, which counts {len(backlog)}"
+    wanted = Counter(key for task in filed for key in task.signature.components)
+    assert backlog.wanted == wanted, f"the backlog counts {backlog.wanted} uses of components, there are {dict(wanted)}"
     assert len(filed) + len(pinned) == len(ready), f"{len(ready)} tasks are ready, {len(filed)} + {len(pinned)} wait"
     assert {t.name for t in (*filed, *pinned)} == {t.name for t in ready}, "others than the ready tasks wait"
     assert all(t.pinned_to is None for t in filed), "the backlog holds a task that waits for one worker"

@@ -85,7 +85,10 @@ def _is_default(item: Any, default: Any) -> bool:
         return False
     if type(item) is float:
         return repr(item) == repr(default)  # 0.0 and -0.0 are equal, and two values
-    return type(item) in _PLAIN and bool(item == default)
+    if not bool(item == default):
+        return False
+    # what came from another process is not the same object; and the numbers in it may be equal and two values, as above
+    return type(item) in _PLAIN or (dataclasses.is_dataclass(item) and repr(item) == repr(default))
 
 
 @cache

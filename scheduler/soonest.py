@@ -10,10 +10,11 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
    that needs no load, this goes first, and the load is done beside it for nothing (`scheduler.upload_ahead`).
 3. Then tasks whose weights are all there: what finishes a job first, then in order. What finishes a job counts as such
    where its weights take little time beside its run: jobs that are begun are done soon, and do not pile up.
-4. Then what costs least (upload, patches, streaming), with what of that is wasted counted twice and what it waited
-   taken off by a tenth, as far as the account pays the difference; of the first lines in order, and of those that use
-   what is on the idle workers. Wasted is what it costs here beyond what it would on the worker that has most of it: a
-   model that is nowhere has to be loaded by somebody, a second copy need not be made.
+4. Then what costs least (upload, patches, streaming), with what of that is wasted counted twice, without what others
+   pay who wait for the same (`scheduler.shared_loads`), and with three tenths of what it waited taken off, up to a run
+   for the longest wait; of the first lines in order, and of those that use what is on the idle workers. The account
+   pays the difference while it can. Wasted is what it costs here beyond what it would on the worker that has most of
+   it: a model that is nowhere has to be loaded by somebody, a second copy need not be made.
 5. Under 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that one
    already; none waits for a run of unknown length. So a line gets a second worker exactly when waiting takes longer
    than a load.
@@ -34,6 +35,7 @@ from scheduler.idle_choice import MOST_IDLE, best_idle, least_evicting, near
 from scheduler.jobs import Order, Task
 from scheduler.placement import Choice, Question, choice_of
 from scheduler.promises import Look, first_for_idle, is_sooner_elsewhere
+from scheduler.shared_loads import seconds_of_others
 from scheduler.shares import NO_TAG, turn_end
 from scheduler.signatures import LAST_RANK, Signature
 from scheduler.why import Rule
@@ -50,9 +52,10 @@ MOST_FILES = 32
 MOST_FINISHING = 4
 #: lines that are gone through for them, where the others are of one batch with what starts anyway
 MOST_LINES = 256
-#: seconds of load that a second of waiting is worth. From benchmarks/scheduling.py: at 0 the last percent waited longer
-#: than in plain order on the calibrated workload; a tenth moves hardly more bytes
-WAITING = 0.1
+#: seconds of load that a second of waiting is worth; but the longest wait is worth no more than a run. From
+#: benchmarks/scheduling.py: at 0.1 the last percent waited longer than in plain order on the calibrated workload; and
+#: where GPUs are short everybody waits long, and counting all of that would change weights with each task
+WAITING = 0.3
 #: of a run: to bring a VAE for a decode takes little more than this on any GPU, and its picture waits for nothing else
 LITTLE = 0.2
 #: lines, the oldest first, that are looked at for having waited long
@@ -209,8 +212,7 @@ def _comes_beside(question: Question, worker: Worker, running: Task, coming: Tas
 def _cheapest(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
     """Rule 4."""
     question = look.question
-    # where GPUs are short everybody waits long: counting that would change weights with each task
-    worth = WAITING if question.account_seconds > 0.0 else 0.0
+    worth = _worth_of_waiting(question, oldest)
     ranked: list[tuple[float, int, Order, float, float, Line, Worker]] = []
     for line in _candidates(question, oldest, latest_tag):
         best = best_idle(question, line.head)
@@ -218,17 +220,27 @@ def _cheapest(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
             worker, extra = best
             wasted = extra - _least_extra(question, line.head, extra)
             waited = 0.0 if line.head.batch else line.head.waited_seconds(question.at)
-            price = wasted + extra - worth * waited
+            others = seconds_of_others(question, line.signature, worker) if extra > 0.0 else 0.0
+            price = max(0.0, wasted - others) + extra - others - worth * waited
             ranked.append((price, -line.signature.rank, line.order, wasted, extra, line, worker))
     ranked.sort()  # no two lines have one order: no more is compared than price, rank and order
-    least_seconds = min([entry[3] + entry[4] for entry in ranked], default=0.0) if worth else 0.0
+    least_seconds = min([entry[3] + entry[4] for entry in ranked], default=0.0)
     for _, _, _, wasted_seconds, extra_seconds, line, worker in ranked[:MOST_ASKED]:
         look.seen = []
         place = first_for_idle(look, line, worker, extra_seconds)
         if place is not None and (place == 0 or _is_worth(question, line, place, worker, wasted_seconds)):
-            spent_seconds = wasted_seconds + extra_seconds - least_seconds if worth else 0.0
+            pays = question.account_seconds > 0.0
+            spent_seconds = wasted_seconds + extra_seconds - least_seconds if pays else 0.0
             return choice_of(question, line.tasks[place], worker, Rule.CHEAPEST, "", look.seen, spent_seconds)
     return None
+
+
+def _worth_of_waiting(question: Question, oldest: Task) -> float:
+    """Seconds of load that a second of waiting is worth now."""
+    waited_seconds = 0.0 if oldest.batch else oldest.waited_seconds(question.at)
+    idle = question.workers.some_idle(1)[0]
+    most_seconds = question.costs.resident_seconds(oldest.spec, oldest.signature, idle)
+    return WAITING if waited_seconds * WAITING <= most_seconds else most_seconds / waited_seconds
 
 
 def _least_extra(question: Question, task: Task, extra_seconds: float) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import types
 import typing
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from pool.errors import UnknownName, UnusableField
 from pool.residency import Residency
-from pool.spec import ComponentKey, ComponentSpec, JobId, RunCost, WorkerId, WorkerSpec
+from pool.spec import ComponentKey, ComponentSpec, JobId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from scheduler.config import SchedulerConfig
 from scheduler.event_log import Entry, Header, entry_line, header_line, read_entries, read_header
 from scheduler.messages import CancelAsked, Command, ComponentsKnown, Event, StartWorker, Tick, WorkerUp
@@ -81,6 +83,15 @@ def test_what_has_its_default_takes_no_room() -> None:
         "commands": [{"StartWorker": {"worker_id": "gpu-0", "incarnation": 1}}],
     }
     assert plain(RunCost(load_seconds=-0.0)) == {"load_seconds": -0.0}
+
+
+def test_a_default_from_another_process_takes_no_room_either() -> None:
+    """Found as a difference between logs of the compiled core and the Python one: the same report of a stopped run,
+    sent from one to the other, had an empty cost of its own. What is equal to it as a number only is written."""
+    report = TaskReport(TaskId("t"), 1, WorkerId("w"), 1, Residency(10))
+    assert plain(pickle.loads(pickle.dumps(report))) == plain(report)
+    assert "cost" not in plain(report)
+    assert plain(replace(report, cost=RunCost(-0.0)))["cost"] == {"load_seconds": -0.0}
 
 
 def test_a_configuration_is_written_in_full_and_comes_back() -> None:
