@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pool.dry_run import AttentionForm, dry_run
+from pool.meta_answers import MetaAnswers, tensors_in
 
 MIB = 1 << 20
 
@@ -52,14 +52,16 @@ def peak_bytes(
     compute_dtype: torch.dtype,
     call: Callable[[nn.Module], object],
     attention: AttentionForm = AttentionForm.FUSED,
+    answers: MetaAnswers | None = None,
 ) -> int:
     """The most bytes that are live at once while `call(module)` runs, weights left out.
 
     `call` must make its inputs on the meta device itself, so that they are counted; those made before it are not. The
-    module's weights are not read. Nobody else may use the module meanwhile; it is as it was afterwards.
+    module's weights are not read. `answers` are as `dry_run` takes them. Nobody else may use the module meanwhile; it
+    is as it was afterwards.
     """
     counter = PeakCounter()
-    dry_run(module, compute_dtype, call, (counter,), attention)
+    dry_run(module, compute_dtype, call, (counter,), attention, answers=answers)
     return counter.peak_bytes
 
 
@@ -76,10 +78,10 @@ class PeakCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operation and count what it allocated."""
-        known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        known = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata not in known:
+        for tensor in tensors_in(out):
+            if tensor.is_meta and tensor.untyped_storage()._cdata not in known:
                 self._count(tensor.untyped_storage())
         return out
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pool.activation import WITHOUT_MARGIN, attention_form, with_margin
 from pool.activation_book import ActivationBook, ActivationError, ActivationKey, measured_activations
@@ -39,6 +39,7 @@ from pool.diffusion_models.cascade_model import empty_text
 from pool.division import ways as ways_of
 from pool.dry_run import META
 from pool.latent_pixels import latent_shape
+from pool.meta_answers import MetaAnswers
 from pool.module_work import module_work
 from pool.open_model import OpenModel
 from pool.recent import Recent
@@ -85,6 +86,7 @@ class ActivationFigures:
     ) -> None:
         self._open, self._open_control = open_model, open_control
         self._device_kind = device_kind
+        self._answers = MetaAnswers()
         self._activations: Recent[tuple[object, ...], int] = Recent(SIZES_REMEMBERED)
         self._book = ActivationBook()
         self._texts: Recent[tuple[object, ...], TextShape] = Recent(SIZES_REMEMBERED)
@@ -217,7 +219,7 @@ class ActivationFigures:
 
     def _module(self, opened: OpenModel, role: Role) -> StageModule:
         component = opened.component(role)
-        return StageModule(component.built.module, component.form.compute_dtype, attention_form(self._device_kind))
+        return self._stage_module(component.built.module, component.form.compute_dtype)
 
     def _text_stage(self, opened: OpenModel, role: Role, work: EncodeWork) -> TextStage:
         family, module = opened.checkpoint.family, self._module(opened, role)
@@ -230,7 +232,10 @@ class ActivationFigures:
 
     def _control(self, control: ControlRef) -> StageModule:
         opened = self._open_control(control)
-        return StageModule(opened.module, opened.form.compute_dtype, attention_form(self._device_kind))
+        return self._stage_module(opened.module, opened.form.compute_dtype)
+
+    def _stage_module(self, module: nn.Module, compute_dtype: torch.dtype) -> StageModule:
+        return StageModule(module, compute_dtype, attention_form(self._device_kind), self._answers)
 
     def _text_shape(self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...], numbered: bool) -> TextShape:
         family = self._open(model).checkpoint.family
@@ -269,7 +274,7 @@ class ActivationFigures:
         dtype, module = component.form.compute_dtype, component.built.module
         facts = opened.checkpoint.family.sampling
         call = stage_call(work, dtype, opened.latent, facts, context_tokens, pictures, empty_told_of(opened))
-        counted = StageModule(module, dtype, attention_form(self._device_kind)).peak_bytes(call)
+        counted = self._stage_module(module, dtype).peak_bytes(call)
         return with_margin(counted, self._device_kind)
 
     def modules(self, model: ModelRef, work: Work) -> tuple[ModuleBytes, ...]:

@@ -26,6 +26,7 @@ from pool.controlnets.needs import ControlBytes, control_bytes, hears_prompt
 from pool.diffusion_models.cascade_model import prior_channels
 from pool.dry_run import META, AttentionForm
 from pool.latent_pixels import KL, codec_of, latent_shape
+from pool.meta_answers import MetaAnswers
 from pool.sampling.asking import CONTEXT, FRAME_RATE, ask, numbers_told
 from pool.sampling.beginnings import beginning_shape, told_of_beginning
 from pool.sampling.conditions import Condition
@@ -83,10 +84,11 @@ class StageModule:
     module: nn.Module
     compute_dtype: torch.dtype
     attention: AttentionForm = AttentionForm.FUSED
+    answers: MetaAnswers | None = None
 
     def peak_bytes(self, call: Callable[[nn.Module], object]) -> int:
         """See `pool.activation.peak_bytes`."""
-        return peak_bytes(self.module, self.compute_dtype, call, self.attention)
+        return peak_bytes(self.module, self.compute_dtype, call, self.attention, self.answers)
 
 
 @dataclass(frozen=True, slots=True)

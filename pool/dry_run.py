@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pool.meta_answers import MetaAnswers, tensors_in
 from pool.ops import compute, restore_classes, swap_to_casting
 from pool.ops.classes import FUNCTIONS_ATTRIBUTE, Casting
 from pool.ops.side_path import SIDE_PATH_ATTRIBUTE
@@ -56,17 +57,20 @@ def dry_run(
     modes: Sequence[TorchDispatchMode] = (),
     attention: AttentionForm = AttentionForm.FUSED,
     weights: Mapping[str, Tensor] | None = None,
+    answers: MetaAnswers | None = None,
 ) -> None:
     """Run `call(module)` with stand-ins for its weights, under `modes`, which see every operation on the meta device.
 
-    `call` makes its inputs on the meta device. `weights` are the stand-ins by name; None makes them. The module is
-    as it was afterwards: parameters, classes, attributes. Not thread safe: nobody else may use the module meanwhile.
+    `call` makes its inputs on the meta device. `weights` are the stand-ins by name; None makes them. `answers` are
+    those of runs before, which this one adds to. The module is as it was afterwards: parameters, classes, attributes.
+    Not thread safe: nobody else may use the module meanwhile.
     """
     stand_ins = stand_in_weights(module, compute_dtype) if weights is None else weights
     named = {f"module.{name}": tensor for name, tensor in stand_ins.items()}
 
     def observed(found: nn.Module) -> None:
-        with _autocast_on_meta(), compute(META, compute_dtype), _entered(modes), _KnownValues(), _Functions(attention):
+        watching = (answers or MetaAnswers(), *modes, _KnownValues())
+        with _autocast_on_meta(), compute(META, compute_dtype), _entered(watching), _Functions(attention):
             call(found)
 
     with torch.no_grad(), _untouched(module), _casting(module):
@@ -150,7 +154,7 @@ class _KnownValues(TorchDispatchMode):
     ) -> Any:
         """Run the operation on the meta device, and on the values when all of its inputs are known."""
         kwargs = dict(kwargs or {})
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.is_meta]
+        given = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_meta]
         if not all(t in self._values for t in given):
             return self._of_unknown(func, args, kwargs, given)
         return self._of_known(func, args, kwargs) if given else self._of_nothing(func, args, kwargs)

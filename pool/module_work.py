@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from pool.dry_run import AttentionForm, dry_run, stand_in_weights
+from pool.meta_answers import tensors_in
 
 
 def module_work(
@@ -73,8 +73,8 @@ class _WorkCounter(TorchDispatchMode):
         out = func(*args, **kwargs)
         read = [
             self._owners[t.untyped_storage()._cdata]
-            for t in tree_leaves((args, kwargs))
-            if isinstance(t, Tensor) and t.is_meta and t.untyped_storage()._cdata in self._owners
+            for t in tensors_in((args, kwargs))
+            if t.is_meta and t.untyped_storage()._cdata in self._owners
         ]
         for names in read:
             for name in names:

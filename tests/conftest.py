@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -33,6 +34,25 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a person added to the registry of models is no matter of the tests, nor theirs of the person's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state_home")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _made_once() -> Iterator[None]:
+    """CLIP's tokenizer is built once for all tests, what operations make on the meta device is found once, and what
+    engines measure of their link is small: each takes as long as many a test that opens a model. Only what the tests
+    of this run have imported is touched."""
+    with pytest.MonkeyPatch.context() as patch:
+        if text := sys.modules.get("pool.text.tokenizer"):
+            patch.setattr(text.ClipTokenizer, "load", functools.cache(text.ClipTokenizer.load))
+            read_merges = functools.cache(text.read_merges)
+            for name in ("pool.text.tokenizer", "pool.saving.tokenizer_files"):
+                if name in sys.modules:
+                    patch.setattr(sys.modules[name], "read_merges", read_merges)
+        if figures := sys.modules.get("pool.activation_figures"):
+            patch.setattr(figures, "MetaAnswers", functools.cache(figures.MetaAnswers))
+        if opening := sys.modules.get("pool.devices.opening"):
+            patch.setattr(opening, "LINK_PROBE_BYTES", 1 << 20)
         yield
 
 

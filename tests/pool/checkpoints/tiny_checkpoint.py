@@ -6,6 +6,7 @@ kohya-named LoRA that fits it. A seed names the content: equal arguments give by
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -41,12 +42,16 @@ def write_tiny_checkpoint(
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a random checkpoint of `layout` (the tiny SD1 file when None) to `path` and return `path`."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        key: random_tensor(key, shape, generator, dtype) for key, shape in (layout or layouts.tiny_sd1()).items()
-    }
+    tensors = _random_tensors(tuple((layout or layouts.tiny_sd1()).items()), seed, dtype)
     save_file(tensors, path, metadata={"format": "pt", **(metadata or {})})
     return path
+
+
+@functools.lru_cache(maxsize=4)
+def _random_tensors(layout: tuple[tuple[str, layouts.Shape], ...], seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Those of one file; many tests in a row write the same."""
+    generator = torch.Generator().manual_seed(seed)
+    return {key: random_tensor(key, shape, generator, dtype) for key, shape in layout}
 
 
 def write_hollow_checkpoint(path: Path, layout: Layout) -> Path:

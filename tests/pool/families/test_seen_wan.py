@@ -41,7 +41,7 @@ FIELDS: dict[str, Any] = {"frames": FRAMES, "steps": STEPS, "negative": "a dog",
 SIDE_OF_TWO, STATES_OF_TWO = 224, 257
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TinySeeing(TinyFamily):
     """A family whose file has a vision encoder, spelled as transformers does, as files of their own have it."""
 
