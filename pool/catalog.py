@@ -108,8 +108,9 @@ class Catalog:
         """Every LoRA, by name."""
         return self.registry.loras()
 
-    def find_model(self, name: str) -> ModelRef:
-        """The checkpoint called `name`. Hashes the file when it is new. Raises UnknownName, AmbiguousName,
+    def find_model(self, name: str, *, whole: bool = True) -> ModelRef:
+        """The checkpoint called `name`. Hashes the file when it is new. What need not be `whole` is found to be saved,
+        not to be run (`pool.checkpoints.incomplete`). Raises UnknownName, AmbiguousName,
         CorruptFile, or UnknownArchitecture for a folder of diffusers, or separate files, that do not run.
 
         A copy of a file that was asked for before is that file, under the name that it had first: everything that
@@ -118,7 +119,8 @@ class Catalog:
         file = self.registry.find(name, MODELS, "model")
         if file.form is Form.ASSEMBLED:
             expect_whole(self.registry, file.assembly or read_description(file.path), self._allow_pickle)
-        check_runs(file, self._allow_pickle)  # before all of it is read
+        if whole:
+            check_runs(file, self._allow_pickle)  # before all of it is read
         ref = ModelRef(*self._found(file), assembly=file.assembly)
         name = self._refs.setdefault(ref.sha256, ref).name
         ref = replace(ref, name=name)  # where the file is now: it may have been renamed

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from pool.checkpoints.lora_names import lora_key_map
 from pool.checkpoints.transformers import TEXT_ROLES
 from pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from pool.noise_halves import HIGH, LOW
+from pool.open_tokenizer import tokenizer_of
 from pool.ops import stored_bytes
 from pool.patches.lora_file import LoraMatch, match_lora, require_match
 from pool.patches.patch_set import PatchSet, WeightPatch
@@ -26,8 +26,7 @@ from pool.recent import Recent
 from pool.sizing import OwnWeights, component_spec, component_use, own_weights
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from pool.text.reading import Reading
-from pool.text.text_tokenizer import TextTokenizer, tokenizer_kind
-from pool.text.tokenizer_files import TENSORS, find_tokenizer
+from pool.text.text_tokenizer import TextTokenizer
 from pool.text_encoders.readings import readings_of
 from pool.weight_form import WeightForm, resident_form
 from pool.work import LoraRef, ModelRef, component_key
@@ -73,14 +72,15 @@ class RoleReading:
 class OpenModel:
     """One checkpoint, in a file or in several. Components are built when first asked for and kept."""
 
-    def __init__(self, ref: ModelRef, device: str | DeviceCapabilities) -> None:
-        """Map the file. `device` is what components are to run on, or the name of its kind where no more is known.
+    def __init__(self, ref: ModelRef, device: str | DeviceCapabilities, *, whole: bool = True) -> None:
+        """Map the file. `device` is what components are to run on, or the name of its kind where no more is known. What
+        need not be `whole` is there to be saved, as `open_checkpoint` says.
 
         Raises CorruptFile or UnknownArchitecture.
         """
         self.ref = ref
         # whoever made the reference (`pool.catalog`) has allowed what it leads to; nothing in a pickle is run
-        self.checkpoint: Checkpoint = open_checkpoint(ref.source, allow_pickle=True)
+        self.checkpoint: Checkpoint = open_checkpoint(ref.source, allow_pickle=True, whole=whole)
         #: what its latents mean
         self.latent = self.checkpoint.latent
         self._device = capabilities_of(device)
@@ -119,19 +119,7 @@ class OpenModel:
         return self._readings[role]
 
     def _tokenizer(self, role: Role, reading: Reading) -> TextTokenizer:
-        prefix, mapped = self.checkpoint.family.prefixes[role], self.checkpoint.mapped
-        config: Any = self.component(role).built.module.config  # transformers is not typed
-        vocabulary = int(getattr(config, "text_config", config).vocab_size)
-        stems = (prefix, prefix.removesuffix("transformer."))
-        tensors = {
-            name: mapped.tensors()[stem + name]
-            for name in TENSORS
-            for stem in stems
-            if stem + name in mapped.header.tensors
-        }
-        kind = tokenizer_kind(reading.encoder, vocabulary, config.model_type)
-        inside = next(key for key in mapped.header.tensors if key.startswith(prefix))
-        return find_tokenizer(kind, vocabulary, tensors=tensors, weights=Path(mapped.header.path_of(inside)))
+        return tokenizer_of(self.checkpoint, role, reading, self.component(role).built.module)
 
     def place(self, role: Role) -> int:
         """The place of a text encoder among those that models of its family have."""

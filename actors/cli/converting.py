@@ -101,7 +101,7 @@ def save(
     catalog = Catalog(
         folders.folders, folders.loras, "cpu", folders.registry, True, folders.allow_pickle, folders.assemblies
     )
-    opened = OpenModel(catalog.find_model(model), "cpu")
+    opened = OpenModel(catalog.find_model(model, whole=False), "cpu", whole=False)
     check_halves(loras, model, opened.checkpoint.family.sampling)
     found = tuple(replace(catalog.find_lora(lora.name, lora.strength), noise=lora.noise) for lora in loras)
     warnings = {lora.name: warning for lora in found if (warning := opened.lora_warning(lora))}
@@ -111,10 +111,14 @@ def save(
         saved = _written(opened, out, to, dtype, ema, {"loras": found, "overwrite": force, "progress": progress})
     if as_json:
         plain = {"path": str(saved.path), "file_bytes": saved.file_bytes, "tensors": saved.tensors}
-        print_json(sys.stdout, {"kind": "saved", **plain, "patched": saved.patched, "warnings": warnings})
+        print_json(
+            sys.stdout, {"kind": "saved", **plain, "patched": saved.patched, "warnings": warnings, "lacks": saved.lacks}
+        )
         return
     patched = f", {saved.patched} weights of the model patched" if found else ""
     say(console, f"{saved.path} is written: {saved.tensors} tensors, {format_bytes(saved.file_bytes)}{patched}")
+    for lack in saved.lacks:
+        say(console, f"it has no {lack}", "yellow")
 
 
 def _written(

@@ -168,15 +168,16 @@ class Checkpoint:
             raise UnknownArchitecture(f"{self.header.path}: its {role.value}: {error}") from error
 
 
-def open_checkpoint(source: Source, *, allow_pickle: bool = False) -> Checkpoint:
+def open_checkpoint(source: Source, *, allow_pickle: bool = False, whole: bool = True) -> Checkpoint:
     """Open and recognise the checkpoint at `source`: a file, the index of several, files that make a model together, or
-    a folder of diffusers; reads headers and the smallest tensors only.
+    a folder of diffusers; reads headers and the smallest tensors only. Where it need not be `whole`, one that runs on a
+    transformer may have some of its components alone (`pool.checkpoints.incomplete`).
 
     Raises CorruptFile and UnsafeFile as `MappedFile.open` does, UnknownArchitecture when it is no checkpoint that this
     version runs, BadQuantization when quantized layers are not stored as they say.
     """
     mapped = MappedFile.open(source, allow_pickle=allow_pickle)
-    return Checkpoint(settled(detect(mapped.header), mapped.header), mapped, layers_in_file(mapped.header))
+    return Checkpoint(settled(detect(mapped.header, whole=whole), mapped.header), mapped, layers_in_file(mapped.header))
 
 
 class _Weights(Mapping[str, Tensor]):

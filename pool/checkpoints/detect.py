@@ -26,6 +26,7 @@ from pool.checkpoints.families import (
 from pool.checkpoints.files.ggml_types import is_block_type
 from pool.checkpoints.film_unets import FILM_UNETS
 from pool.checkpoints.folder_family import folder_family
+from pool.checkpoints.incomplete import without_parts
 from pool.checkpoints.pairs import pair_of
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.recognition.other_files import folder_part, other_file
@@ -75,8 +76,9 @@ _SURE_KEYS: Mapping[Architecture, str] = {
 }
 
 
-def detect(header: Header) -> Family:
-    """The family of a checkpoint, one that this version can run whole.
+def detect(header: Header, *, whole: bool = True) -> Family:
+    """The family of a checkpoint, one that this version can run whole. Where it need not be `whole`, one that runs on a
+    transformer may have some of its components alone.
 
     Raises UnknownArchitecture, naming the file and what it seems to be, for anything else, and BadQuantization for
     quantized layers that are not stored as they say.
@@ -84,7 +86,7 @@ def detect(header: Header) -> Family:
     layers = layers_in_file(header)
     shapes = logical_shapes(header.shapes, layers)
     if header.configs:
-        return _of_folder(header, shapes, layers)
+        return _of_folder(header, shapes, layers, whole)
     first, second = split_second(shapes)
     try:
         found = None if looks_like_lora(shapes) else recognise_diffusion(first)
@@ -108,6 +110,8 @@ def detect(header: Header) -> Family:
     missing = [role for role in family.prefixes if not _has_component(family, shapes, role)]
     if len(missing) > 1 and Role.DIFFUSION_MODEL in missing:  # it was found, under another prefix or none
         missing.remove(Role.DIFFUSION_MODEL)
+    if missing and is_transformer and not whole:
+        family, missing = without_parts(family, missing), []
     if missing:
         raise UnknownArchitecture(
             f"{header.path}: recognised as {title}, but without its {' and '.join(_ROLE_TITLES[r] for r in missing)} "
@@ -124,9 +128,11 @@ def detect(header: Header) -> Family:
     return family if is_transformer else _as_the_file_says(family, header)
 
 
-def _of_folder(header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer]) -> Family:
+def _of_folder(
+    header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer], whole: bool
+) -> Family:
     """The family of a folder of diffusers, whose configurations say what no tensor tells."""
-    family = folder_family(header, shapes)
+    family = folder_family(header, shapes, whole=whole)
     _check_dtypes(family, header, shapes, layers)
     try:
         check = infer.check_latents if family.text_set or not family.text_encoders else infer.check

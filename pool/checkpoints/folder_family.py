@@ -80,22 +80,23 @@ _KINDS = {"scaled_linear": NoiseKind.SCALED_LINEAR, "linear": NoiseKind.LINEAR}
 _PREDICTIONS = {"epsilon": Prediction.NOISE, "v_prediction": Prediction.VELOCITY}
 
 
-def folder_family(header: Header, shapes: Mapping[str, Shape]) -> Family:
-    """The family of the folder of diffusers that `header` is of, with tensors of `shapes` (quantization undone).
+def folder_family(header: Header, shapes: Mapping[str, Shape], *, whole: bool = True) -> Family:
+    """The family of the folder of diffusers that `header` is of, with tensors of `shapes` (quantization undone). Where
+    it need not be `whole`, one with a transformer may have some of its components alone.
 
     Raises UnknownArchitecture naming the folder, the component and the key, for a model that this version does not run
     and for configurations that say other than the tensors.
     """
     try:
-        return _family(header, shapes)
+        return _family(header, shapes, whole)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: {error}") from error
 
 
-def _family(header: Header, shapes: Mapping[str, Shape]) -> Family:
+def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Family:
     own = {key: shape for key, shape in shapes.items() if key.startswith(f"{UNET}.")}
     if not own and any(key.startswith(f"{TRANSFORMER}.") for key in shapes):
-        return transformer_folder_family(header, shapes)
+        return transformer_folder_family(header, shapes, whole)
     if not own and is_cascade(shapes):
         return cascade_folder_family(header, shapes)
     if not own:

@@ -6,14 +6,15 @@ the scale of latents, the shift of the scheduler. Configurations come from outsi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pool.checkpoints.families import Family
-from pool.checkpoints.files.folder_header import CLASS
+from pool.checkpoints.files.folder_header import CLASS, PROJECTION
 from pool.checkpoints.files.model_folder import INDEX_FILE
 from pool.checkpoints.files.strict_json import brief, finite_number
+from pool.checkpoints.incomplete import without_parts
 from pool.checkpoints.pairs import pair_of
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.running import running_families, why_not
@@ -33,6 +34,8 @@ SECOND, BOUNDARY = "transformer_2", "boundary_ratio"
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
 #: pipelines that show their text encoder pictures, and how
 _SIGHTS = {"QwenImageEditPipeline": TextSight.WHOLE, "QwenImageEditPlusPipeline": TextSight.NUMBERED}
+#: families that nothing but the pipeline tells from another whose tensors they have
+_BY_PIPELINE = {("pixart_sigma", "PixArtAlphaPipeline"): "pixart_alpha_512"}
 #: pipelines that have their text encoders in another order than the readings of their family
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     "hunyuan_video": {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
@@ -55,40 +58,44 @@ _FLOW_DEFAULTS: Said = {
 }
 
 
-def transformer_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Family:
-    """The family of the folder that `header` is of, with tensors of `shapes`.
+def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole: bool = True) -> Family:
+    """The family of the folder that `header` is of, with tensors of `shapes`; where it need not be `whole`, with the
+    components alone that are there.
 
     Raises UnknownArchitecture naming the component and the key, for a model that this version does not run and for
     configurations that cannot be.
     """
     own = {key: shape for key, shape in shapes.items() if key.startswith(f"{TRANSFORMER}.")}
     found = recognise_diffusion(own)
-    base = None if found is None else TRANSFORMERS.get(found.name)
+    pipeline = str(header.configs.get(INDEX_FILE, {}).get(CLASS))
+    base = None if found is None else TRANSFORMERS.get(_BY_PIPELINE.get((found.name, pipeline), found.name))
     if found is None or base is None:
         raise _cannot_run(found)
     if variant := other_texts(f"{TRANSFORMER}.", shapes):
         raise UnknownArchitecture(f"recognised as {base.title}{variant}, which this version cannot run yet")
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
-    missing = [name for name in folders.values() if not any(key.startswith(f"{name}.") for key in shapes)]
-    if missing:
+    needed = [*folders.values(), *(PROJECTION for _ in base.besides)]
+    missing = [name for name in needed if not any(key.startswith(f"{name}.") for key in shapes)]
+    if missing and (whole or PROJECTION in missing):
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
+    gone = [role for role, name in folders.items() if name in missing]
     noise = _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
-    said, seeing = header.configs.get(VAE, {}), _seeing(folders, header.configs)
+    said, seeing = header.configs.get(VAE, {}), _seeing(folders.keys() - gone, header.configs)
     scale = _number(VAE, said, "scaling_factor", base.scaling_factor)
     if not scale > 0.0:
         raise _wrong(VAE, "scaling_factor", scale, "a number above 0")
     family = replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
+        besides=dict.fromkeys(base.besides, (f"{PROJECTION}.",)),
         texts={role: facts for role, facts in base.texts.items() if role in folders},
         configs={**_models(folders, header.configs), Role.VAE: said, **seeing},
         sampling=replace(base.sampling, noise=noise),
         scaling_factor=scale,
         latent_shift=_number(VAE, said, "shift_factor", base.latent_shift),
     )
-    pipeline = str(header.configs.get(INDEX_FILE, {}).get(CLASS))
-    return with_text_sight(family, shapes, _SIGHTS.get(pipeline, TextSight.BY_NAME))
+    return with_text_sight(without_parts(family, gone), shapes, _SIGHTS.get(pipeline, TextSight.BY_NAME))
 
 
 def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping[str, Shape]) -> Family:
@@ -122,9 +129,14 @@ def _cannot_run(found: DiffusionFacts | None) -> UnknownArchitecture:
     return UnknownArchitecture(said)
 
 
+def text_folders(family: Family) -> dict[Role, str]:
+    """The folder of each text encoder of `family`, in the order of its readings."""
+    return dict(_TEXT_FOLDERS.get(family.name, {role: role.value for role in family.text_encoders}))
+
+
 def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
     """The folder of each component; text encoders that the model runs without are left out where they are not there."""
-    named = _TEXT_FOLDERS.get(family.name, {role: role.value for role in family.text_encoders})
+    named = text_folders(family)
     optional = RUN_WITHOUT.get(ROW_OF[family.text_set], frozenset())
     texts = {
         role: folder
@@ -136,7 +148,7 @@ def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
     return {**texts, **seeing, Role.DIFFUSION_MODEL: TRANSFORMER, **second, Role.VAE: VAE}
 
 
-def _seeing(folders: Mapping[Role, str], configs: Mapping[str, Said]) -> dict[Role, Said]:
+def _seeing(folders: Collection[Role], configs: Mapping[str, Said]) -> dict[Role, Said]:
     """What the folder of the vision encoder says, where there is one."""
     if Role.VISION_ENCODER not in folders:
         return {}
@@ -151,6 +163,8 @@ def _noise(noise: NoiseFacts, said: Said) -> NoiseFacts:
     if noise.kind is NoiseKind.FLOW and said.get("use_flow_sigmas") is True and said.get("flow_shift") is not None:
         return replace(noise, shift=_shift({"shift": said["flow_shift"]}), shift_by_size=None)
     if noise.kind is not NoiseKind.FLOW or not str(said.get("_class_name", "")).startswith("FlowMatch"):
+        return noise
+    if said.get("invert_sigmas") is True:  # Mochi's, whose pipeline has levels of its own
         return noise
     told = {**_FLOW_DEFAULTS, **{key: value for key, value in said.items() if value is not None}}
     last = _number(SCHEDULER, told, "shift_terminal", 0.0)

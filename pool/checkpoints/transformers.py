@@ -233,7 +233,7 @@ def with_text_sight(family: Family, shapes: Mapping[str, Shape], sight: TextSigh
     """`family` with the part of its text encoder that sees pictures as a component of its own, where its models are
     shown pictures so and that part is among `shapes`: `sight` is how, where nobody says it and no tensor tells. A part
     that is not exactly one of Qwen 2.5 VL's, which they were trained with, is left out, and `unseeing` says why."""
-    if family.name not in _TEXT_SEES:
+    if family.name not in _TEXT_SEES or Role.TEXT_ENCODER not in family.prefixes:
         return family
     start = family.prefixes[Role.TEXT_ENCODER]
     found = next((p for p in (start + part for part in SEEING_PARTS) if any(key.startswith(p) for key in shapes)), None)

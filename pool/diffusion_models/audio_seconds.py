@@ -12,6 +12,7 @@ import torch
 from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
 from torch import Tensor, nn
 
+from pool.checkpoints.files.folder_header import PROJECTION
 from pool.checkpoints.key_map import KeyMap, discover
 from pool.checkpoints.private_names import differing_keys
 from pool.checkpoints.safetensors_file import Shape
@@ -23,6 +24,8 @@ from pool.errors import UnknownArchitecture
 SECONDS = "seconds"
 #: what its keys begin with in the file
 PREFIX = "conditioner.conditioners."
+#: the same in a folder of diffusers
+FOLDER_PREFIX = f"{PROJECTION}."
 #: what seconds are clamped to. Source: the model_config.json of stabilityai/stable-audio-open-1.0
 MOST_SECONDS = 512
 _NAMES = (
@@ -97,6 +100,7 @@ def seconds_states(module: nn.Module, start_B: Tensor, total_B: Tensor) -> Tenso
 
 def _name_of(key: str) -> str | None:
     """The parameter that `key` becomes; None for one of something else."""
+    key = key.removeprefix(FOLDER_PREFIX)
     bare = key.removeprefix(PREFIX)
     for theirs, ours in _NAMES:
         if bare.startswith(theirs):

@@ -37,12 +37,14 @@ class Saved:
 
     tensors  how many
     patched  weights of the model that patches changed
+    lacks    what a pipeline of diffusers reads and its folder has not, with the reason, in words
     """
 
     path: Path
     file_bytes: int
     tensors: int
     patched: int
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
 """`save_diffusers`: a model with its patches as a folder that pipelines of diffusers load.
 
-The parameters of our modules are those of diffusers and transformers, so that they are written under their own names,
-one at a time. Text encoders are written as pipelines read them: layers that the family leaves out below a final norm
-are not there, and text models have the level of names that published folders have.
+Which classes, configurations and tensors its components are is `pool.saving.folder_parts`; which pipeline, scheduler
+and settings, `pool.saving.pipelines`. What the checkpoint has not, or nothing could load, is not made up: the index
+says that it is not there, and the result says what it is.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,61 +17,47 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import DDPMScheduler, DDPMWuerstchenScheduler, EDMEulerScheduler, EulerDiscreteScheduler
-from torch import nn
-from transformers import (
-    CLIPImageProcessorPil,
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    PreTrainedModel,
-)
+from diffusers import DiffusionPipeline, guiders
+from transformers import CLIPImageProcessorPil, PreTrainedModel
 
 from pool.checkpoints.build import Checkpoint
 from pool.checkpoints.cascades import with_text_encoder
-from pool.checkpoints.component_plans import plan_component
-from pool.checkpoints.describe import native_size
-from pool.checkpoints.families import Architecture, TextFacts
-from pool.checkpoints.modules import empty_module, said_module
+from pool.checkpoints.files.folder_header import CLASS
+from pool.checkpoints.transformers import TRANSFORMERS
 from pool.errors import OutputFailed
 from pool.open_model import OpenModel
+from pool.open_tokenizer import tokenizer_of
 from pool.patches.patch_set import PatchSet
 from pool.saving.checkpoint_file import Progress, Saved, counting, patched_model
-from pool.saving.component_weights import ComponentWeights
 from pool.saving.facts import with_facts
-from pool.saving.pipelines import INDEX_FILE, PipelineFacts, noisy_scheduler_facts, pipeline_facts, scheduler_facts
+from pool.saving.folder_parts import FolderPart, Lack, parts_of, reading_of_role
+from pool.saving.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
+from pool.saving.pipelines import noisy_scheduler_facts, pipeline_facts, scheduler_facts
+from pool.saving.shards import SHARD_BYTES, write_shards
 from pool.saving.single_file import refuse_blocks
-from pool.saving.stream_writer import TensorToWrite, write_safetensors
-from pool.saving.tensor_bytes import made
+from pool.saving.text_tokenizer_files import tokenizer_class, write_text_tokenizer
 from pool.saving.tokenizer_files import write_clip_tokenizer
+from pool.saving.transformer_pipelines import pipeline_name, transformer_pipeline
 from pool.saving.whole_file import expect_free, whole_folder
 from pool.spec import Role
+from pool.text.reading import Reading
+from pool.text.text_tokenizer import TOKENIZER_FACTS, TokenizerMissing, tokenizer_kind
 from pool.work import LoraRef
 
 #: the names that diffusers and transformers look for
-_WEIGHTS, _TEXT_WEIGHTS = "diffusion_pytorch_model.safetensors", "model.safetensors"
-_TEXT_LEVEL = "text_model."
-_SCHEDULERS = {
-    kind.__name__: kind for kind in (EulerDiscreteScheduler, EDMEulerScheduler, DDPMScheduler, DDPMWuerstchenScheduler)
-}
-#: components whose plans are the whole of their configuration
-_PLANNED = (Architecture.DIFFUSION_TRANSFORMER, Architecture.TEXT_MODEL, Architecture.VISION_MODEL)
-#: the VAE of Stable Cascade, whose scale has a name of its own
-_CASCADE_VAE = "cascade_a"
+_WEIGHTS, _TEXT_WEIGHTS = "diffusion_pytorch_model", "model"
+_CLIP_TOKENIZER = "CLIPTokenizer"
+#: what an index says of parts that are not written
+_OF_LEFT_OUT = ("requires_safety_checker",)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One component's folder.
-
-    module   without weights, as the folder's configuration says it
-    tensors  of its file of weights
-    """
+class _Tokenizer:
+    """A folder of a tokenizer: its class, and what writes it there."""
 
     folder: str
-    module: nn.Module
-    tensors: tuple[TensorToWrite, ...]
-    dtype: torch.dtype
+    class_name: str
+    write: Callable[[Path], None]
 
 
 def save_diffusers(
@@ -83,13 +70,15 @@ def save_diffusers(
     metadata: Mapping[str, str] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> Saved:
     """Write `model` to the folder `path` as a pipeline of diffusers, `loras` merged and then `patches`, in order.
 
     Weights are computed as `pool.saving.checkpoint_file.save_checkpoint` does, and have the types of the file, or
-    `dtype`; quantized ones become plain. The folder is there whole or not at all; with `overwrite` a pipeline that is
-    there is replaced, another folder is not. Raises as `save_checkpoint` does, and UnknownArchitecture for a family
-    without a pipeline.
+    `dtype`; quantized ones become plain. Those of a component are in one file, or in several of about `shard_bytes`.
+    The folder is there whole or not at all; with `overwrite` a pipeline that is there is replaced, another folder is
+    not. `Saved.lacks` says what its pipeline reads and the folder has not. Raises as `save_checkpoint` does, and
+    UnknownArchitecture for a family without a pipeline.
     """
     expect_free(path, overwrite)
     found = patched_model(model, loras, patches)
@@ -99,105 +88,90 @@ def save_diffusers(
     facts, schedulers = pipeline_facts(checkpoint.family), {"scheduler": scheduler_facts(checkpoint.family)}
     if facts.noisy:
         schedulers[facts.noisy] = noisy_scheduler_facts(checkpoint.family)
-    parts = [
-        _part(checkpoint, role, facts, found.patches.get(role, PatchSet()), dtype)
-        for role in checkpoint.family.prefixes
+    each = [
+        part for role in checkpoint.family.prefixes for part in parts_of(checkpoint, role, facts, found.patches, dtype)
     ]
+    parts = [part for part in each if isinstance(part, FolderPart)]
+    read = list(_tokenizers(checkpoint, facts, parts))
+    tokenizers = [one for one in read if isinstance(one, _Tokenizer)]
+    missing = [Lack(folder, why) for folder, why in facts.missing.items()]
+    lacks = [one for one in (*_absent(checkpoint, facts, parts), *each, *read, *missing) if isinstance(one, Lack)]
     said = with_facts({"format": "pt"}, found.source, found.merged, dtype is not None, metadata)
     on_bytes = counting([tensor for part in parts for tensor in part.tensors], progress)
     with whole_folder(path, overwrite=overwrite, is_ours=INDEX_FILE) as folder:
         for part in parts:
-            _write_module(folder / part.folder, part)
-            name = _TEXT_WEIGHTS if isinstance(part.module, PreTrainedModel) else _WEIGHTS
+            _write_config(folder / part.folder, part)
+            stem = _TEXT_WEIGHTS if isinstance(part.module, PreTrainedModel) else _WEIGHTS
             try:
-                write_safetensors(folder / part.folder / name, part.tensors, said, on_bytes=on_bytes)
+                write_shards(folder / part.folder, stem, part.tensors, said, shard_bytes=shard_bytes, on_bytes=on_bytes)
             except OutputFailed as error:  # of a folder that nobody will find
                 raise OutputFailed(str(error).replace(str(folder), str(path))) from error
-        for role, text in checkpoint.family.texts.items():
-            write_clip_tokenizer(folder / facts.tokenizer_folder(role), text.pad_id)
-        if facts.processor:
-            _write_processor(folder / facts.processor, parts)
-        for place, said_of_it in schedulers.items():
-            _SCHEDULERS[said_of_it.name](**said_of_it.settings).save_config(folder / place)
-        named = {place: ("diffusers", said_of_it.name) for place, said_of_it in schedulers.items()}
-        index = {**_index(checkpoint, facts, parts), **named}
+        for tokenizer in tokenizers:
+            tokenizer.write(folder / tokenizer.folder)
+        if facts.processor and _seeing(parts):
+            _write_processor(folder / facts.processor, _seeing(parts))
+        for place, own in schedulers.items():
+            _write_scheduler(folder / place, own)
+        for place, own in facts.guiders.items():
+            getattr(guiders, own.name)(**own.settings).save_pretrained(folder / place)
+        index = _index(checkpoint, facts, parts, tokenizers, lacks, {**schedulers, **facts.guiders})
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         file_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return Saved(path, file_bytes, sum(len(part.tensors) for part in parts), found.patched)
+    tensors = sum(len(part.tensors) for part in parts)
+    return Saved(path, file_bytes, tensors, found.patched, tuple(str(lack) for lack in lacks))
 
 
-def _part(
-    checkpoint: Checkpoint, role: Role, facts: PipelineFacts, patches: PatchSet, dtype: torch.dtype | None
-) -> _Part:
-    weights = ComponentWeights(checkpoint, role, patches)
-    module = _module(checkpoint, role)
-    level = _TEXT_LEVEL if _is_text(module) else ""
-    wanted = {_published_name(level, name): tuple(each.shape) for name, each in module.named_parameters()}
-    tensors, dtypes = [], {}
-    for name in weights.shapes:
-        saved_as = _published_name(level, name)
-        if saved_as in wanted:
-            own = dtypes[saved_as] = dtype or weights.dtype(name)
-            assert wanted[saved_as] == weights.shapes[name], f"{name}: {weights.shapes[name]}, {wanted[saved_as]}"
-            tensors.append(made(saved_as, own, wanted[saved_as], partial(weights.parameter, name, own)))
-    assert dtypes.keys() == wanted.keys(), f"{facts.folders[role]}: {sorted(wanted.keys() - dtypes.keys())} are missing"
-    for name, value in weights.statistics().items():
-        tensors.append(made(name, value.dtype, tuple(value.shape), value.detach))
-    kinds = list(dtypes.values())
-    return _Part(facts.folders[role], module, tuple(tensors), max(set(kinds), key=kinds.count))
+def _absent(checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence[FolderPart]) -> Iterator[Lack]:
+    """The components that the pipeline of a family of transformers reads and `checkpoint` has not, and the tokenizers
+    of text encoders that are not among `parts`."""
+    whole = TRANSFORMERS.get(checkpoint.family.name)
+    if whole is None or transformer_pipeline(checkpoint.family) is None:
+        return
+    others = {Role.VAE: f"VAE with latents of {whole.latent_format}", Role.VISION_ENCODER: "vision encoder"}
+    for role, folder in facts.folders.items():
+        text = whole.texts.get(role)
+        if role not in checkpoint.family.prefixes:
+            what = others.get(role, "diffusion model") if text is None else text.encoder
+            yield Lack(folder, f"the checkpoint has no {what}")
+        if text is not None and all(part.role is not role for part in parts):
+            yield Lack(facts.tokenizer_folder(role), f"there is no {folder} that reads with it")
 
 
-def _published_name(level: str, name: str) -> str:
-    """The name of a parameter in published folders: all of a text model but its projection is one level down."""
-    return name if not level or name.startswith(("text_projection.", level)) else level + name
+def _tokenizers(
+    checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence[FolderPart]
+) -> Iterator[_Tokenizer | Lack]:
+    """The tokenizer of each text encoder among `parts`."""
+    for part in parts:
+        if part.role not in checkpoint.family.texts:
+            continue
+        folder, reading = facts.tokenizer_folder(part.role), reading_of_role(checkpoint, part.role)
+        if reading is None or reading.is_clip:
+            pad_id = checkpoint.family.texts[part.role].pad_id if reading is None else reading.clip_pad_id
+            yield _Tokenizer(folder, _CLIP_TOKENIZER, partial(write_clip_tokenizer, pad_id=pad_id))
+            continue
+        try:
+            own = tokenizer_of(checkpoint, part.role, reading, part.module)
+        except TokenizerMissing:
+            yield _without_tokenizer(folder, part, reading)
+        else:
+            yield _Tokenizer(
+                folder, tokenizer_class(own), partial(write_text_tokenizer, tokenizer=own, reading=reading)
+            )
 
 
-def _is_text(module: nn.Module) -> bool:
-    return isinstance(module, (CLIPTextModel, CLIPTextModelWithProjection))
+def _without_tokenizer(folder: str, part: FolderPart, reading: Reading) -> Lack:
+    config: Any = part.module.config  # transformers is not typed
+    facts = TOKENIZER_FACTS[tokenizer_kind(reading.encoder, config.vocab_size, config.model_type)]
+    return Lack(folder, f"no tokenizer of {facts.title} is in the file or beside it, expected {facts.published}")
 
 
-def _module(checkpoint: Checkpoint, role: Role) -> nn.Module:
-    """The module that the folder's configuration is to build, on the meta device."""
-    family = checkpoint.family
-    architecture = family.architectures[role]
-    pixels = max(native_size(family, checkpoint.header))
-    latent = checkpoint.latent
-    if role is Role.VAE:
-        means = {"latents_mean": latent.means, "latents_std": latent.deviations} if latent.means else {}
-        plan = checkpoint.vae_plan()
-        if plan.facts.name == _CASCADE_VAE:
-            return plan.empty({"scale_factor": 1.0 / latent.scaling_factor})
-        return plan.empty({"scaling_factor": latent.scaling_factor, "sample_size": pixels, **means})
-    if architecture in _PLANNED:
-        shapes = family.shapes_of(role, checkpoint.shapes)
-        built: Any = plan_component(family, role, shapes, family.configs.get(role)).module
-        if architecture is Architecture.DIFFUSION_TRANSFORMER:
-            film = family.sampling.film
-            said = {"sample_size": pixels // latent.downscale, "num_frames": None if film is None else film.frames}
-            built.register_to_config(**{key: value for key, value in said.items() if value and key in built.config})
-        return built  # type: ignore[no-any-return] # diffusers is not typed
-    config = checkpoint.config(role)
-    if role in family.texts:
-        return _text_module(config, family.texts[role])
-    build = said_module if role in family.configs else empty_module
-    return build(architecture, {**config, "sample_size": pixels // latent.downscale})
-
-
-def _text_module(config: Mapping[str, Any], text: TextFacts) -> nn.Module:
-    """A text encoder as pipelines read it: they give the last layer's output through the final norm, or that of a layer
-    before the last without it."""
-    layers = config["num_hidden_layers"] - (text.layers_left_out if text.final_norm else 0)
-    kind = CLIPTextModelWithProjection if text.gives_pooled else CLIPTextModel
-    with torch.device("meta"):
-        module: nn.Module = kind(CLIPTextConfig(**{**config, "num_hidden_layers": layers}))
-    return module
-
-
-def _write_module(folder: Path, part: _Part) -> None:
+def _write_config(folder: Path, part: FolderPart) -> None:
     """The configuration of a component."""
     folder.mkdir()
     module: Any = part.module
-    if isinstance(module, PreTrainedModel):
+    if part.config is not None:
+        (folder / "config.json").write_text(json.dumps(part.config, indent=2) + "\n", encoding="utf-8")
+    elif isinstance(module, PreTrainedModel):
         module.config.architectures = [type(module).__name__]
         module.config.dtype = part.dtype
         module.config.save_pretrained(folder)
@@ -205,16 +179,40 @@ def _write_module(folder: Path, part: _Part) -> None:
         module.save_config(folder)
 
 
-def _write_processor(folder: Path, parts: Sequence[_Part]) -> None:
+def _write_scheduler(folder: Path, facts: SchedulerFacts) -> None:
+    """The configuration of a scheduler; of one that needs a library which is not there, what is known of it."""
+    kind = getattr(diffusers, facts.name)
+    if not hasattr(kind, "_backends"):
+        kind(**facts.settings).save_config(folder)
+        return
+    folder.mkdir()
+    said = {"_class_name": facts.name, "_diffusers_version": diffusers.__version__, **facts.settings}
+    (folder / "scheduler_config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+
+
+def _seeing(parts: Sequence[FolderPart]) -> FolderPart | None:
+    """The vision encoder, where there is one."""
+    return next((part for part in parts if part.role is Role.VISION_ENCODER), None)
+
+
+def _write_processor(folder: Path, part: FolderPart | None) -> None:
     """How pictures are brought into the form that the vision encoder is shown."""
-    config: Any = next(part.module.config for part in parts if hasattr(part.module.config, "image_size"))
+    assert part is not None, "there is nothing that sees"
+    config: Any = part.module.config
     side = config.image_size
     CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side}).save_pretrained(
         folder
     )
 
 
-def _index(checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence[_Part]) -> dict[str, Any]:
+def _index(
+    checkpoint: Checkpoint,
+    facts: PipelineFacts,
+    parts: Sequence[FolderPart],
+    tokenizers: Sequence[_Tokenizer],
+    lacks: Sequence[Lack],
+    without_weights: Mapping[str, SchedulerFacts],
+) -> dict[str, Any]:
     classes = {
         p.folder: (
             "transformers" if isinstance(p.module, PreTrainedModel) else facts.libraries.get(p.folder, "diffusers"),
@@ -222,13 +220,38 @@ def _index(checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence[_Part])
         )
         for p in parts
     }
-    if facts.processor:
+    if facts.processor and _seeing(parts):
         classes[facts.processor] = ("transformers", "CLIPImageProcessor")
-    tokenizers = {facts.tokenizer_folder(role): ("transformers", "CLIPTokenizer") for role in checkpoint.family.texts}
+    said = checkpoint.header.configs.get(INDEX_FILE, {})
     return {
-        "_class_name": facts.name,
+        "_class_name": _class_name(facts, parts, said.get(CLASS)),
         "_diffusers_version": diffusers.__version__,
         **facts.entries,
+        **_kept_settings(facts, said),
+        **{lack.folder: NOTHING for lack in lacks},
         **classes,
-        **tokenizers,
+        **{one.folder: ("transformers", one.class_name) for one in tokenizers},
+        **{place: ("diffusers", own.name) for place, own in without_weights.items()},
+    }
+
+
+def _class_name(facts: PipelineFacts, parts: Sequence[FolderPart], said: object) -> str:
+    """The class of the pipeline. Of a folder that is the one that it `said`, where that takes the same: one that edits
+    pictures (FluxKontextPipeline) has the model of one that makes them, and no tensor tells."""
+    model = next((part.config for part in parts if part.role is Role.DIFFUSION_MODEL), None)
+    name = pipeline_name(facts, model or {})
+    other = getattr(diffusers, said, None) if isinstance(said, str) else None
+    if name != facts.name or not (isinstance(other, type) and issubclass(other, DiffusionPipeline)):
+        return name
+    own, theirs = (inspect.signature(kind).parameters.keys() for kind in (getattr(diffusers, name), other))
+    return other.__name__ if own == theirs else name
+
+
+def _kept_settings(facts: PipelineFacts, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the index of a folder `said` of the settings that are written, which no tensor tells; but not of parts that
+    are left out."""
+    return {
+        key: said[key]
+        for key, own in facts.entries.items()
+        if isinstance(own, (bool, int, float)) and type(said.get(key)) is type(own) and key not in _OF_LEFT_OUT
     }

@@ -7,7 +7,7 @@ Source: model_index.json and scheduler_config.json of the published folders of e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -28,9 +28,10 @@ from pool.checkpoints.families import (
 from pool.checkpoints.film_unets import SVD
 from pool.checkpoints.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind, Prediction
 from pool.errors import UnknownArchitecture
+from pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
+from pool.saving.transformer_pipelines import transformer_pipeline, transformer_scheduler
 from pool.spec import Role
 
-INDEX_FILE = "model_index.json"
 #: how UNets of frames go through levels between two ends; the levels of a table stand beside them unread.
 #: Source: scheduler_config.json of stabilityai/stable-video-diffusion-img2vid-xt
 _FILM_STEPS = {
@@ -40,7 +41,6 @@ _FILM_STEPS = {
     "steps_offset": 1,
 }
 
-_NOTHING = (None, None)
 #: what schedulers call a prediction; those with levels of noise between two ends have words of their own
 _PREDICTIONS: Mapping[Prediction, str] = MappingProxyType(
     {Prediction.NOISE: "epsilon", Prediction.VELOCITY: "v_prediction"}
@@ -50,57 +50,33 @@ _EDM_PREDICTIONS: Mapping[Prediction, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineFacts:
-    """A pipeline of diffusers.
-
-    name     its class
-    folders  the folder of each component
-    entries  what else its index says: parts that are not there, and settings
-    noisy    the folder of the scheduler by which noise is put on the picture that a model is shown; empty for none
-    processor  the folder of what brings pictures into the form that the vision encoder is shown; empty for none
-    libraries  of components that are of a part of diffusers, by folder
-    """
-
-    name: str
-    folders: Mapping[Role, str]
-    entries: Mapping[str, Any] = field(default_factory=dict)
-    noisy: str = ""
-    processor: str = ""
-    libraries: Mapping[str, str] = field(default_factory=dict)
-
-    def tokenizer_folder(self, role: Role) -> str:
-        """The folder of the tokenizer of the text encoder `role`."""
-        return self.folders[role].replace("text_encoder", "tokenizer")
-
-
 _MODELS = {Role.DIFFUSION_MODEL: "unet", Role.VAE: "vae"}
 _PLAIN = PipelineFacts(
     "StableDiffusionPipeline",
     {Role.TEXT_ENCODER: "text_encoder", **_MODELS},
     {
-        "safety_checker": _NOTHING,
-        "feature_extractor": _NOTHING,
-        "image_encoder": _NOTHING,
+        "safety_checker": NOTHING,
+        "feature_extractor": NOTHING,
+        "image_encoder": NOTHING,
         "requires_safety_checker": False,
     },
 )
 _XL = PipelineFacts(
     "StableDiffusionXLPipeline",
     {Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: "text_encoder_2", **_MODELS},
-    {"feature_extractor": _NOTHING, "image_encoder": _NOTHING, "force_zeros_for_empty_prompt": True},
+    {"feature_extractor": NOTHING, "image_encoder": NOTHING, "force_zeros_for_empty_prompt": True},
 )
 _CASCADE_C = PipelineFacts(
     "StableCascadePriorPipeline",
     {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "prior"},
-    {"feature_extractor": _NOTHING, "image_encoder": _NOTHING, "resolution_multiple": 42.67},
+    {"feature_extractor": NOTHING, "image_encoder": NOTHING, "resolution_multiple": 42.67},
 )
 # published folders name "wuerstchen" for the VAE, which newer versions of diffusers refuse even where they are given
 # one; with this name they take it from the caller: `from_pretrained(folder, vqgan=PaellaVQModel.from_pretrained(...))`
 _CASCADE_B = PipelineFacts(
     "StableCascadeDecoderPipeline",
     {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "decoder", Role.VAE: "vqgan"},
-    {"text_encoder": _NOTHING, "tokenizer": _NOTHING, "latent_dim_scale": 10.67},
+    {"text_encoder": NOTHING, "tokenizer": NOTHING, "latent_dim_scale": 10.67},
     libraries={"vqgan": "stable_cascade"},
 )
 _XL_INSTRUCT = replace(
@@ -130,9 +106,9 @@ _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
             "StableDiffusionUpscalePipeline",
             _PLAIN.folders,
             {
-                "safety_checker": _NOTHING,
-                "feature_extractor": _NOTHING,
-                "watermarker": _NOTHING,
+                "safety_checker": NOTHING,
+                "feature_extractor": NOTHING,
+                "watermarker": NOTHING,
                 "max_noise_level": 350,
             },
             noisy="low_res_scheduler",
@@ -142,10 +118,10 @@ _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
             "StableDiffusionXLImg2ImgPipeline",
             {Role.TEXT_ENCODER: "text_encoder_2", **_MODELS},
             {
-                "text_encoder": _NOTHING,
-                "tokenizer": _NOTHING,
-                "feature_extractor": _NOTHING,
-                "image_encoder": _NOTHING,
+                "text_encoder": NOTHING,
+                "tokenizer": NOTHING,
+                "feature_extractor": NOTHING,
+                "image_encoder": NOTHING,
                 "force_zeros_for_empty_prompt": False,
                 "requires_aesthetics_score": True,
             },
@@ -157,27 +133,22 @@ _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
 def pipeline_facts(family: Family) -> PipelineFacts:
     """The pipeline of `family`, or of the one that it was cut or trained out of. Raises UnknownArchitecture for a
     family that no pipeline is known for here."""
-    found = _PIPELINES.get(family.name) or _PIPELINES.get(family.relative)
+    found = _PIPELINES.get(family.name) or _PIPELINES.get(family.relative) or transformer_pipeline(family)
     if found is None:
         raise UnknownArchitecture(
-            f"{family.title} cannot be saved as a folder of diffusers yet, expected one of {', '.join(_PIPELINES)}"
+            f"{family.title} cannot be saved as a folder of diffusers yet, expected one of {', '.join(_PIPELINES)}, or "
+            f"a family that runs on a transformer"
         )
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerFacts:
-    """A scheduler of diffusers: its class, and the arguments that say what a model was trained with."""
-
-    name: str
-    settings: Mapping[str, Any]
-
-
 def scheduler_facts(family: Family) -> SchedulerFacts:
-    """The scheduler for `family`: Euler's steps over its levels of noise.
+    """The scheduler for `family`: Euler's steps over its levels of noise, or that of its own pipeline.
 
     Raises UnknownArchitecture for a prediction that no scheduler of diffusers knows with that noise.
     """
+    if transformer_pipeline(family) is not None:
+        return transformer_scheduler(family)
     noise, prediction = family.sampling.noise, family.sampling.prediction
     if noise.kind is NoiseKind.COSINE:
         return SchedulerFacts("DDPMWuerstchenScheduler", {})

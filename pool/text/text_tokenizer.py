@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pool.checkpoints.files.strict_json import brief
 from pool.errors import UnusableField, UserError
@@ -115,6 +115,7 @@ class TextTokenizer:
     def __init__(self, tokenizer: Tokenizer, kind: str, source: str = "a tokenizer") -> None:
         """`source` says where it is from, for messages. Raises TokenizerMissing when the special tokens of `kind` are
         not in its vocabulary: it is another's."""
+        self.kind = kind
         self.facts = TOKENIZER_FACTS[kind]
         self.source = source
         self._tokenizer = tokenizer
@@ -160,6 +161,20 @@ class TextTokenizer:
             start + len(whole[start:end].rstrip()) if whole[start:end].strip() else end for start, end in found.offsets
         )
         return Tokens(tuple(found.ids), tuple(ends))
+
+    def as_json(self) -> str:
+        """The tokenizer as `tokenizers` writes it into tokenizer.json, with what its kind puts around a text."""
+        own = Tokenizer.from_str(self._tokenizer.to_str())
+        around = " ".join(token for token in (self.facts.begin, "$A", self.facts.end) if token)
+        special = [(token, self.id_of(token)) for token in (self.facts.begin, self.facts.end) if token]
+        if special:
+            own.post_processor = processors.TemplateProcessing(single=around, special_tokens=special)
+        return own.to_str()
+
+    @property
+    def pad(self) -> str:
+        """The token that fills a text up."""
+        return str(self._tokenizer.id_to_token(self.pad_id))
 
     def _missing(self, token: str) -> TokenizerMissing:
         return TokenizerMissing(

@@ -13,17 +13,25 @@ from torch import Tensor, nn
 
 from pool.checkpoints.key_map import KeyMap, discover
 from pool.checkpoints.private_names import differing_keys
-from pool.checkpoints.recognition.text_encoders import SIGNATURES, TextEncoderFacts, recognise_text_encoder
+from pool.checkpoints.recognition.text_encoders import (
+    SIGNATURES,
+    TextEncoderFacts,
+    recognise_text_encoder,
+    stands_for,
+)
 from pool.checkpoints.safetensors_file import Shape
 from pool.errors import UnknownArchitecture, unknown_name
 from pool.text_encoders.classes import empty_text_encoder, fill_tables
-from pool.text_encoders.configs import CONFIGS, Config
+from pool.text_encoders.configs import CONFIGS, Config, count
 from pool.text_encoders.names import CONVERTERS, convert_without_norm, in_known_spelling
 
 #: what tells UMT5 from T5 where recognition saw a part of the keys only: positions in every layer
 _UMT5_POSITIONS = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
 #: the first layers of a language model, as files for Flux 2 have them
 FIRST_LAYERS = "mistral3_24b_pruned"
+#: how many those are: the last that Flux 2 reads; and what they may be without
+_FIRST_LAYERS = 30
+_LAST_NORM = "model.norm.weight"
 #: the second name of T5's table of tokens
 _SECOND_NAME = "encoder.embed_tokens.weight"
 
@@ -93,6 +101,8 @@ def plan_text_encoder(
         )
     if found.architecture == "t5" and _UMT5_POSITIONS in bare:
         found = replace(found, architecture="umt5")
+    if found.name in stands_for(FIRST_LAYERS) and _are_first_layers(bare):
+        found = facts_named(FIRST_LAYERS)
     convert = CONVERTERS[found.architecture, found.layout]
     if found.name == FIRST_LAYERS:
         convert = convert_without_norm
@@ -111,6 +121,14 @@ def plan_text_encoder(
         vocabulary=config["vocab_size"],
     )
     return TextEncoderPlan(measured, config, prefix, key_map)
+
+
+def _are_first_layers(bare: Mapping[str, Shape]) -> bool:
+    """Whether a language model is the first layers of one: told by its size, or by their number and no norm behind."""
+    seen = recognise_text_encoder(bare)
+    if seen is not None:
+        return seen.name == FIRST_LAYERS
+    return _LAST_NORM not in bare and count(bare, r"model\.layers\.(\d+)\.") == _FIRST_LAYERS
 
 
 def facts_named(name: str, layout: str = "transformers") -> TextEncoderFacts:

@@ -16,7 +16,7 @@ from pool.checkpoints.open_clip import open_clip_text
 T = TypeVar("T")
 
 #: where the language part of a model for text and pictures begins, as files of different ages have it
-_LANGUAGE_LEVELS = ("model.language_model.", "language_model.model.")
+_LANGUAGE_LEVELS = ("model.language_model.", "language_model.model.", "language_model.")
 #: parts of CLIP's text model
 _CLIP_PARTS = ("embeddings.", "encoder.", "final_layer_norm.")
 _CLIP_LEVEL, _PROJECTION = "text_model.", "text_projection.weight"

@@ -15,10 +15,13 @@ from pool.checkpoints.files.model_folder import INDEX_FILE, FolderComponent, rea
 from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.errors import CorruptFile
 
+#: the folder of the model beside Stable Audio's that embeds seconds
+PROJECTION = "projection_model"
 #: the folders whose weights are read
 READ = (
     *("unet", "transformer", "transformer_2", "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
+    PROJECTION,
 )
 #: in `Header.configs`: the class of each component, as the model's index has it
 CLASS = "_class_name"

@@ -20,7 +20,8 @@ from pool.errors import CorruptFile
 
 INDEX_FILE = "model_index.json"
 #: the configuration of a component, whichever kind it is of; of models first
-CONFIG_FILES = ("config.json", "scheduler_config.json", "preprocessor_config.json", "tokenizer_config.json")
+_SCHEDULER_FILE = "scheduler_config.json"
+CONFIG_FILES = ("config.json", _SCHEDULER_FILE, "preprocessor_config.json", "tokenizer_config.json")
 
 #: kinds of components that have no weights, by how their classes end
 _WEIGHTLESS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "ImageProcessorFast")
@@ -164,6 +165,7 @@ def _texts(value: Any) -> list[str]:
 
 def _read_json(path: Path, expected: str) -> dict[str, Any]:
     try:
-        return read_object(read_text_file(path, expected))
+        # multistep schedulers of diffusers have the end of an open range in theirs
+        return read_object(read_text_file(path, expected), with_infinities=path.name == _SCHEDULER_FILE)
     except BadJson as error:
         raise CorruptFile(f"{path}: the file {error}, expected {expected}") from None

@@ -18,6 +18,8 @@ from typing import Any
 #: this is 70,000 tensors; the text of a hostile file could otherwise become twenty times its size in memory.
 MAX_VALUES = 500_000
 
+#: words for numbers that are none, which Python writes all the same
+_INFINITIES = ("Infinity", "-Infinity")
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 #: of a value in a message
@@ -40,8 +42,9 @@ class BadJson(ValueError):
     """Text that is not the JSON that it should be. The message says what is wrong with it, and names no file."""
 
 
-def read_object(text: bytes) -> dict[str, Any]:
-    """The JSON object that `text` is.
+def read_object(text: bytes, *, with_infinities: bool = False) -> dict[str, Any]:
+    """The JSON object that `text` is; `with_infinities` also one that has words for the two infinities, as Python
+    writes them.
 
     Raises BadJson. Takes memory of a few times the length of `text`, and no deep recursion. A minus zero is a float,
     as it is to readers that tell signed numbers from counts.
@@ -57,7 +60,7 @@ def read_object(text: bytes) -> dict[str, Any]:
             object_pairs_hook=_no_duplicates,
             parse_int=whole_number,
             parse_float=_finite,
-            parse_constant=_no_number,
+            parse_constant=_infinity if with_infinities else _no_number,
         )
         if _HALF_PAIR.search(text):
             # names that no other program could write, and no terminal show
@@ -117,6 +120,10 @@ def _finite(digits: str) -> float:
 
 def _no_number(word: str) -> float:
     raise BadJson(f"holds {word}, which is no JSON, expected a number")
+
+
+def _infinity(word: str) -> float:
+    return float(word) if word in _INFINITIES else _no_number(word)
 
 
 def _whole_number(digits: str) -> int | float:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.actors.cli.conftest import Command
 from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.families.tiny_transformers import FAMILIES, seeded
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +59,28 @@ def test_a_pickle_becomes_safetensors_where_it_is_allowed(command: Command, mode
     converted = load_file(tmp_path / "new.safetensors")
     assert converted.keys() == tensors.keys()
     assert all(torch.equal(converted[key], value) for key, value in tensors.items())
+
+
+def test_a_diffusion_model_alone_becomes_a_folder_and_what_that_lacks_is_told(command: Command, tmp_path: Path) -> None:
+    """As people and as programs read it. It cannot be run so, and is refused by what makes pictures."""
+    family = FAMILIES["flux_dev"]
+    own = family.publish(seeded(family.model, 1).state_dict())
+    save_file(
+        {key: value.contiguous().clone() for key, value in own.items()}, tmp_path / "models" / "alone.safetensors"
+    )
+    ended = command("convert", "alone", "-o", "folder", "--to", "diffusers")
+    assert ended.code == 0, ended.err
+    assert "it has no text_encoder_2: the checkpoint has no t5xxl" in ended.err
+    assert "it has no vae: the checkpoint has no VAE with latents of flux" in ended.err
+    assert (tmp_path / "folder" / "transformer" / "config.json").is_file()
+    again = command(
+        "convert", "./models/alone.safetensors", "-o", "half", "--to", "diffusers", "--dtype", "bf16", "--json"
+    )
+    [said] = again.objects
+    assert [lack.partition(":")[0] for lack in said["lacks"]] == [
+        "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "vae",
+    ]  # fmt: skip
+    assert command("convert", "./folder", "-o", "again", "--to", "diffusers").code == 0
+    assert command("convert", "./folder", "-o", "file.safetensors").code == 2
+    assert command("convert", "alone", "-o", "other.safetensors").code == 0
+    assert load_file(tmp_path / "other.safetensors").keys() == own.keys()

@@ -13,6 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from pool.checkpoints.build import open_checkpoint
 from pool.checkpoints.sampling_facts import ShiftBySize
+from pool.checkpoints.transformer_folder import _noise
 from pool.checkpoints.transformers import TRANSFORMERS
 from pool.errors import UnknownArchitecture
 from pool.text.text_tokenizer import KINDS
@@ -138,3 +139,12 @@ def test_sd3_runs_without_t5(tmp_path: Path) -> None:
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, "text_encoder_3": [None, None]}))
     assert [role.value for role in open_checkpoint(folder).family.text_encoders] == ["text_encoder", "text_encoder_2"]
+
+
+def test_a_scheduler_that_turns_levels_around_says_nothing_of_the_shift() -> None:
+    """Found: Mochi's says 1 beside levels that its pipeline has by itself, and other schedules ran without a shift."""
+    said = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 1.0, "invert_sigmas": True}
+    noise = TRANSFORMERS["mochi"].sampling.noise
+    assert noise.shift > 1.0
+    assert _noise(noise, said) == noise
+    assert _noise(noise, {**said, "invert_sigmas": False}).shift == 1.0

@@ -15,6 +15,7 @@ from pool.text.text_tokenizer import KINDS
 from tests.pool.families.test_films_from_pictures import JOINED
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily, seeded
+from tests.pool.families.whole_transformer import BYTES
 from tests.pool.text.tiny_tokenizers import tiny
 
 #: of the model for low noise; that for high noise has 1
@@ -38,7 +39,7 @@ def write_pair(folder: Path, family: TinyFamily) -> Path:
 def write_tokenizers(folder: Path, family: TinyFamily) -> None:
     """What the text encoders of `family` read with, beside their file."""
     for member in family.encoders:
-        if member in KINDS:
+        if member in KINDS and KINDS[member] != BYTES:
             place = folder / f"tokenizer_{member}"
             place.mkdir(exist_ok=True)
             tiny(KINDS[member]).save(str(place / "tokenizer.json"))

@@ -1,9 +1,11 @@
-"""What pipelines of diffusers are told of a tiny model's run, and made of: its texts and its parts."""
+"""What pipelines of diffusers are told of a tiny model's run, and made of: its texts and its parts, or a folder."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from pool.spec import Role
 from pool.work import Encoded
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
+from tests.pool.zoo.case import quiet_libraries
 
 
 def texts_of(made: Made, mask: str = "") -> dict[str, Tensor]:
@@ -33,3 +36,11 @@ def parts_of(tiny: TinyFamilyModel) -> tuple[Any, Any]:
     else:
         vae.register_to_config(scaling_factor=facts.scaling_factor, shift_factor=facts.shift)
     return vae, tiny.module(Role.DIFFUSION_MODEL)
+
+
+def of_folder(folder: Path, **given: Any) -> Any:
+    """The pipeline that the index of a folder names, with its parts and those that are `given`; nothing is fetched."""
+    with quiet_libraries():
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(folder, local_files_only=True, **given)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline

@@ -115,6 +115,16 @@ def test_the_last_state_of_the_first_layers_of_mistral_is_not_normed(layers: int
     assert plan.save(ours, file).keys() == file.keys()
 
 
+def test_first_layers_are_known_in_the_place_of_the_whole() -> None:
+    """Found: a whole file of Flux 2 says which encoder stands there, not that it is cut, and asked for its norm."""
+    own = cases.under("model.")(cases.mistral(layers=30))
+    file = {key: x for key, x in own.items() if key != "model.norm.weight"}
+    plan = plan_text_encoder(shapes_of(file), facts=facts_named("mistral3_24b"))
+    assert plan.facts.name == "mistral3_24b_pruned"
+    assert plan.build(file)(input_ids=IDS).last_hidden_state.isfinite().all()
+    assert plan_text_encoder(shapes_of(own), facts=facts_named("mistral3_24b")).facts.name == "mistral3_24b"
+
+
 def _after_layer(module: nn.Module, layer: int) -> Tensor:
     """What leaves the layer `layer` of three, as the next one (or the norm) takes it."""
     taken: list[Tensor] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -20,6 +21,14 @@ def test_what_is_no_finite_number_is_refused(text: str, number: str) -> None:
     """Readers of other languages refuse it, and comparisons with it are all false."""
     with pytest.raises(BadJson, match="holds "):
         read_object((text % number).encode())
+
+
+def test_infinities_are_read_where_they_are_expected() -> None:
+    """Found: multistep schedulers of diffusers have one, and a published folder with such was refused."""
+    text = b'{"lambda_min_clipped": -Infinity, "most": Infinity}'
+    assert read_object(text, with_infinities=True) == {"lambda_min_clipped": -math.inf, "most": math.inf}
+    with pytest.raises(BadJson, match="holds NaN"):
+        read_object(b'{"a": NaN}', with_infinities=True)
 
 
 @given(st.dictionaries(st.text(max_size=5), _FINITE | st.lists(_FINITE, max_size=3), max_size=4))

@@ -1,0 +1,34 @@
+"""The tokenizer of a text encoder of an open checkpoint: inside its file of weights, or beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pool.checkpoints.build import Checkpoint
+from pool.spec import Role
+from pool.text.reading import Reading
+from pool.text.text_tokenizer import TextTokenizer, tokenizer_kind
+from pool.text.tokenizer_files import TENSORS, find_tokenizer
+
+
+def tokenizer_of(checkpoint: Checkpoint, role: Role, reading: Reading, module: nn.Module) -> TextTokenizer:
+    """The tokenizer of the text encoder `role`, which is no CLIP and is `module`, with weights or without.
+
+    Raises TokenizerMissing, saying which file to put where, when there is none.
+    """
+    prefix, mapped = checkpoint.family.prefixes[role], checkpoint.mapped
+    config: Any = module.config  # transformers is not typed
+    vocabulary = int(getattr(config, "text_config", config).vocab_size)
+    stems = (prefix, prefix.removesuffix("transformer."))
+    tensors = {
+        name: mapped.tensors()[stem + name]
+        for name in TENSORS
+        for stem in stems
+        if stem + name in mapped.header.tensors
+    }
+    kind = tokenizer_kind(reading.encoder, vocabulary, config.model_type)
+    inside = next(key for key in mapped.header.tensors if key.startswith(prefix))
+    return find_tokenizer(kind, vocabulary, tensors=tensors, weights=Path(mapped.header.path_of(inside)))

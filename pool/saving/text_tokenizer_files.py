@@ -1,0 +1,56 @@
+"""The files of the tokenizers that are no CLIP's as folders of diffusers have them: from the one that the checkpoint's
+text encoder reads with, in its file or beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pool.text.reading import Reading
+from pool.text.text_tokenizer import TextTokenizer
+
+#: the class of transformers that reads any tokenizer.json, and the one whose tokens are bytes and which needs no file
+CLASS, BYTES_CLASS = "PreTrainedTokenizerFast", "ByT5Tokenizer"
+#: the kind of tokenizer that is of that one
+_BYTES = "byt5"
+
+
+def tokenizer_class(tokenizer: TextTokenizer) -> str:
+    """The class of transformers that reads what `write_text_tokenizer` writes."""
+    return BYTES_CLASS if tokenizer.kind == _BYTES else CLASS
+
+
+def write_text_tokenizer(folder: Path, tokenizer: TextTokenizer, reading: Reading) -> None:
+    """Write `tokenizer`, whose texts are read as `reading` says, into a new `folder`.
+
+    `from_pretrained` of `tokenizer_class` reads it, and a pipeline that puts prompts into a chat gets the template of
+    `reading`.
+    """
+    folder.mkdir()
+    settings: dict[str, Any] = {
+        "tokenizer_class": tokenizer_class(tokenizer),
+        "model_max_length": reading.most_tokens,
+        "padding_side": "left" if reading.fills_left else "right",
+        "pad_token": reading.pad or tokenizer.pad,
+    }
+    facts, end = tokenizer.facts, tokenizer.facts.end or reading.pad
+    settings |= {"bos_token": facts.begin} if facts.begin else {}
+    settings |= {"eos_token": end} if end else {}
+    before, after = reading.around()
+    if before or after:
+        settings["chat_template"] = _template(facts.begin + before, after)
+    if tokenizer.kind != _BYTES:
+        (folder / "tokenizer.json").write_text(tokenizer.as_json(), encoding="utf-8", newline="\n")
+    _write(folder / "tokenizer_config.json", settings)
+
+
+def _template(before: str, after: str) -> str:
+    """A chat as Jinja has it, in which only what is said last stands, between these."""
+    said = "{%- set said = messages[-1]['content'] -%}"
+    word = "{{- said if said is string else said[0]['text'] -}}"
+    return f"{said}{{{{- {json.dumps(before)} -}}}}{word}{{{{- {json.dumps(after)} -}}}}"
+
+
+def _write(path: Path, said: dict[str, Any]) -> None:
+    path.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8", newline="\n")
