@@ -24,8 +24,8 @@ COMPILED = {
     "pool": "ahead moves outlook residency resident sent spec streaming_order",
     "scheduler": """
         backlog batching beside costs deadlines demand estimates hurried idle_choice jobs limits messages nodes ordered
-        outlook placement prefetch promises recovery results run_kinds shared_loads shares signatures soonest state story switching
-        ticks timeouts turns unfit upload_ahead whereabouts why workers
+        outlook placement prefetch promises recovery results run_kinds shared_loads shares signatures soonest state
+        story switching ticks timeouts turns unfit upload_ahead whereabouts why workers
     """,
 }
 #: the library that they share: in a package, since packages are what is sent to other machines
