@@ -158,7 +158,7 @@ def _shifts(name: str, noise: NoiseFacts) -> dict[str, Any]:
     return {"shift": 1.0 if name == "mochi" else noise.shift, "use_dynamic_shifting": False}
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS.keys() - CASCADES.keys())
+@pytest.mark.parametrize("name", sorted(TRANSFORMERS.keys() - CASCADES.keys()))
 def test_a_scheduler_says_what_the_family_was_trained_with(name: str) -> None:
     family = TRANSFORMERS[name]
     facts, noise = scheduler_facts(family), family.sampling.noise
