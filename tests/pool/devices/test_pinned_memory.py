@@ -141,7 +141,7 @@ def test_pages_are_pinned_whole_and_given_back() -> None:
     assert pages.pin(weight)
     assert driver.asked == 1, "it is pinned already"
     assert sum(driver.pinned.values()) == ledger.pinned_bytes >= file.nbytes
-    assert not pages.holds(torch.zeros(3))
+    assert not pages.holds(torch.zeros(1 << 20)[1 << 19 :]), "a small one may be in the last page of the file"
     pages.close()
     pages.close()
     assert (driver.pinned, ledger.pinned_bytes) == ({}, 0)
