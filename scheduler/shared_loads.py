@@ -17,7 +17,8 @@ def seconds_of_others(question: Question, signature: Signature, worker: Worker) 
     """Of the extra seconds of a task with this signature on a live worker that it fits on: those that others pay.
 
     A component of which nothing is there is paid in equal parts by the tasks that wait for it, as many as there are for
-    each of its holders and this worker: who waits where many hold it is served by them. 0 where all is there in part.
+    each of its holders and this worker: who waits where many hold it is served by them. All tasks of the backlog count,
+    whatever their priority, and holders of a part as holders. 0 where all is there in part.
     """
     entries, waiting = worker.entries, question.backlog.wanted
     setup: Setup | None = None

@@ -11,10 +11,10 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
 3. Then tasks whose weights are all there: what finishes a job first, then in order. What finishes a job counts as such
    where its weights take little time beside its run: jobs that are begun are done soon, and do not pile up.
 4. Then what costs least (upload, patches, streaming), with what of that is wasted counted twice, without what others
-   pay who wait for the same (`scheduler.shared_loads`), and with three tenths of what it waited taken off, up to a run
-   for the longest wait; of the first lines in order, and of those that use what is on the idle workers. The account
-   pays the difference while it can. Wasted is what it costs here beyond what it would on the worker that has most of
-   it: a model that is nowhere has to be loaded by somebody, a second copy need not be made.
+   pay who wait for the same (`scheduler.shared_loads`), and with three tenths of what it waited taken off, less where
+   that came to more than a run for the first in order; of the first lines in order, and of those that use what is on
+   the idle workers. The account pays the difference while it can. Wasted is what it costs here beyond what it would on
+   the worker that has most of it: a model that is nowhere has to be loaded by somebody, a second copy need not be made.
 5. Under 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that one
    already; none waits for a run of unknown length. So a line gets a second worker exactly when waiting takes longer
    than a load.
@@ -52,9 +52,9 @@ MOST_FILES = 32
 MOST_FINISHING = 4
 #: lines that are gone through for them, where the others are of one batch with what starts anyway
 MOST_LINES = 256
-#: seconds of load that a second of waiting is worth; but the longest wait is worth no more than a run. From
-#: benchmarks/scheduling.py: at 0.1 the last percent waited longer than in plain order on the calibrated workload; and
-#: where GPUs are short everybody waits long, and counting all of that would change weights with each task
+#: seconds of load that a second of waiting is worth; but what the first in order waited is worth no more than a run.
+#: From benchmarks/scheduling.py: at 0.1 the last percent waited longer than in plain order on the calibrated workload;
+#: and where GPUs are short everybody waits long, and counting all of that would change weights with each task
 WAITING = 0.3
 #: of a run: to bring a VAE for a decode takes little more than this on any GPU, and its picture waits for nothing else
 LITTLE = 0.2

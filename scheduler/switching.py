@@ -5,6 +5,9 @@ end. Both are bounded by an account. It fills with a share of all time that work
 that they are idle: what a pool with room to spare would not have used otherwise. Each such load takes its seconds from
 it. So where GPUs are short these loads never take more than the share, and where they are not, order is kept nearly as
 if loads cost nothing. A task waits for a multiple of its load before that: the fuller the account, the less.
+
+What waiting is worth when the cheapest is chosen (rule 4 of `scheduler.soonest`) is paid from it as long as there is
+something in it, and is not bounded by it.
 """
 
 from __future__ import annotations
