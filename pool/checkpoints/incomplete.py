@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from pool.checkpoints.families import Family, LatentFacts
+from pool.checkpoints.infer import latents_with
 from pool.checkpoints.recognition.latent_formats import LATENT_FORMATS
 from pool.checkpoints.recognition.vae_facts import VaeFacts
 from pool.checkpoints.recognition.vaes import FACTS
@@ -28,15 +29,4 @@ def _published_latent(family: Family) -> LatentFacts:
     row = LATENT_FORMATS[family.latent_format]
     plain = VaeFacts("kl", family.title, row.channels)
     vae = next((facts for facts in FACTS.values() if family.latent_format in facts.latent_formats), plain)
-    return LatentFacts(
-        row.channels,
-        int(vae.decode_ratio),
-        family.scaling_factor,
-        shift=family.latent_shift,
-        means=family.latent_means,
-        deviations=family.latent_deviations,
-        vae=vae.name,
-        dimensions=row.dimensions if family.sampling.film is None else 3,
-        frames_per_cell=vae.temporal_ratio,
-        sound=family.sampling.sound,
-    )
+    return latents_with(family, replace(vae, latent_channels=row.channels, dimensions=row.dimensions))

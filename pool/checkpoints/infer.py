@@ -246,7 +246,11 @@ def latent_facts(family: Family, shapes: Mapping[str, Shape]) -> LatentFacts:
     """What the latents of a checkpoint of `family` with tensors of `shapes` (keys with prefixes) mean."""
     if family.latent is not None:
         return family.latent
-    vae = vae_facts(family, shapes)
+    return latents_with(family, vae_facts(family, shapes))
+
+
+def latents_with(family: Family, vae: VaeFacts) -> LatentFacts:
+    """What the latents of `family` mean where this is its VAE."""
     return LatentFacts(
         vae.latent_channels,
         int(vae.decode_ratio),

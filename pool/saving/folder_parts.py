@@ -213,15 +213,14 @@ def _module(checkpoint: Checkpoint, role: Role) -> nn.Module:
         return _vae(checkpoint)
     if architecture in (*_PLANNED, Architecture.SOUND_TRANSFORMER):
         shapes = family.shapes_of(role, checkpoint.shapes)
-        built: Any = plan_component(family, role, shapes, family.configs.get(role)).module
+        built = plan_component(family, role, shapes, family.configs.get(role)).module
         if _is_text(built):
             return _clip(built, reading_of_role(checkpoint, role))
         if architecture is Architecture.DIFFUSION_TRANSFORMER and not _has_own_config(checkpoint, role):
             film = family.sampling.film
             cells = max(native_size(family, checkpoint.header)) // checkpoint.latent.downscale
-            said = {"sample_size": cells, "num_frames": None if film is None else film.frames}
-            built.register_to_config(**{key: value for key, value in said.items() if value and key in built.config})
-        return built  # type: ignore[no-any-return] # diffusers is not typed
+            _configure(built, {"sample_size": cells, "num_frames": None if film is None else film.frames})
+        return built
     config = checkpoint.config(role)
     if role in family.texts:
         return _text_module(config, family.texts[role])
@@ -234,18 +233,23 @@ def _vae(checkpoint: Checkpoint) -> nn.Module:
     latent, plan = checkpoint.latent, checkpoint.vae_plan()
     if plan.facts.name == _CASCADE_VAE:
         return plan.empty({"scale_factor": 1.0 / latent.scaling_factor})
-    module: Any = plan.empty()
+    module = plan.empty()
     if checkpoint.family.name == _WITH_QWEN_VAE and _is_qwen_vae(module):
         module = _qwen_vae(module)
     said = {
         "scaling_factor": latent.scaling_factor,
-        "shift_factor": latent.shift or None,
-        "sample_size": max(native_size(checkpoint.family, checkpoint.header)) or None,
-        "latents_mean": latent.means or None,
-        "latents_std": latent.deviations or None,
+        "shift_factor": latent.shift,
+        "sample_size": max(native_size(checkpoint.family, checkpoint.header)),
+        "latents_mean": latent.means,
+        "latents_std": latent.deviations,
     }
+    _configure(module, said)
+    return module
+
+
+def _configure(module: Any, said: Mapping[str, Any]) -> None:
+    """Have a module of diffusers say in its configuration what of this says something and is known to its class."""
     module.register_to_config(**{key: value for key, value in said.items() if value and key in module.config})
-    return module  # type: ignore[no-any-return] # diffusers is not typed
 
 
 def _is_qwen_vae(module: Any) -> bool:
@@ -296,12 +300,13 @@ def _model_config(checkpoint: Checkpoint, role: Role) -> dict[str, Any]:
     }
 
 
-def _clip(planned: Any, reading: Reading | None) -> nn.Module:
+def _clip(planned: nn.Module, reading: Reading | None) -> nn.Module:
     """CLIP's text model as pipelines read it: without a projection where they read the pooled text without one."""
     if reading is None or reading.pooled is not Pooled.PLAIN or isinstance(planned, CLIPTextModel):
-        return planned  # type: ignore[no-any-return] # transformers is not typed
+        return planned
+    config: Any = planned.config
     with torch.device("meta"):
-        module: nn.Module = CLIPTextModel(planned.config)
+        module: nn.Module = CLIPTextModel(config)
     return module
 
 
