@@ -1,7 +1,7 @@
 """The table of the ControlNets that are built: which models each kind speaks to, how it is told from the others, built
 and called.
 
-A row a kind. Does not know files, nor what is done with what they say (`pool.controlnets.said`).
+A row a kind. Does not know files, nor what is done with what they say (`pool.controlnets.block_samples`).
 """
 
 from __future__ import annotations

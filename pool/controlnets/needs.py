@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from pool.checkpoints.infer import SIZE_NUMBERS
 from pool.checkpoints.sampling_facts import SizeConditions
+from pool.controlnets.block_samples import Said, blocks_of
 from pool.controlnets.calls import Heard
 from pool.controlnets.kinds import ControlKind, kind_of
-from pool.controlnets.said import Said, blocks_of
 from pool.diffusion_models.image_configs import PATCH
 from pool.dry_run import META
-from pool.sampling.added import ForEachText
 from pool.sampling.asking import GUIDANCE, POOLED
+from pool.sampling.controlled_transformer import ForEachText
 from pool.sampling.extras import Residuals
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from torch import nn
 
 from pool.checkpoints.mapped_file import MappedFile
 from pool.checkpoints.safetensors_file import Shape
-from pool.controlnets.beside import is_named_for_edges, said_beside
 from pool.controlnets.build import plan_controlnet
+from pool.controlnets.file_place import is_named_for_edges, said_beside
 from pool.controlnets.fits import check_fits, mode_of
 from pool.controlnets.needs import usual_call
 from pool.controlnets.other_names import EDGES, PICTURE_KIND

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from pool.checkpoints.families import LatentFacts
+from pool.controlnets.block_samples import Said, blocks_of
 from pool.controlnets.calls import Heard
 from pool.controlnets.kinds import ControlKind, kind_of
-from pool.controlnets.said import Said, blocks_of
 from pool.patcher import ModelPatcher
 from pool.pictures import covering
-from pool.sampling.added import ForEachText
 from pool.sampling.conditions import Condition
+from pool.sampling.controlled_transformer import ForEachText
 from pool.sampling.extras import Extras, Residuals
 from pool.work import ControlRef, Latent, Picture, Result, RunHooks, SampleWork
 

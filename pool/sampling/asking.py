@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pool.checkpoints.sampling_facts import FilmFacts, SamplingFacts
 from pool.diffusion_models.rows import ARCHITECTURES
-from pool.sampling.added import AddedTo
+from pool.sampling.controlled_transformer import AddedTo
 from pool.sampling.extras import Extras, Residuals, call_unet
 from pool.sampling.film_numbers import NUMBERS, numbers_of_film
 from pool.work import Encoded, FloatArray, SampleWork

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pool.controlnets.kinds import ControlKind, Spread
-from pool.sampling.added import BehindSome
+from pool.sampling.controlled_transformer import BehindSome
 from pool.sampling.extras import Residuals
 
 
