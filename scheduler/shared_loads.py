@@ -17,8 +17,9 @@ def seconds_of_others(question: Question, signature: Signature, worker: Worker) 
     """Of the extra seconds of a task with this signature on a live worker that it fits on: those that others pay.
 
     A component of which nothing is there is paid in equal parts by the tasks that wait for it, as many as there are for
-    each of its holders and this worker: who waits where many hold it is served by them. All tasks of the backlog count,
-    whatever their priority, and holders of a part as holders. 0 where all is there in part.
+    each of its holders and this worker: who waits where many hold it is served by them. What only streams, since there
+    is no room for it, serves nobody else. All tasks of the backlog count, whatever their priority, and holders of a
+    part as holders. 0 where all is there in part.
     """
     entries, waiting = worker.entries, question.backlog.wanted
     setup: Setup | None = None
@@ -38,12 +39,21 @@ def seconds_of_others(question: Question, signature: Signature, worker: Worker) 
 
 
 def _seconds_of(costs: Costs, setup: Setup, key: ComponentKey, worker: Worker) -> float:
-    """What of the seconds of that setup it takes to bring this component, of which nothing is there: of what is waited
-    for, the disk or the link."""
-    node = costs.nodes.of(worker.spec)
+    """What of the seconds of that setup it takes to bring what stays of this component, of which nothing is there: of
+    what is waited for, the disk or the link."""
+    spec, node = costs.components[key], costs.nodes.of(worker.spec)
+    part = _resident_bytes(setup, key) / spec.weight_bytes
     if node is not None and setup.reads:
         read_seconds = node.missing_bytes(setup.reads) / node.storage_bytes_per_second
         if read_seconds > (setup.upload_bytes + setup.streamed_bytes) / worker.link_bytes_per_second:
             own_reads = tuple([read for read in setup.reads if read[0] == key])
-            return node.missing_bytes(own_reads) / node.storage_bytes_per_second
-    return costs.components[key].upload_bytes / worker.link_bytes_per_second
+            return part * node.missing_bytes(own_reads) / node.storage_bytes_per_second
+    return part * spec.upload_bytes / worker.link_bytes_per_second
+
+
+def _resident_bytes(setup: Setup, key: ComponentKey) -> int:
+    """What is on the GPU of this component when the task runs."""
+    for entry in setup.arrived:
+        if entry.component == key:
+            return entry.resident_bytes
+    return 0

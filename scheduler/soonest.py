@@ -12,9 +12,10 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
    where its weights take little time beside its run: jobs that are begun are done soon, and do not pile up.
 4. Then what costs least (upload, patches, streaming), with what of that is wasted counted twice, without what others
    pay who wait for the same (`scheduler.shared_loads`), and with three tenths of what it waited taken off, less where
-   that came to more than a run for the first in order; of the first lines in order, and of those that use what is on
-   the idle workers. The account pays the difference while it can. Wasted is what it costs here beyond what it would on
-   the worker that has most of it: a model that is nowhere has to be loaded by somebody, a second copy need not be made.
+   that came to more than a run for who waited longest of them; of the first lines in order, and of those that use what
+   is on the idle workers. The account pays what waiting came to, while it can. Wasted is what it costs here beyond what
+   it would on the worker that has most of it: a model that is nowhere has to be loaded by somebody, a second copy need
+   not be made.
 5. Under 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that one
    already; none waits for a run of unknown length. So a line gets a second worker exactly when waiting takes longer
    than a load.
@@ -25,7 +26,7 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 
 from scheduler.backlog import Line
@@ -52,7 +53,7 @@ MOST_FILES = 32
 MOST_FINISHING = 4
 #: lines that are gone through for them, where the others are of one batch with what starts anyway
 MOST_LINES = 256
-#: seconds of load that a second of waiting is worth; but what the first in order waited is worth no more than a run.
+#: seconds of load that a second of waiting is worth; but the longest wait is worth no more than a run.
 #: From benchmarks/scheduling.py: at 0.1 the last percent waited longer than in plain order on the calibrated workload;
 #: and where GPUs are short everybody waits long, and counting all of that would change weights with each task
 WAITING = 0.3
@@ -60,6 +61,34 @@ WAITING = 0.3
 LITTLE = 0.2
 #: lines, the oldest first, that are looked at for having waited long
 MOST_RIPE = 4
+
+
+class _Offer:
+    """A line and the best idle worker for it.
+
+    extra_seconds   what it takes there beside the run
+    wasted_seconds  what of that is taken by a copy beside those that there are
+    price_seconds   both, without what others pay who wait for the same
+    waited_seconds  by its first task; 0 for a batch, which does not hurry
+    """
+
+    __slots__ = ("extra_seconds", "line", "price_seconds", "waited_seconds", "wasted_seconds", "worker")
+
+    def __init__(
+        self,
+        line: Line,
+        worker: Worker,
+        extra_seconds: float,
+        wasted_seconds: float,
+        price_seconds: float,
+        waited_seconds: float,
+    ) -> None:
+        self.line = line
+        self.worker = worker
+        self.extra_seconds = extra_seconds
+        self.wasted_seconds = wasted_seconds
+        self.price_seconds = price_seconds
+        self.waited_seconds = waited_seconds
 
 
 def soonest(question: Question) -> Choice | None:
@@ -212,35 +241,49 @@ def _comes_beside(question: Question, worker: Worker, running: Task, coming: Tas
 def _cheapest(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
     """Rule 4."""
     question = look.question
-    worth = _worth_of_waiting(question, oldest)
-    ranked: list[tuple[float, int, Order, float, float, Line, Worker]] = []
+    offers: list[_Offer] = []
     for line in _candidates(question, oldest, latest_tag):
         best = best_idle(question, line.head)
         if best is not None:
-            worker, extra = best
-            wasted = extra - _least_extra(question, line.head, extra)
-            waited = 0.0 if line.head.batch else line.head.waited_seconds(question.at)
-            others = seconds_of_others(question, line.signature, worker) if extra > 0.0 else 0.0
-            price = max(0.0, wasted - others) + extra - others - worth * waited
-            ranked.append((price, -line.signature.rank, line.order, wasted, extra, line, worker))
+            offers.append(_offer(question, line, *best))
+    if not offers:
+        return None
+    worth = _worth_of_waiting(question, offers)
+    ranked: list[tuple[float, int, Order, _Offer]] = []
+    for offer in offers:
+        line = offer.line
+        ranked.append((offer.price_seconds - worth * offer.waited_seconds, -line.signature.rank, line.order, offer))
     ranked.sort()  # no two lines have one order: no more is compared than price, rank and order
-    least_seconds = min([entry[3] + entry[4] for entry in ranked], default=0.0)
-    for _, _, _, wasted_seconds, extra_seconds, line, worker in ranked[:MOST_ASKED]:
+    least_seconds = min([offer.price_seconds for offer in offers])
+    for _, _, _, offer in ranked[:MOST_ASKED]:
         look.seen = []
-        place = first_for_idle(look, line, worker, extra_seconds)
-        if place is not None and (place == 0 or _is_worth(question, line, place, worker, wasted_seconds)):
-            pays = question.account_seconds > 0.0
-            spent_seconds = wasted_seconds + extra_seconds - least_seconds if pays else 0.0
+        line, worker = offer.line, offer.worker
+        place = first_for_idle(look, line, worker, offer.extra_seconds)
+        if place is not None and (place == 0 or _is_worth(question, line, place, worker, offer.wasted_seconds)):
+            spent_seconds = offer.price_seconds - least_seconds if question.account_seconds > 0.0 else 0.0
             return choice_of(question, line.tasks[place], worker, Rule.CHEAPEST, "", look.seen, spent_seconds)
     return None
 
 
-def _worth_of_waiting(question: Question, oldest: Task) -> float:
-    """Seconds of load that a second of waiting is worth now."""
-    waited_seconds = 0.0 if oldest.batch else oldest.waited_seconds(question.at)
-    idle = question.workers.some_idle(1)[0]
-    most_seconds = question.costs.resident_seconds(oldest.spec, oldest.signature, idle)
-    return WAITING if waited_seconds * WAITING <= most_seconds else most_seconds / waited_seconds
+def _offer(question: Question, line: Line, worker: Worker, extra_seconds: float) -> _Offer:
+    """What a line costs on this worker, the best of the idle ones for it."""
+    wasted_seconds = extra_seconds - _least_extra(question, line.head, extra_seconds)
+    others_seconds = seconds_of_others(question, line.signature, worker) if extra_seconds > 0.0 else 0.0
+    price_seconds = max(0.0, wasted_seconds - others_seconds) + extra_seconds - others_seconds
+    waited_seconds = 0.0 if line.head.batch else line.head.waited_seconds(question.at)
+    return _Offer(line, worker, extra_seconds, wasted_seconds, price_seconds, waited_seconds)
+
+
+def _worth_of_waiting(question: Question, offers: Sequence[_Offer]) -> float:
+    """Seconds of load that a second of waiting is worth now: less than usual where who waited longest of these would
+    get more for it than its run takes."""
+    longest = offers[0]
+    for offer in offers:
+        if offer.waited_seconds > longest.waited_seconds:
+            longest = offer
+    line = longest.line
+    most_seconds = question.costs.resident_seconds(line.head.spec, line.signature, longest.worker)
+    return WAITING if longest.waited_seconds * WAITING <= most_seconds else most_seconds / longest.waited_seconds
 
 
 def _least_extra(question: Question, task: Task, extra_seconds: float) -> float:

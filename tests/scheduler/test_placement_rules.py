@@ -274,6 +274,49 @@ def test_the_account_pays_for_what_waiting_is_worth_while_it_can(account: float,
     assert (choice.task, choice.spent_seconds) == (waiting, spent)
 
 
+@pytest.mark.parametrize(("is_elsewhere", "goes"), [(False, True), (True, False)])
+def test_the_longest_wait_is_worth_a_run_at_most_also_where_the_first_in_order_did_not_wait(
+    is_elsewhere: bool, goes: bool
+) -> None:
+    """A run takes 10 s; a hundred seconds would be worth 30. DRAW takes 10 s, and 20 with what is wasted where another
+    worker has it; the rest of PAINT takes 2."""
+    scene = Scene()
+    scene.switch_seconds = 0.0
+    scene.worker("idle", Resident(PAINT, 4))
+    scene.worker("busy", whole(DRAW if is_elsewhere else VAE), free_in=1000.0)
+    first = scene.task(sample(model=PAINT))
+    waiting = scene.task(sample(model=DRAW), waited=100.0)
+    assert scene.choice() == (waiting if goes else first, "idle")
+
+
+def test_the_account_does_not_pay_for_what_sharing_alone_chose() -> None:
+    """Five tasks wait for PAINT's 6 bytes, 1.2 for each, and one for the rest of DRAW's, 2: PAINT is cheaper though
+    nobody waited."""
+    scene = Scene()
+    scene.worker("a", Resident(DRAW, 8))
+    scene.task(sample(model=DRAW))
+    shared = [scene.task(sample(model=PAINT, patch=f"{number}")) for number in range(5)]
+    scene.switch_seconds = 5.0
+    choice = scene.ask()
+    assert choice is not None
+    assert choice.task in shared
+    assert (choice.why.rule, choice.spent_seconds) == (Rule.CHEAPEST, 0.0)
+
+
+@pytest.mark.parametrize(("waiting", "goes"), [(1, False), (3, True)])
+def test_a_second_copy_that_others_wait_for_is_wasted_by_as_much_less(waiting: int, goes: bool) -> None:
+    """PAINT's 6 s are wasted here, since a worker has it that is busy for long: 12 beside the 10 of DRAW, which is
+    nowhere. Three that wait, for two copies, pay two thirds of both each: 8."""
+    scene = Scene()
+    scene.worker("idle")
+    scene.worker("busy", whole(PAINT), free_in=1000.0)
+    draw = scene.task(sample(model=DRAW))
+    paint = [scene.task(sample(model=PAINT, seed=number)) for number in range(waiting)]
+    choice = scene.ask()
+    assert choice is not None
+    assert (choice.task in paint, choice.task is draw) == (goes, not goes)
+
+
 # ---- who waits for whom --------------------------------------------------------------------------------------------
 
 

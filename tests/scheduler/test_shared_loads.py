@@ -38,6 +38,15 @@ def test_what_is_there_in_part_or_with_other_patches_is_paid_by_who_needs_it() -
     assert [seconds_of_others(scene.question(), task.signature, worker) for worker in (part, patched)] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(("capacity", "others_pay"), [(64, 3.0), (10, 1.5), (6, 0.5), (4, 0.0)])
+def test_what_only_streams_serves_nobody_else(capacity: int, others_pay: float) -> None:
+    """Beside 2 bytes for activations and 2 of scratch all of PAINT stays there, half of its twelve, two and none."""
+    scene = Scene()
+    small = scene.worker("small", capacity=capacity)
+    tasks = [scene.task(sample(patch=f"{number}", activation_bytes=2)) for number in range(2)]
+    assert seconds_of_others(scene.question(), tasks[0].signature, small) == pytest.approx(others_pay)
+
+
 def test_nobody_else_pays_for_a_lora_and_what_comes_from_the_disk_takes_its_time() -> None:
     """PAINT and the LoRA come from a disk of half the speed of the link, in 12 and 8 s, the one after the other: of
     PAINT's twelve the other task pays six. A task that waits for DRAW pays nothing."""
