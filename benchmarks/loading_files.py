@@ -93,10 +93,10 @@ def _sdxl_in_part() -> Layout:
     }
 
 
-def _flux_in_part(dtype: torch.dtype) -> dict[str, Tensor]:
-    """Flux with two double and four single blocks of its own width, beside tiny text encoders and a tiny VAE."""
+def _flux_in_part(dtype: torch.dtype, double: int, single: int) -> dict[str, Tensor]:
+    """Flux with so many double and single blocks of its own width, beside tiny text encoders and a tiny VAE."""
     beside = {key: value for key, value in FAMILIES["flux_dev"].file().items() if not key.startswith(PREFIX)}
-    return {**beside, **_random(layouts.flux(2, 4, prefix=PREFIX), dtype)}
+    return {**beside, **_random(layouts.flux(double, single, prefix=PREFIX), dtype)}
 
 
 def _unet_inputs(dtype: torch.dtype, width: int) -> dict[str, Any]:
@@ -149,15 +149,15 @@ MODELS: Mapping[str, Model] = {
         _BF16,
         _BF16,
         diffusers.FluxTransformer2DModel,
-        lambda: _flux_in_part(_BF16),
+        lambda: _flux_in_part(_BF16, 2, 4),
         _flux_inputs,
     ),
     "flux_fp8": Model(
-        "Flux with 2 + 4 blocks, float8, computed in bfloat16",
+        "Flux with 4 + 8 blocks, float8, computed in bfloat16",
         _F8,
         _BF16,
         diffusers.FluxTransformer2DModel,
-        lambda: _flux_in_part(_F8),
+        lambda: _flux_in_part(_F8, 4, 8),
         _flux_inputs,
     ),
 }

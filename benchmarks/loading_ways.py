@@ -6,6 +6,7 @@ this process meanwhile (/proc/self/smaps_rollup): anonymous pages, which are its
 
 from __future__ import annotations
 
+import mmap
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -95,11 +96,13 @@ WAYS: Mapping[str, tuple[str, Callable[[Model, Files], nn.Module]]] = {
 }
 
 
-def measure(way: str, name: str, files: Files) -> Cost:
-    """Load and run once in this process."""
+def measure(way: str, name: str, files: Files, touched_bytes: int = 0) -> Cost:
+    """Load and run once in this process; `touched_bytes` as of `touch`."""
     model = MODELS[name]
     inputs, meter = model.inputs(model.compute), StorageMeter()
     warm_up(model.compute)
+    if touched_bytes:
+        touch(touched_bytes)
     CLEAR.write_text(_RESET_PEAK)
     private_bytes, file_bytes = rolled_up("Anonymous"), rolled_up("Pss_File")
     peak_bytes, read_bytes = -kib_of(STATUS, "VmHWM"), -meter.read_bytes()
@@ -119,6 +122,18 @@ def measure(way: str, name: str, files: Files) -> Cost:
         read_bytes + meter.read_bytes(),
         float(result.float().abs().mean()),
     )
+
+
+def touch(size_bytes: int) -> None:
+    """Use so much memory and give it back, so that all ways find free memory in the same state: the host of a virtual
+    machine may have taken any part of it back, and each page of that costs microseconds when it is touched again."""
+    room = mmap.mmap(-1, size_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # free blocks are used whole, as the page cache would use them
+        room.madvise(mmap.MADV_HUGEPAGE)
+    view = torch.frombuffer(room, dtype=torch.uint8)
+    view[:: mmap.PAGESIZE] = 1
+    del view
+    room.close()
 
 
 def call(module: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:

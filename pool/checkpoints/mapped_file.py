@@ -22,8 +22,7 @@ from pool.checkpoints.files.ranges import ByteRange, joined
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.strict_json import brief
 from pool.checkpoints.files.weights_file import read_weights_header
-from pool.checkpoints.page_tables import begin_populating
-from pool.checkpoints.reading_ahead import begin_reading
+from pool.checkpoints.page_tables import Wanted, begin_bringing
 from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.errors import CorruptFile
 from pool.quantization.gguf_codec import gguf_tensor, gguf_values
@@ -130,9 +129,7 @@ class MappedFile:
         for name in wanted:
             entry = self.header.tensors[name]
             by_path.setdefault(self.header.path_of(name), []).append((entry.begin, entry.end))
-        wanted_by_path = {path: joined(ranges) for path, ranges in by_path.items()}
-        mappings = [(self._storages[path], ranges) for path, ranges in wanted_by_path.items()]
-        begin_populating(mappings, otherwise=lambda: begin_reading(wanted_by_path))
+        begin_bringing([Wanted(path, self._storages[path], joined(ranges)) for path, ranges in by_path.items()])
 
     def _dtype(self, entry: TensorEntry) -> torch.dtype:
         dtype = TORCH_DTYPES.get(entry.dtype)

@@ -1,15 +1,13 @@
-"""Bytes of files brought into the machine's memory before they are used, by the system, in the background.
+"""What of a file is in the machine's memory, and asking the system to read the rest.
 
-Advisory throughout: where the system cannot, or a file is gone, nothing happens, and whoever reads says what is wrong.
-Knows files and ranges; no weights. Torch-free.
+Advisory: where the system cannot, nothing happens, and whoever reads the file says what is wrong with it. Knows files
+and ranges; no weights, no mappings (`pool.checkpoints.page_tables`). Torch-free.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from pool.checkpoints.files.ranges import ByteRange
 from pool.checkpoints.files.regular_file import open_regular
@@ -22,27 +20,9 @@ _ADVICE_BYTES = 128 << 10
 _SAMPLES = 64
 
 
-def begin_reading(ranges: Mapping[str, Sequence[ByteRange]]) -> threading.Thread | None:
-    """Have the system read these ranges of files, in their order, from now on; returns at once.
-
-    The thread that asks for them, which nobody has to wait for; None where all seems to be in memory already.
-    """
-    wanted = {path: parts for path, parts in ranges.items() if not in_memory(path, parts)}
-    if not wanted or not hasattr(os, "posix_fadvise"):  # macOS and Windows have none
-        return None
-    thread = threading.Thread(target=_read_all, args=(wanted,), name="read ahead", daemon=True)
-    thread.start()
-    return thread
-
-
-def _read_all(ranges: Mapping[str, Sequence[ByteRange]]) -> None:
-    for path, parts in ranges.items():
-        with contextlib.suppress(OSError, UserError):
-            ask_for(path, parts)
-
-
 def ask_for(path: str, ranges: Sequence[ByteRange]) -> None:
     """Ask the system to read these ranges of the file, and return when all is asked for: a second or so for gigabytes.
+    Nothing where it has no such call (macOS, Windows).
 
     Raises CorruptFile when the file is gone.
     """

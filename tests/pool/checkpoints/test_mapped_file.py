@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.profiler import ProfilerActivity, profile
 
 from pool.checkpoints.mapped_file import MappedFile, NonFinite, check_finite, find_non_finite
-from pool.checkpoints.reading_ahead import begin_reading, in_memory
+from pool.checkpoints.reading_ahead import ask_for, in_memory
 from pool.checkpoints.safetensors_file import read_header
 from pool.errors import CorruptFile
 from tests.actors.cold_file import PAGE, cold, resident_pages
@@ -215,21 +215,18 @@ def test_reading_ahead_brings_the_wanted_tensors_into_memory(tmp_path: Path) -> 
     assert not is_far_read
 
 
-def test_what_is_in_memory_is_not_asked_for_again(tmp_path: Path) -> None:
-    """Warm files cost a look at some of their bytes; cold ones, and those that are half there, a thread."""
+def test_what_is_in_memory_is_told_from_what_is_not(tmp_path: Path) -> None:
+    """By a look at some of the bytes; what is there in part is not there."""
     path = tmp_path / "one.safetensors"
     save_file({"a": torch.ones(64 << 20, dtype=torch.uint8)}, path)
     half, all_of_it = ((0, 32 << 20),), ((0, 32 << 20), (48 << 20, 64 << 20))
     cold(path)
     assert not in_memory(str(path), half)
-    thread = begin_reading({str(path): half})
-    assert thread is not None
-    thread.join(60)
+    ask_for(str(path), half)
     deadline = time.monotonic() + 60
     while not in_memory(str(path), half):
         assert time.monotonic() < deadline, "the system did not do as it was asked"
         time.sleep(0.01)
-    assert begin_reading({str(path): half}) is None
     assert not in_memory(str(path), all_of_it)
 
 
@@ -237,4 +234,4 @@ def test_a_file_that_is_gone_is_left_to_who_reads_it(tmp_path: Path) -> None:
     mapped = MappedFile.open(write_tiny_checkpoint(tmp_path / "tiny.safetensors"))
     (tmp_path / "tiny.safetensors").unlink()
     mapped.read_ahead()
-    assert begin_reading({str(tmp_path / "tiny.safetensors"): ((0, 10),)}) is None
+    assert in_memory(str(tmp_path / "tiny.safetensors"), ((0, 10),)), "there is nothing to ask for"

@@ -1,14 +1,18 @@
-"""Pages that are in memory are put into the process' page table ahead: what follows touches them without a fault."""
+"""Bytes of mapped files are brought into memory and the page table: what follows touches them without a fault."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from pool.checkpoints.page_tables import begin_populating, populate
+from pool.checkpoints import page_tables
+from pool.checkpoints.files.ranges import ByteRange
+from pool.checkpoints.page_tables import Wanted, begin_bringing, populate
+from pool.checkpoints.reading_ahead import in_memory
 
 MIB = 1 << 20
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a call of Linux")
@@ -35,25 +39,58 @@ def test_what_was_asked_for_is_in_the_page_table_and_the_rest_is_not(tmp_path: P
     path = tmp_path / "file"
     storage = mapped(path, 64 * MIB)
     assert resident_bytes(path) == 0
-    if not populate([(storage, [(100, 24 * MIB), (40 * MIB, 41 * MIB)])]):
+    if not populate(storage, [(100, 24 * MIB), (40 * MIB, 41 * MIB)]):
         pytest.skip("a kernel before 5.14")
     # the kernel may map what is around
     assert 25 * MIB <= resident_bytes(path) <= 32 * MIB
 
 
 def test_the_thread_keeps_the_mapping_until_it_is_done(tmp_path: Path) -> None:
-    thread = begin_populating([(mapped(tmp_path / "file", 8 * MIB), [(0, 8 * MIB)])], otherwise=lambda: None)
+    path = tmp_path / "file"
+    thread = begin_bringing([Wanted(str(path), mapped(path, 8 * MIB), [(0, 8 * MIB)])])
     thread.join(60)
     assert not thread.is_alive()
 
 
-def test_where_the_system_cannot_somebody_else_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr("pool.checkpoints.page_tables._POPULATE_READ", 0x7FFF_FFFF)  # advice that no kernel knows
-    wanted = [(mapped(tmp_path / "file", 8 * MIB), [(0, 8 * MIB)])]
-    assert not populate(wanted)
-    begin_populating(wanted, otherwise=lambda: asked.append(True)).join(60)
-    assert asked
+@pytest.mark.parametrize("populates", [True, False], ids=["any kernel", "a kernel before 5.14"])
+def test_a_cold_file_is_asked_for_a_window_ahead_of_the_page_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, populates: bool
+) -> None:
+    """In their order, each once, and all of them where nothing can be put into the page table."""
+    steps: list[tuple[str, tuple[ByteRange, ...]]] = []
+    monkeypatch.setattr(page_tables, "_WINDOW_BYTES", 10)
+    monkeypatch.setattr(page_tables, "in_memory", lambda path, ranges: False)
+    monkeypatch.setattr(page_tables, "ask_for", lambda path, ranges: steps.append(("ask", tuple(ranges))))
+
+    def map_them(storage: torch.UntypedStorage, ranges: Sequence[ByteRange]) -> bool:
+        steps.append(("map", tuple(ranges)))
+        return populates
+
+    monkeypatch.setattr(page_tables, "populate", map_them)
+    begin_bringing([Wanted("a", torch.UntypedStorage(40), [(0, 25), (30, 40)])]).join(60)
+    windows = [(0, 10), (10, 20), (20, 25), (30, 40)]
+    asked = [window for step, ranges in steps if step == "ask" for window in ranges]
+    brought = [window for step, ranges in steps if step == "map" for window in ranges]
+    assert asked == windows
+    assert brought == (windows if populates else windows[:1])
+    assert steps[:2] == [("ask", ((0, 10), (10, 20))), ("map", ((0, 10),))]
+
+
+def test_a_file_in_memory_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    storage = mapped(path, 8 * MIB)
+    assert in_memory(str(path), [(0, 8 * MIB)])
+    monkeypatch.setattr(page_tables, "ask_for", lambda path, ranges: pytest.fail("it was"))
+    begin_bringing([Wanted(str(path), storage, [(0, 8 * MIB)])]).join(60)
+    assert resident_bytes(path) == 8 * MIB
+
+
+def test_where_the_system_cannot_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_tables, "_POPULATE_READ", 0x7FFF_FFFF)  # advice that no kernel knows
+    storage = mapped(tmp_path / "file", 8 * MIB)
+    assert not populate(storage, [(0, 8 * MIB)])
+    begin_bringing([Wanted(str(tmp_path / "file"), storage, [(0, 8 * MIB)])]).join(60)
+    assert resident_bytes(tmp_path / "file") == 0
 
 
 def test_a_file_that_became_shorter_is_left_to_who_reads_it(tmp_path: Path) -> None:
@@ -61,4 +98,4 @@ def test_a_file_that_became_shorter_is_left_to_who_reads_it(tmp_path: Path) -> N
     storage = mapped(tmp_path / "file", 8 * MIB)
     with (tmp_path / "file").open("r+b") as file:
         file.truncate(MIB)
-    assert populate([(storage, [(0, 8 * MIB)])])
+    assert populate(storage, [(0, 8 * MIB)])
