@@ -86,10 +86,10 @@ def _lines(
         entry = header.tensors[key]
         digest = known[header.path_of(key)].get((entry.begin, entry.end))
         bare = family.bare_key(role, key)
-        yield None if digest is None else f"{bare} {entry.dtype} {entry.shape} {entry.strides} {digest.hex()}"
-    for key, layer in layers.items():
-        if key.startswith(family.prefixes[role]):
-            yield f"{family.bare_key(role, key)} is {layer.marker}"
+        turned = f" {entry.heads} {entry.added}" if entry.heads or entry.added else ""
+        yield None if digest is None else f"{bare} {entry.dtype} {entry.shape} {entry.strides}{turned} {digest.hex()}"
+    for key in family.shapes_of(role, dict.fromkeys(layers, ())):
+        yield f"{family.bare_key(role, key)} is {layers[key].marker}"
 
 
 def _built_as(family: Family, role: Role) -> str:

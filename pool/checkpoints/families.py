@@ -157,16 +157,19 @@ class Family:
         """The component's part of `shapes`, keys as they are in the file."""
         prefix, beside = self.prefixes[role], self.besides.get(role, ())
         kept = prefix + _PROJECTION if self.architectures[role] is Architecture.CLIP_TEXT_PROJECTED else None
-        return {
-            key: shape
-            for key, shape in shapes.items()
-            if (key.startswith(prefix) and (key == kept or self._is_weight(role, key, prefix)))
-            or (beside and key.startswith(beside))
-        }
+        # a diffusion model without prefix has all that is no other's
+        others = () if prefix else tuple(other for other in self.prefixes.values() if other)
+        found: dict[str, Shape] = {}
+        for key, shape in shapes.items():
+            is_own = key.startswith(prefix) and not (others and key.startswith(others))
+            if (is_own and (key == kept or self._is_weight(role, key, prefix))) or (beside and key.startswith(beside)):
+                found[key] = shape
+        return found
 
     def _is_weight(self, role: Role, key: str, prefix: str) -> bool:
         if self.architectures[role] is Architecture.TEXT_MODEL:
-            return not key.endswith(_TEXT_MODEL_LEFTOVERS) and not key.removeprefix(prefix).startswith(SEEING_PARTS)
+            seeing = (*SEEING_PARTS, *_LLAVA_PARTS)
+            return not key.endswith(_TEXT_MODEL_LEFTOVERS) and not key.removeprefix(prefix).startswith(seeing)
         return is_weight(role, key, prefix)
 
     def bare_shapes_of(self, role: Role, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -189,6 +192,8 @@ _TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", _PROJECTION)
 _TEXT_MODEL_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "spiece_model", "tekken_model", "tokenizer_json")
 #: the part of a text model that sees pictures, as files of different ages have it: a component by itself, or left out
 SEEING_PARTS = ("visual.", "model.visual.")
+#: the same of a LLaVA
+_LLAVA_PARTS = ("vision_tower.", "multi_modal_projector.")
 #: text models in the spelling of transformers, with a level of names or without
 _TRANSFORMERS_TEXTS = (Architecture.CLIP_TEXT, Architecture.CLIP_TEXT_PROJECTED)
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 
 from pool.checkpoints.files.assembly import Assembly, is_description, read_description
+from pool.checkpoints.files.gguf_parts import is_split
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.weights_file import files_of
 
@@ -22,8 +23,8 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
 
 def weights_sha256(path: str | os.PathLike[str], hash_file: Callable[[str], str] = file_sha256) -> str:
     """What tells the weights at `path` from others: the SHA-256 of a file; of an index, that of its shards' names and
-    SHA-256s. The index itself says too little: models that were trained from one another have equal ones. Of a
-    description of separate files, that of what they are for and their SHA-256s.
+    SHA-256s, as of the parts of a split file. The index itself says too little: models that were trained from one
+    another have equal ones. Of a description of separate files, that of what they are for and their SHA-256s.
 
     `hash_file` gives the SHA-256 of one file. Raises CorruptFile and UnsafeFile as reading an index does, and when a
     file cannot be read.
@@ -33,6 +34,8 @@ def weights_sha256(path: str | os.PathLike[str], hash_file: Callable[[str], str]
     file, *shards = files_of(path)
     if not shards:
         return hash_file(file)
+    if is_split(path):  # its first part holds weights too
+        shards = [file, *shards]
     lines = [f"{os.path.basename(shard)} {hash_file(shard)}\n" for shard in shards]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pool.checkpoints.detect import detect
 from pool.checkpoints.files.assembly import Assembly
+from pool.checkpoints.files.gguf_parts import is_split
 from pool.checkpoints.files.ranges import ByteRange, joined
 from pool.checkpoints.files.shard_index import is_index
 from pool.checkpoints.files.weights_file import read_weights_header
@@ -32,7 +33,7 @@ def byte_ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
 
     Raises CorruptFile and UnknownArchitecture, or OSError.
     """
-    if part.role is None and not is_index(part.path):
+    if part.role is None and not is_index(part.path) and not is_split(part.path):
         return {part.path: ((0, os.stat(part.path).st_size),)}
     # whoever uses the component has allowed what it is in; headers of pickles run nothing
     header = read_weights_header(part.assembly or part.path, allow_pickle=True)

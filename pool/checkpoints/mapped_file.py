@@ -25,7 +25,7 @@ from pool.checkpoints.files.weights_file import read_weights_header
 from pool.checkpoints.page_tables import Wanted, begin_bringing
 from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.errors import CorruptFile
-from pool.quantization.gguf_codec import gguf_tensor, gguf_values
+from pool.quantization.gguf_codec import gguf_tensor, gguf_values, in_halves
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -82,20 +82,25 @@ class MappedFile:
         return cls(header, {path: _mapped(path, size_bytes) for path, size_bytes in header.files.items()})
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor `name`: a view of the mapping, or a copy when its bytes are not aligned for its type. Packed where
-        it is in one of ggml's formats.
+        """The tensor `name`: a view of the mapping, or a copy when its bytes are not aligned for its type, or the file
+        has its numbers otherwise than they are used. Packed where it is in one of ggml's formats.
 
         Raises KeyError when the file has no such tensor, CorruptFile when torch has no such type.
         """
         entry = self.header.tensors[name]
         if entry.dtype not in TORCH_DTYPES and is_block_type(entry.dtype):
-            return gguf_tensor(self._bytes(entry), entry.dtype, entry.shape)
+            return gguf_tensor(self._bytes(entry), entry.dtype, entry.shape, heads=entry.heads)
+        if entry.heads or entry.added:
+            return _as_used(self._plain(entry), entry)
+        return self._plain(entry)
+
+    def _plain(self, entry: TensorEntry) -> Tensor:
         dtype = self._dtype(entry)
         if entry.begin % dtype.itemsize:
             plain = self._bytes(entry).clone().view(dtype)
             return plain.reshape(entry.shape) if entry.strides is None else plain.as_strided(entry.shape, entry.strides)
         view = torch.empty(0, dtype=dtype, device="cpu")
-        offset, storage = entry.begin // dtype.itemsize, self._storages[self.header.path_of(name)]
+        offset, storage = entry.begin // dtype.itemsize, self._storages[self.header.path_of(entry.name)]
         if entry.strides is None:
             return view.set_(storage, offset, entry.shape)  # type: ignore[call-overload, no-any-return]
         return view.set_(storage, offset, entry.shape, entry.strides)
@@ -143,6 +148,12 @@ class MappedFile:
     def _bytes(self, entry: TensorEntry) -> Tensor:
         view = torch.empty(0, dtype=torch.uint8, device="cpu")
         return view.set_(self._storages[self.header.path_of(entry.name)], entry.begin, (entry.storage_bytes,))  # type: ignore[call-overload, no-any-return]
+
+
+def _as_used(stored: Tensor, entry: TensorEntry) -> Tensor:
+    """A copy of a tensor of which the file has the rows in another order, or other numbers: as it is used."""
+    ordered = in_halves(stored, stored.shape[0] // entry.heads) if entry.heads else stored
+    return (ordered.float() - entry.added).to(stored.dtype) if entry.added else ordered
 
 
 def _mapped(path: str, size_bytes: int) -> torch.UntypedStorage:

@@ -87,6 +87,9 @@ class TensorEntry:
     begin, end  its bytes in the file, counted from the file's first byte
     path        the file that it is in, where the header is one of several files; "" is the header's own
     strides     elements from one index to the next in each dimension; None when they follow each other in order
+    heads       its rows are so many heads of attention, in each of which the file has a row of the first half and one
+                of the second in turns; 0 when they are in order
+    added       what the file has added to each number
     """
 
     name: str
@@ -96,6 +99,13 @@ class TensorEntry:
     end: int
     path: str = ""
     strides: Shape | None = None
+    heads: int = 0
+    added: float = 0.0
+
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether its bytes in the file are its numbers, one index after the other."""
+        return self.strides is None and not self.heads and not self.added
 
     @property
     def storage_bytes(self) -> int:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pool.checkpoints.content import RangeDigests
 from pool.checkpoints.files.ranges import ByteRange
-from pool.checkpoints.files.weights_file import read_part
+from pool.checkpoints.files.weights_file import read_own_header
 from pool.errors import CorruptFile, UserError
 from pool.registry.folders import Fingerprint, weights_file
 from pool.registry.hashes import hash_file
@@ -50,7 +50,7 @@ class Contents:
         try:
             fingerprint = weights_file(Path(real)).fingerprint
             # whoever hashes a pickle has allowed it; headers of pickles run nothing
-            digests = RangeDigests.of(read_part(real, allow_pickle=True))
+            digests = RangeDigests.of(read_own_header(real, allow_pickle=True))
         except (OSError, UserError):
             return None
         return None if digests is None else Reading(real, fingerprint, digests, self._now_ns())

@@ -59,7 +59,7 @@ def read_facts(file: WeightsFile, *, allow_pickle: bool = False) -> FileFacts:
             return _of_folder(file)
         return _from_keys(file, read_weights_header(file.source, allow_pickle=allow_pickle))
     except UnknownArchitecture as problem:
-        if file.form is Form.FILE:
+        if file.form is not Form.ASSEMBLED:
             return FileFacts(None, problem=str(problem).removeprefix(f"{file.path}: "))
         # separate files that are no model: told when somebody wants to run it
         return FileFacts(Kind.CHECKPOINT, f"of {len(file.members)} files")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pool.checkpoints.files.assembly import Assembly, Source, is_description
 from pool.checkpoints.files.containment import leads_out
+from pool.checkpoints.files.gguf_parts import is_split, part_name, stands_for
 from pool.checkpoints.files.shard_index import is_index
 from pool.checkpoints.files.weights_file import (
     PICKLE_SUFFIXES,
@@ -146,8 +147,8 @@ def weights_file(path: Path, kind: Kind | None = None) -> WeightsFile:
     if real_path.is_dir():
         members = tuple(_folder_members(real_path))
         return WeightsFile(path, real_path, Form.FOLDER, kind, _fingerprint(members), members)
-    if is_index(path) or is_description(path):
-        form = Form.SHARDED if is_index(path) else Form.ASSEMBLED
+    if _is_several(path):
+        form = Form.ASSEMBLED if is_description(path) else Form.SHARDED
         real_path = Path(os.path.realpath(path.parent), path.name)
         members = tuple(part for part in _parts_of(path) if part.exists())
         return WeightsFile(path, real_path, form, kind, _fingerprint(members), members)
@@ -226,7 +227,7 @@ class _Search:
             elif entry.is_symlink() and os.path.isdir(path):
                 # one that leads to what is looked through anyway is found there
                 self._allows(path)
-            elif entry.name not in parts and not self._is_shard(entry.name, indexed, path):
+            elif entry.name not in parts and not self._is_shard(entry.name, indexed, names, path):
                 self._entry(path, place, names)
 
     def _parts_for_sure(self, index: Path, names: set[str], indexed: set[str]) -> set[str]:
@@ -241,8 +242,13 @@ class _Search:
             return set()
         return parts
 
-    def _is_shard(self, name: str, indexed: set[str], path: Path) -> bool:
+    def _is_shard(self, name: str, indexed: set[str], names: set[str], path: Path) -> bool:
         """Whether this is called as a part of a model in several files is, which no index may name."""
+        part = part_name(name)
+        if part is not None and part.number > 1:
+            if stands_for(name, names) is None:
+                self._refuse(path, f"one of several parts, and the first, {part.named(1)}, is not beside it")
+            return True
         whole = _whole_of(name)
         if whole is None or (whole not in indexed and not name.lower().endswith(SAFETENSORS_SUFFIXES)):
             return False
@@ -265,7 +271,7 @@ class _Search:
             self._file(path, place)
 
     def _file(self, path: Path, place: Place) -> None:
-        if not is_index(path) and not is_description(path) and not os.path.islink(path):
+        if not _is_several(path) and not os.path.islink(path):
             self._plain(path, place)
         elif path == place.path or not os.path.islink(path) or self._allows(path):
             self._take(path, place)  # a place itself was named by a person, wherever it leads
@@ -338,6 +344,11 @@ def with_configured(found: Found, assemblies: Sequence[Assembly]) -> Found:
     return replace(found, files=tuple(files), refused=tuple(refused))
 
 
+def _is_several(path: Path) -> bool:
+    """Whether the file stands for several: an index, a description, the first part of a split GGUF file."""
+    return is_index(path) or is_description(path) or is_split(path)
+
+
 def _names_safetensors(path: Path) -> bool:
     """Whether the file is called as one that names files of safetensors: a description, or an index."""
     return is_description(path) or (is_index(path) and SAFETENSORS_SUFFIXES[0] in path.name.lower())
@@ -352,7 +363,7 @@ def _whole_of(name: str) -> str | None:
 
 
 def _parts_of(index: Path) -> tuple[Path, ...]:
-    """The index and the files that it names, there or not; itself alone where it is damaged, which is told when it is
+    """The file and those that it stands for, there or not; itself alone where it is damaged, which is told when it is
     read."""
     try:
         return tuple(map(Path, files_of(index)))

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TypeAlias
 
+from pool.checkpoints.files.gguf_parts import part_name
+
 _Parts: TypeAlias = tuple[str, ...]
 
 #: endings that are no part of a name, the longer of two that fit first
@@ -55,10 +57,14 @@ def spelling(path: PurePath) -> Spelling:
 
 
 def without_ending(file_name: str) -> str:
-    """`file_name` without the ending of a file of weights. An index keeps the variant that it is of: "model.fp16"."""
+    """`file_name` without the ending of a file of weights, nor what says that it is the first of several parts. An
+    index keeps the variant that it is of: "model.fp16"."""
     index = _INDEX.search(file_name)
     if index is not None and index.start():
         return file_name[: index.start()] + (index["before"] or index["after"] or "")
+    part = part_name(file_name)
+    if part is not None and part.number == 1:
+        return part.whole
     low = file_name.lower()
     ending = next((e for e in ENDINGS if low.endswith(e) and len(low) > len(e)), "")
     return file_name[: len(file_name) - len(ending)]

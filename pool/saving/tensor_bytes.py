@@ -37,7 +37,7 @@ def made(name: str, dtype: torch.dtype, shape: Iterable[int], make: Callable[[],
 def carried(mapped: MappedFile, name: str) -> TensorToWrite:
     """The tensor `name` of a file, byte for byte, whatever its type."""
     entry = mapped.header.tensors[name]
-    if entry.strides is not None:
+    if not entry.is_as_stored:
         return TensorToWrite(name, entry.dtype, entry.shape, lambda: tensor_blocks(mapped.tensor(name)))
     return TensorToWrite(name, entry.dtype, entry.shape, lambda: tensor_blocks(mapped.raw(name)))
 
@@ -68,7 +68,7 @@ def cast(mapped: MappedFile, name: str, dtype: torch.dtype) -> TensorToWrite:
 
     def blocks() -> Iterator[memoryview]:
         numbers: Iterable[Tensor] = mapped.numbers(name, BLOCK_BYTES)
-        if entry.strides is not None:  # in the order of the file they would be in another one's place
+        if not entry.is_as_stored:  # in the order of the file they would be in another one's place
             numbers = (mapped.tensor(name).contiguous().reshape(-1),)
         for block in numbers:
             converted = block.to(dtype)

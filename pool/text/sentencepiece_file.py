@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -27,11 +27,13 @@ _MODEL_TYPE, _BYTE_FALLBACK = 3, 35
 _CHARACTERS, _DUMMY_PREFIX = 2, 3
 #: bytes of a piece; pieces are short, and a longer one is none
 _LONGEST_PIECE = 1 << 12
-#: bytes of all pieces; UMT5's have 2.5 million
-_MOST_PIECE_BYTES = 1 << 23
+#: bytes of all pieces as a file has them, and of their texts alone; UMT5's have 2.5 million
+_MOST_PIECE_BYTES, _MOST_TEXT_BYTES = 1 << 23, 1 << 22
+#: bytes of all tokens that are found in a text before it is cut; Gemma 3's have about 80,000
+_MOST_WHOLE_BYTES = 1 << 18
 
 
-class _Type(IntEnum):
+class PieceType(IntEnum):
     """What a piece is."""
 
     NORMAL = 1
@@ -42,7 +44,7 @@ class _Type(IntEnum):
     BYTE = 6
 
 
-class _Model(IntEnum):
+class VocabularyModel(IntEnum):
     """How text is cut into pieces."""
 
     UNIGRAM = 1
@@ -50,17 +52,26 @@ class _Model(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
+    """One token: how it is written, how likely it is, and which `PieceType` it is."""
+
     text: str
     score: float
     type: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Vocabulary:
-    """What such a file says."""
+class Vocabulary:
+    """What such a file says.
 
-    pieces: tuple[_Piece, ...]
+    pieces         by their number
+    model          a `VocabularyModel`
+    byte_fallback  whether signs without a piece become pieces of their bytes
+    characters     the table of signs to replace
+    dummy_prefix   whether a space is put before a text
+    """
+
+    pieces: tuple[Piece, ...]
     model: int
     byte_fallback: bool
     characters: bytes
@@ -69,24 +80,40 @@ class _Vocabulary:
 
 def sentencepiece_tokenizer(data: bytes, source: str) -> Tokenizer:
     """The tokenizer of a SentencePiece file's bytes; `source` names them in messages. Raises CorruptFile."""
-    found = _read(data, source)
+    return tokenizer_of_pieces(_read(data, source), source)
+
+
+def tokenizer_of_pieces(found: Vocabulary, source: str) -> Tokenizer:
+    """The tokenizer of what such a file says, wherever it stands. Raises CorruptFile."""
+    sizes = [len(piece.text.encode("utf-8")) for piece in found.pieces]
+    if max(sizes, default=0) > _LONGEST_PIECE or sum(sizes) > _MOST_TEXT_BYTES:
+        raise CorruptFile(f"{source}: found pieces of {sum(sizes)} bytes, the longest of {max(sizes)}, expected words")
     with faults_become(lambda said: CorruptFile(f"{source}: found no usable SentencePiece vocabulary: {said}")):
         match found.model:
-            case _Model.UNIGRAM:
+            case VocabularyModel.UNIGRAM:
                 tokenizer = _unigram(found, source)
-            case _Model.BPE:
+            case VocabularyModel.BPE:
                 tokenizer = _byte_pairs(found)
             case _:
                 raise CorruptFile(f"{source}: found SentencePiece of type {found.model}, expected Unigram or BPE")
-        special = (_Type.CONTROL, _Type.UNKNOWN)
-        tokenizer.add_special_tokens([AddedToken(p.text, normalized=False) for p in found.pieces if p.type in special])
-        own = [AddedToken(p.text, normalized=False) for p in found.pieces if p.type == _Type.USER_DEFINED]
-        tokenizer.add_tokens(own)
+        special = (PieceType.CONTROL, PieceType.UNKNOWN)
+        tokenizer.add_special_tokens(whole_tokens(p.text for p in found.pieces if p.type in special))
+        tokenizer.add_tokens(whole_tokens(p.text for p in found.pieces if p.type == PieceType.USER_DEFINED))
     return tokenizer
 
 
-def _unigram(found: _Vocabulary, source: str) -> Tokenizer:
-    unknown = [i for i, piece in enumerate(found.pieces) if piece.type == _Type.UNKNOWN]
+def whole_tokens(texts: Iterable[str]) -> list[AddedToken]:
+    """Tokens that are found in a text before it is cut. Raises ValueError where they are more than any real vocabulary
+    has: looking for them takes a table of each of their bytes."""
+    found = list(texts)
+    size_bytes = sum(len(text.encode("utf-8")) for text in found)
+    if size_bytes > _MOST_WHOLE_BYTES:
+        raise ValueError(f"found {size_bytes} bytes of special tokens, expected at most {_MOST_WHOLE_BYTES}")
+    return [AddedToken(text, normalized=False) for text in found]
+
+
+def _unigram(found: Vocabulary, source: str) -> Tokenizer:
+    unknown = [i for i, piece in enumerate(found.pieces) if piece.type == PieceType.UNKNOWN]
     if len(unknown) != 1:
         raise CorruptFile(f"{source}: found {len(unknown)} pieces for the unknown, expected one")
     tokenizer = Tokenizer(
@@ -99,10 +126,12 @@ def _unigram(found: _Vocabulary, source: str) -> Tokenizer:
     return tokenizer
 
 
-def _byte_pairs(found: _Vocabulary) -> Tokenizer:
+def _byte_pairs(found: Vocabulary) -> Tokenizer:
     ids = {piece.text: i for i, piece in enumerate(found.pieces)}
-    unknown = next((piece.text for piece in found.pieces if piece.type == _Type.UNKNOWN), None)
-    scores = {piece.text: piece.score for piece in found.pieces if piece.type in (_Type.NORMAL, _Type.USER_DEFINED)}
+    unknown = next((piece.text for piece in found.pieces if piece.type == PieceType.UNKNOWN), None)
+    scores = {
+        piece.text: piece.score for piece in found.pieces if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)
+    }
     tokenizer = Tokenizer(
         models.BPE(
             vocab=ids,
@@ -128,9 +157,9 @@ def _merges(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[s
     return [(by_id[first], by_id[second]) for *_, first, second in sorted(ways)]
 
 
-def _read(data: bytes, source: str) -> _Vocabulary:
-    pieces: list[_Piece] = []
-    model, byte_fallback, characters, dummy_prefix = int(_Model.UNIGRAM), False, b"", True
+def _read(data: bytes, source: str) -> Vocabulary:
+    pieces: list[Piece] = []
+    model, byte_fallback, characters, dummy_prefix = int(VocabularyModel.UNIGRAM), False, b"", True
     piece_bytes = 0
     try:
         for field, value in _fields(data):
@@ -152,18 +181,22 @@ def _read(data: bytes, source: str) -> _Vocabulary:
         raise CorruptFile(f"{source}: found no SentencePiece model, expected one: {error}") from error
     if not pieces:
         raise CorruptFile(f"{source}: found a SentencePiece model without pieces, expected some")
-    return _Vocabulary(tuple(pieces), model, byte_fallback, characters, dummy_prefix)
+    return Vocabulary(tuple(pieces), model, byte_fallback, characters, dummy_prefix)
 
 
-def _piece(data: bytes) -> _Piece:
+def _piece(data: bytes) -> Piece:
     fields = dict(_fields(data))
-    text, score, kind = fields.get(_PIECE, b""), fields.get(_SCORE, b"\0\0\0\0"), fields.get(_TYPE, int(_Type.NORMAL))
+    text, score, kind = (
+        fields.get(_PIECE, b""),
+        fields.get(_SCORE, b"\0\0\0\0"),
+        fields.get(_TYPE, int(PieceType.NORMAL)),
+    )
     if not isinstance(text, bytes) or not isinstance(score, bytes) or len(text) > _LONGEST_PIECE:
         raise ValueError("a piece is no text with a score")
     (number,) = struct.unpack("<f", score)
     if not math.isfinite(number):
         raise ValueError(f"a piece has the score {number}")
-    return _Piece(text.decode("utf-8"), number, _number(kind))
+    return Piece(text.decode("utf-8"), number, _number(kind))
 
 
 def _number(value: int | bytes) -> int:

@@ -2,8 +2,8 @@
 
 What is accepted, in this order: tokenizer.json; spiece.model or tokenizer.model; tekken.json; vocab.json with
 merges.txt; vocab.txt. Inside a file of weights: tensors of bytes, as ComfyUI's files of UMT5, Gemma and Mistral carry
-them. A vocabulary that has not the special tokens, or not about as many tokens as the encoder, or a token that it has
-no row for, is another's and passed over; so is one that cannot read every text.
+them, or the entries of a GGUF file. A vocabulary that has not the special tokens, or not about as many tokens as the
+encoder, or a token that it has no row for, is another's and passed over; so is one that cannot read every text.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 
+from pool.checkpoints.files.gguf_parts import stem_of
+from pool.checkpoints.files.gguf_vocabulary import has_gguf_start
 from pool.checkpoints.files.regular_file import MAX_TEXT_BYTES, read_text_file
 from pool.errors import CorruptFile, UnusableField, UserError
+from pool.text.gguf_tokenizer import gguf_tokenizer
 from pool.text.sentencepiece_file import sentencepiece_tokenizer
 from pool.text.tekken_file import tekken_tokenizer
 from pool.text.text_tokenizer import TOKENIZER_FACTS, TextTokenizer, TokenizerMissing, byte_tokenizer
 from pool.text.tokenizer_faults import faults_become
+from pool.text.word_patterns import QWEN_WORDS
 
 #: an encoder's table of tokens is a little longer than its tokenizer's; one of less than this part of it is another's
 LEAST_PART = 0.5
@@ -33,10 +37,6 @@ TENSORS: Mapping[str, str] = {
 }  # fmt: skip
 #: words, and signs that no vocabulary has a token for: those for private use, and one for nothing at all
 _STRANGE_TEXTS = ("a red cat, 12 dogs", "\ue000", "a\U0010fffdb \ufdd0 \x00")
-#: what Qwen takes for a word. Source: tokenization_qwen2.py of transformers
-QWEN_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def find_tokenizer(
@@ -59,7 +59,7 @@ def find_tokenizer(
     if kind == "byt5":
         return TextTokenizer(byte_tokenizer(), kind, "bytes")
     passed: list[str] = []
-    for source, read in _candidates(folder, tensors or {}, weights):
+    for source, read in _candidates(kind, folder, tensors or {}, weights):
         try:
             found = TextTokenizer(read(), kind, source)
             _check_reads_all(found)
@@ -77,7 +77,7 @@ def find_tokenizer(
     facts = TOKENIZER_FACTS[kind]
     if folder is None and weights is not None:
         folder = weights.parent
-        where = f"into {folder / 'tokenizer'}, or beside the weights as {weights.stem}.tokenizer.json"
+        where = f"into {folder / 'tokenizer'}, or beside the weights as {stem_of(weights)}.tokenizer.json"
     else:
         where = f"into {folder}" if folder is not None else "into a folder, and name the folder"
     looked = "".join(f"; {reason}" for reason in passed)
@@ -101,7 +101,7 @@ def folders_beside(weights: Path) -> tuple[Path, ...]:
     """
     here = weights.parent
     own = here.name.removeprefix("text_encoder")
-    near = [here / weights.stem, here, *sorted(here.glob("tokenizer*"))]
+    near = [here / stem_of(weights), here, *sorted(here.glob("tokenizer*"))]
     if own != here.name:
         siblings = sorted(here.parent.glob("tokenizer*"))
         near = [here.parent / f"tokenizer{own}", *near, *siblings]
@@ -109,7 +109,7 @@ def folders_beside(weights: Path) -> tuple[Path, ...]:
 
 
 def _candidates(
-    folder: Path | None, tensors: Mapping[str, Tensor], weights: Path | None
+    kind: str, folder: Path | None, tensors: Mapping[str, Tensor], weights: Path | None
 ) -> Iterator[tuple[str, Callable[[], Tokenizer]]]:
     if folder is not None:
         yield from _in_folders((folder, *sorted(folder.glob("tokenizer*"))))
@@ -119,9 +119,12 @@ def _candidates(
             yield f"tensor {name!r}", partial(_of_tensor, file_name, tensors[name], name)
     if weights is not None:
         for file_name in _ALONE:
-            path = weights.with_name(f"{weights.stem}.{file_name}")
+            path = weights.with_name(f"{stem_of(weights)}.{file_name}")
             if path.is_file():
                 yield str(path), partial(_of_file, file_name, path)
+        if weights.is_file() and has_gguf_start(str(weights)):
+            inside = f"entries of {weights}"
+            yield inside, partial(gguf_tokenizer, str(weights), kind, inside)
         yield from _in_folders(folders_beside(weights))
 
 

@@ -1,16 +1,21 @@
 """Names of a GGUF file's tensors: diffusion models have their own, text encoders llama.cpp's for those of transformers.
 
-Only renaming: encoders whose values llama.cpp changes when it converts (rows of Llama and Mistral in another order,
-norms of Gemma plus one) are refused. Source: the tables of the `gguf` package 0.19 (MIT), which the tests compare with.
+Also what llama.cpp changes in the values when it converts, which is undone where they are read: the rows of Llama's and
+Mistral's queries and keys stand in another order, and the norms of Gemma are one more.
+Source: the tables of the `gguf` package 0.19 (MIT), and what transformers 5.23 does on reading such files; the tests
+compare with both.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from pool.checkpoints.files.ggml_types import block_of, is_block_type
+from pool.checkpoints.files.strict_json import brief
 from pool.checkpoints.safetensors_file import TensorEntry
 from pool.errors import UnknownArchitecture
 
@@ -22,11 +27,15 @@ class Names:
     blocks  the beginning of a block's names, with the block's number behind it, here and in transformers
     parts   of a block
     whole   of tensors outside blocks
+    turned  parts whose rows are heads with the rows of their halves in turns, and what the file says how many those are
+    norm    what is added to the norms
     """
 
     blocks: tuple[str, str]
     parts: Mapping[str, str]
     whole: Mapping[str, str]
+    turned: Mapping[str, str] = field(default_factory=dict)
+    norm: float = 0.0
 
 
 _T5 = Names(
@@ -62,29 +71,51 @@ _QWEN = Names(
     },
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
 )
+#: Llama's, and Mistral's: most files of Mistral say that they are Llama
+_LLAMA = replace(_QWEN, turned={"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"})
+#: which has norms behind its two halves too, and calls Qwen's second norm otherwise
+_GEMMA = replace(
+    _QWEN,
+    parts={
+        **_QWEN.parts,
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    norm=1.0,
+)
 #: by what a file says it is
 NAMES: Mapping[str, Names] = MappingProxyType(
-    {"t5": _T5, "t5encoder": _T5, "qwen2": _QWEN, "qwen2vl": _QWEN, "qwen3": _QWEN}
-)
-#: whose values are changed, not only their names
-CHANGED = ("llama", "mistral3", "gemma", "gemma2", "gemma3", "gemma-embedding")
+    {
+        "t5": _T5, "t5encoder": _T5, "qwen2": _QWEN, "qwen2vl": _QWEN, "qwen3": _QWEN,
+        "llama": _LLAMA, "mistral3": _LLAMA, "gemma2": _GEMMA, "gemma3": _GEMMA,
+    }
+)  # fmt: skip
+#: relatives of these that no model here reads, and whose values llama.cpp changes too
+RELATIVES = ("gemma", "gemma-embedding")
+#: which names a file has follows from what it says it is
+_ARCHITECTURE_KEY = "general.architecture"
+_NORM = "norm.weight"
 #: parts of T5's files that only its other half reads, and what models have that write texts
 _UNREAD = re.compile(r"(dec\..*|rope_freqs\.weight)")
 #: Z-Image's, one row each: some converters leave the 1 out
 _ROWS = ("cap_pad_token", "x_pad_token")
-_BLOCK = re.compile(r"(\d{1,4})\.(.+)")
+#: of a number of heads
+_MOST_DIGITS = 7
+_BLOCK = re.compile(r"([0-9]{1,4})\.(.+)")
 
 
-def renamed(entry: TensorEntry, architecture: str) -> TensorEntry | None:
-    """The tensor under the name that transformers has for it; as its model has it where the file is no text encoder;
-    None for one that no text encoder reads.
+def renamed(entry: TensorEntry, metadata: Mapping[str, str]) -> TensorEntry | None:
+    """The tensor under the name that transformers has for it, with what is to be undone in its values; as its model has
+    it where the file, which says `metadata`, is no text encoder; None for one that no text encoder reads.
 
-    Raises UnknownArchitecture for encoders of which a new name is not enough.
+    Raises UnknownArchitecture for encoders of which that is not enough, or that do not say what is needed for it.
     """
-    if architecture in CHANGED:
+    architecture = metadata.get(_ARCHITECTURE_KEY, "")
+    if architecture in RELATIVES:
         raise UnknownArchitecture(
-            f"a text encoder of the kind {architecture!r}, whose values llama.cpp changes in GGUF files: use its "
-            f"safetensors file"
+            f"a text encoder of the kind {architecture!r}, which no model here reads, expected one of "
+            f"{', '.join(NAMES)}"
         )
     names = NAMES.get(architecture)
     if names is None:
@@ -94,8 +125,35 @@ def renamed(entry: TensorEntry, architecture: str) -> TensorEntry | None:
         return None
     stem, dot, end = entry.name.rpartition(".")
     here, there = names.blocks
-    if stem in names.whole:
-        return replace(entry, name=names.whole[stem] + dot + end)
     found = _BLOCK.fullmatch(stem.removeprefix(here)) if stem.startswith(here) else None
     part = None if found is None else names.parts.get(found[2])
-    return entry if found is None or part is None else replace(entry, name=f"{there}{found[1]}.{part}{dot}{end}")
+    known = names.whole.get(stem) if found is None or part is None else f"{there}{found[1]}.{part}"
+    if known is None:  # none of llama.cpp's, which has then changed nothing
+        return entry
+    if found is not None and found[2] in names.turned:
+        entry = _with_heads(entry, f"{architecture}.{names.turned[found[2]]}", metadata)
+    if names.norm and entry.name.endswith(_NORM):
+        entry = _with_norm(entry, names.norm)
+    return replace(entry, name=known + dot + end)
+
+
+def _with_norm(entry: TensorEntry, added: float) -> TensorEntry:
+    if is_block_type(entry.dtype):
+        raise UnknownArchitecture(f"tensor {brief(entry.name)}: found a norm as {entry.dtype}, expected plain numbers")
+    return replace(entry, added=added)
+
+
+def _with_heads(entry: TensorEntry, key: str, metadata: Mapping[str, str]) -> TensorEntry:
+    said = metadata.get(key, "")
+    heads = int(said) if said.isdecimal() and len(said) < _MOST_DIGITS else 0
+    rows = entry.shape[0] if entry.shape and entry.elements else 0
+    if not heads or not rows or rows % (2 * heads):
+        raise UnknownArchitecture(
+            f"tensor {brief(entry.name)}: found {rows} rows and {key} {brief(said or 'nothing')}, expected a number of "
+            f"heads with two halves each"
+        )
+    if is_block_type(entry.dtype) and (len(entry.shape) < 2 or math.prod(entry.shape[1:]) % block_of(entry.dtype)[0]):
+        raise UnknownArchitecture(
+            f"tensor {brief(entry.name)}: found {entry.dtype} of shape {entry.shape}, expected rows of whole blocks"
+        )
+    return replace(entry, heads=heads)

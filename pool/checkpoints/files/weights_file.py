@@ -11,9 +11,11 @@ from pathlib import Path
 
 from pool.checkpoints.assembled import assembled_header
 from pool.checkpoints.files.assembly import Assembly, Source, is_description, read_description
+from pool.checkpoints.files.containment import contained
 from pool.checkpoints.files.folder_header import read_folder_header
-from pool.checkpoints.files.gguf_header import MAGIC as GGUF_MAGIC
-from pool.checkpoints.files.gguf_header import read_gguf_header
+from pool.checkpoints.files.gguf_entries import MAGIC as GGUF_MAGIC
+from pool.checkpoints.files.gguf_header import read_gguf_header, read_gguf_part
+from pool.checkpoints.files.gguf_parts import is_split, parts_of, stands_for
 from pool.checkpoints.files.model_folder import is_model_folder
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.shard_index import is_index, read_index, shard_names
@@ -33,8 +35,8 @@ PICKLE_FLAG = "allow_pickle"
 
 
 def read_weights_header(source: Source, *, allow_pickle: bool = False) -> Header:
-    """Read and check what the weights at `source` say of their tensors: a file, the index of several, the description
-    of a model in separate files (or what it would say), or a folder of diffusers.
+    """Read and check what the weights at `source` say of their tensors: a file, the index of several, the first of
+    several GGUF files, the description of a model in separate files (or what it would say), or a folder of diffusers.
 
     `allow_pickle` reads PyTorch's pickles too; nothing in them is run even so. Raises UnsafeFile for a pickle that was
     not allowed or that has code in it, and for an index or a description that leads out of its folder; MissingParts for
@@ -57,34 +59,54 @@ def read_part(path: str, *, allow_pickle: bool = False) -> Header:
     return _read_one(path, allow_pickle)
 
 
-def files_of(source: Source) -> tuple[str, ...]:
-    """The files that the weights at `source` are in: the file itself; an index and its shards, by name; a description,
-    where there is one, and the files that it names, each with its own shards.
+def read_own_header(path: str, *, allow_pickle: bool = False) -> Header:
+    """What the file at `path` itself has, for whoever asks for its bytes: of a split GGUF file this part alone, its
+    tensors under the names that it gives them.
 
-    Raises CorruptFile for a damaged index or description, UnsafeFile for one that leads out of its folder.
+    Raises as `read_weights_header`.
+    """
+    with open_regular(path) as (file, _):
+        is_gguf = file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    return read_gguf_part(path) if is_gguf else read_part(path, allow_pickle=allow_pickle)
+
+
+def files_of(source: Source) -> tuple[str, ...]:
+    """The files that the weights at `source` are in: the file itself; an index and its shards, by name; the first part
+    of a split GGUF file and the others; a description, where there is one, and the files that it names, each with its
+    own shards.
+
+    Raises CorruptFile for a damaged index or description, UnsafeFile for one that leads out of its folder, as a part of
+    a split file may.
     """
     if isinstance(source, Assembly):
         return tuple(dict.fromkeys(file for part in source.files for file in files_of(part)))
     place = os.fspath(source)
     if is_description(place):
         return (place, *files_of(read_description(place)))
+    folder = os.path.dirname(place)
+    if is_split(place):
+        first, *others = parts_of(place)
+        for part in others:
+            contained(Path(part), Path(folder))
+        return (first, *others)
     if not is_index(place):
         return (place,)
-    folder = os.path.dirname(place)
     return (place, *(os.path.join(folder, name) for name in sorted(set(shard_names(place).values()))))
 
 
 def loose_weights(folder: Path) -> tuple[Path, ...]:
-    """The safetensors and GGUF files that lie in `folder` itself, by name, however their endings are written.
+    """The safetensors and GGUF files that lie in `folder` itself, by name, however their endings are written; of a
+    split GGUF file the first part.
 
     Some may be links that lead out of it: who reads one asks `contained` first. Raises CorruptFile when the folder
     cannot be read.
     """
     try:
-        names = sorted(name for name in os.listdir(folder) if name.lower().endswith(PLAIN_SUFFIXES))
+        names = {name for name in os.listdir(folder) if name.lower().endswith(PLAIN_SUFFIXES)}
     except OSError as error:
         raise CorruptFile(f"{folder}: cannot be read: {error.strerror or error}") from None
-    return tuple(folder / name for name in names if os.path.isfile(folder / name))
+    whole = sorted(name for name in names if stands_for(name, names) is None)
+    return tuple(folder / name for name in whole if os.path.isfile(folder / name))
 
 
 def _read_one(path: str, allow_pickle: bool) -> Header:

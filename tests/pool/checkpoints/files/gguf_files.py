@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,10 +14,36 @@ from torch import Tensor
 KINDS = gguf.GGMLQuantizationType
 
 
-def write_gguf(path: Path, tensors: Mapping[str, Tensor], kind: str = "Q8_0", architecture: str = "flux") -> None:
+def write_gguf(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    kind: str = "Q8_0",
+    architecture: str = "flux",
+    *,
+    entries: Mapping[str, Any] | None = None,
+    part_tensors: int = 0,
+) -> None:
     """A file of these tensors: matrices whose rows fill blocks as `kind`, other weights in float32. Convolutions whose
-    rows fill no block are written flat beside the shape that they had, those of films as they are."""
-    writer = gguf.GGUFWriter(path, architecture)
+    rows fill no block are written flat beside the shape that they had, those of films as they are.
+
+    `entries` are written beside them, each as the kind of value that it is, None for one that is left out; with
+    `part_tensors` the file is split into parts of so many each, whose names are made of that of `path`.
+    """
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
+    for key, value in (entries or {}).items():
+        match value:
+            case None:
+                continue
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case _:
+                writer.add_array(key, value)
     values = gguf.GGML_QUANT_SIZES[KINDS[kind]][0]
     for name, tensor in tensors.items():
         numbers = tensor.detach().float().numpy()

@@ -1,0 +1,110 @@
+"""The vocabulary of a GGUF file as a tokenizer, for kinds of text encoders that are published so. Torch-free.
+
+The file has tokens, what they are, and which pairs are joined; how a text is cut into words before that, what is put
+around it, and how it is normalized follow from the kind.
+Source of what Gemma's files have for spaces, and of the order of its pairs: transformers 5.23, with which the tests
+compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from pool.checkpoints.files.gguf_vocabulary import GgufVocabulary, read_gguf_vocabulary
+from pool.errors import CorruptFile
+from pool.text.sentencepiece_file import (
+    SPACE,
+    Piece,
+    PieceType,
+    Vocabulary,
+    VocabularyModel,
+    tokenizer_of_pieces,
+    whole_tokens,
+)
+from pool.text.tokenizer_faults import faults_become
+from pool.text.word_patterns import LLAMA_WORDS, MISTRAL_WORDS, QWEN_WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """How a kind with pairs of bytes reads a text.
+
+    pattern        what a word is
+    whole_first    whether a word that is a token is taken as it is, before anything is joined
+    is_normalized  whether composed letters are made of their parts first
+    """
+
+    pattern: str
+    whole_first: bool = True
+    is_normalized: bool = False
+
+
+#: by the kinds of `pool.text.text_tokenizer`
+_WORDS: Mapping[str, _Words] = {
+    "llama3": _Words(LLAMA_WORDS),
+    "mistral": _Words(MISTRAL_WORDS),
+    "qwen": _Words(QWEN_WORDS, whole_first=False, is_normalized=True),
+}
+_SENTENCEPIECE: Mapping[str, VocabularyModel] = {"llama": VocabularyModel.BPE, "t5": VocabularyModel.UNIGRAM}
+#: kinds that put no space before a text, whatever the file says or leaves out
+_WITHOUT_SPACE_BEFORE = ("gemma",)
+
+
+def gguf_tokenizer(path: str, kind: str, source: str) -> Tokenizer:
+    """The tokenizer of the text encoder of `kind` in the GGUF file at `path`; `source` names it in messages.
+
+    Raises CorruptFile where the file has none, or none that a text encoder of `kind` reads.
+    """
+    found = read_gguf_vocabulary(path)
+    if not found.tokens:
+        raise CorruptFile(f"{source}: found no tokens in it")
+    if not found.types:
+        raise CorruptFile(f"{source}: found no types of its tokens, which say what is found in a text before it is cut")
+    if found.model in _SENTENCEPIECE:
+        return tokenizer_of_pieces(_pieces(found, kind, source), source)
+    if found.model != "gpt2" or kind not in _WORDS:
+        expected = ", ".join((*_SENTENCEPIECE, *(["gpt2"] if kind in _WORDS else [])))
+        raise CorruptFile(f"{source}: found a vocabulary of the model {found.model!r}, expected {expected}")
+    with faults_become(lambda said: CorruptFile(f"{source}: found no usable vocabulary: {said}")):
+        return _byte_pairs(found, _WORDS[kind])
+
+
+def _byte_pairs(found: GgufVocabulary, words: _Words) -> Tokenizer:
+    ids = {token: number for number, token in enumerate(found.tokens)}
+    if len(ids) != len(found.tokens):
+        raise ValueError("a token is there twice")
+    halves = (merge.partition(" ") for merge in found.merges)
+    pairs = [(first, second) for first, _, second in halves]
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=pairs, ignore_merges=words.whole_first))
+    if words.is_normalized:
+        tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(words.pattern), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    own = (PieceType.CONTROL, PieceType.USER_DEFINED)
+    named = zip(found.tokens, found.types, strict=True)
+    tokenizer.add_special_tokens(whole_tokens(token for token, type_ in named if type_ in own))
+    return tokenizer
+
+
+def _pieces(found: GgufVocabulary, kind: str, source: str) -> Vocabulary:
+    """As SentencePiece has it. Of pairs the order of the tokens is that in which they are joined: files give tokens
+    that were added later, as Gemma's spaces are, one score for all."""
+    model = _SENTENCEPIECE[found.model]
+    if model is VocabularyModel.BPE:
+        scores = tuple(-float(number) for number in range(len(found.tokens)))
+    else:
+        scores = found.scores
+    if len(scores) != len(found.tokens) or not all(map(math.isfinite, scores)):
+        raise CorruptFile(f"{source}: found {len(scores)} scores for {len(found.tokens)} tokens, expected finite ones")
+    texts = (SPACE * len(token) if token and not token.strip(" ") else token for token in found.tokens)
+    pieces = tuple(Piece(*each) for each in zip(texts, scores, found.types, strict=True))
+    by_bytes = any(piece.type == PieceType.BYTE for piece in pieces)
+    return Vocabulary(
+        pieces, int(model), by_bytes, found.characters, found.space_prefix and kind not in _WITHOUT_SPACE_BEFORE
+    )
