@@ -7,7 +7,7 @@ weights it changes, so that the other stages are shared with jobs that do not us
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from actors.cut_catalog import Catalog as Catalog
 from actors.cut_catalog import Controls as Controls
 from actors.cut_recipe import recipe_of
 from actors.extents import duration_of, extent_of, format_of, size_of
-from actors.film_cut import check_film, film_beginning
+from actors.film_cut import film_beginning
 from actors.model_usual import as_usual, guided, usual_schedule
 from actors.orders import (
     DecodeOrder,
@@ -29,21 +29,17 @@ from actors.orders import (
     SampleOrder,
     order_for,
 )
-from actors.pair_cut import WHOLE, Half, as_usual_pair, check_halves, check_low_noise, halves, hints
+from actors.pair_cut import WHOLE, Half, as_usual_pair, check_halves, halves, hints
 from actors.recipe import Recipe
-from actors.reference_cut import (
-    NO_REFERENCES,
-    ReferencesRead,
-    check_references,
-    references_read,
-    started_edits,
-    with_sight,
-)
+from actors.reference_cut import NO_REFERENCES, ReferencesRead, references_read, started_edits, with_sight
 from actors.region_cut import region_work
+from actors.request_checks import check_request
 from actors.requests import GenerateRequest, LoraChoice
-from actors.shown_cut import check_shown, fitting_picture, given_task, shown_picture, sized_as_reference
+from actors.shown_cut import fitting_picture, given_task, shown_picture, sized_as_reference
+from actors.video_cut import fitting_video, leading_cells, video_read
 from pool.checkpoints.sampling_facts import SamplingFacts, Shown
 from pool.errors import unusable_field
+from pool.followed_form import follows_video
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
 from pool.work import (
     DecodeWork,
@@ -82,13 +78,9 @@ def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tu
     model = catalog.find_model(request.model)
     made_for = catalog.made_for(model)
     facts = made_for.sampling
-    check_film(request, facts)
-    seen_cut.check_film_numbers(request, facts)
-    check_shown(request, facts)
-    check_references(request, facts)
-    decoder_cut.check_decoder(request, facts)
-    check_low_noise(request, facts)
-    request = fitting_picture(as_usual(as_usual_pair(request, facts), facts.usual), facts)
+    check_request(request, facts)
+    request = as_usual(as_usual_pair(request, facts), facts.usual)
+    request = fitting_video(fitting_picture(request, facts), facts)
     request = with_sight(sized_as_reference(request, made_for), facts, model)
     order = order_for(request, facts.rounds_steps_up)
     cutter = _Cutter(catalog)
@@ -239,6 +231,8 @@ class _Cutter:
             ends=order.last is not None,
             switch=half.switch,
             low_noise=half.low_noise,
+            follows=follows_video(facts),
+            leading=leading_cells(order, facts),
         )
         needs, lengths = self._inputs_of(work, order, facts, read, referred)
         return self._add(work, roles, loras, (*needs, *before), work.steps_run, lengths), work
@@ -252,15 +246,16 @@ class _Cutter:
         referred: ReferencesRead,
     ) -> tuple[tuple[TaskId, ...], tuple[int, ...]]:
         """What `work` reads, in its order, with `read` for what it begins with; and the lengths of its texts."""
-        model, texts = work.model, seen_cut.texts_read(order, facts, work.cfg)
+        model, texts, looks = work.model, seen_cut.texts_read(order, facts, work.cfg), seen_cut.looks(order, facts)
         shown = tuple(self._add(see, (Role.VISION_ENCODER,), (), of) for see, of in referred.sights(model))
         pictures = tuple(region.mask.task_id for region in order.regions if region.mask is not None)
         pictures += tuple(self._picture(each) for each in control_pictures(order, work.controls))
         needs = (
-            *(self._encode(text, shown, referred) for text in texts),
+            *(self._encode(text, shown or self._seen(model, facts, looks(text), False), referred) for text in texts),
             *(read[0:1] if work.starts or work.pictured else ()),
             *read[1:],
-            *self._seen(model, seen_cut.seen_pictures(order, facts)),
+            *self._followed(work, order),
+            *self._seen(model, facts, looks(None)),
             *(self._encode_picture(each) for each in referred.orders),
             *pictures,
         )
@@ -306,12 +301,18 @@ class _Cutter:
     def _picture(self, order: GivenOrder | EncodePictureOrder) -> TaskId:
         return order.task_id if isinstance(order, GivenOrder) else self._encode_picture(order)
 
-    def _seen(self, model: ModelRef, pictures: tuple[TaskId, ...]) -> tuple[TaskId, ...]:
-        """What the model's vision encoder says of pictures."""
-        film = self._catalog.made_for(model).sampling.film
-        if not pictures or film is None:
+    def _followed(self, work: SampleWork, order: SampleOrder) -> tuple[TaskId, ...]:
+        """What the model of `work` is told of a video to follow."""
+        told = EncodePictureWork(work.model, work.width, work.height, frames=work.frames, follows=True)
+        return (self._add(told, (Role.VAE,), (), video_read(order)),) if work.follows else ()
+
+    def _seen(
+        self, model: ModelRef, facts: SamplingFacts, pictures: tuple[TaskId, ...], is_told: bool = True
+    ) -> tuple[TaskId, ...]:
+        """What the model's vision encoder says of pictures, where it is told that itself, or its text encoder is."""
+        if facts.sight is None or facts.film is None or facts.sight.is_told is not is_told:
             return ()
-        return (self._add(SeePictureWork(model, film.pictures_seen), (Role.VISION_ENCODER,), (), pictures),)
+        return (self._add(SeePictureWork(model, facts.film.pictures_seen), (Role.VISION_ENCODER,), (), pictures),)
 
     def _decode(self, order: DecodeOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
@@ -319,16 +320,15 @@ class _Cutter:
         if isinstance(latent, GivenLatent):
             decoder_cut.check_decodes(model.name, self._catalog.made_for(model).sampling)
             width, height, lasts = extent_of(latent.cells, model.name, self._catalog.made_for(model))
-            work = DecodeWork(model, width, height, False, lasts.frames, lasts.frame_rate, lasts.seconds)
+            work = DecodeWork(model, width, height, False, *astuple(lasts))
             return self._add(work, (Role.VAE,), (), (latent.task_id,))
         need, sample = self._sample(latent)
         if self._catalog.made_for(sample.model).sampling.hands_on:
             need, sample = self._second(need, sample, order)
             model = sample.model
         kept = latent.hole if latent.hole is not None and latent.hole.paste else None
-        work = DecodeWork(
-            model, sample.width, sample.height, kept is not None, sample.frames, sample.frame_rate, sample.seconds
-        )
+        duration = sample.frames, sample.frame_rate, sample.seconds, sample.leading_made
+        work = DecodeWork(model, sample.width, sample.height, kept is not None, *duration)
         needs = (need,) if kept is None else (need, kept.picture.task_id, kept.mask.task_id)
         return self._add(work, (Role.VAE,), (), needs)
 

@@ -43,11 +43,13 @@ class Lasting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How long: frames and their rate of a film, seconds of a sound; all 0 for a picture."""
+    """How long: frames and their rate of a film, seconds of a sound; all 0 for a picture. `leading` is how many cells
+    of time a film's latent has more, before it."""
 
     frames: int = 0
     frame_rate: float = 0.0
     seconds: float = 0.0
+    leading: int = 0
 
 
 def kind_of(facts: SamplingFacts) -> Kind:
@@ -99,8 +101,10 @@ def extent_of(cells: tuple[int, ...], model: str, made_for: MadeFor) -> tuple[in
     facts, sides = made_for.sampling, tuple(cell * made_for.downscale for cell in cells[-2:])
     if facts.sound is not None and cells == (facts.sound.cells,):
         return 0, 0, Duration(seconds=facts.sound.seconds)
-    if facts.film is not None and len(cells) == 3:
-        return sides[1], sides[0], Duration(1 + (cells[0] - 1) * facts.film.multiple, facts.film.rate)
+    if facts.film is not None and len(cells) == 3 and cells[0] > facts.film.leading:
+        leading = facts.film.leading
+        frames = 1 + (cells[0] - 1 - leading) * facts.film.multiple
+        return sides[1], sides[0], Duration(frames, facts.film.rate, leading=leading)
     if kind_of(facts) == "picture" and len(cells) == 2:
         return sides[1], sides[0], Duration()
     expected = f"those of a {kind_of(facts)}: model {model!r} makes {_PLURALS[kind_of(facts)]}"

@@ -10,6 +10,7 @@ from actors.orders import EncodePictureOrder, SampleOrder
 from actors.requests import GenerateRequest
 from pool.checkpoints.sampling_facts import Beginning, Ending, SamplingFacts
 from pool.errors import unusable_field
+from pool.followed_form import follows_video
 
 
 def check_film(request: GenerateRequest, facts: SamplingFacts) -> None:
@@ -50,5 +51,6 @@ def film_beginning(order: SampleOrder, model: str, facts: SamplingFacts) -> Begi
             raise unusable_field("image", "nothing", f"a picture: the films of model {model!r} begin with one")
         return None
     if begins is None or not isinstance(order.start, EncodePictureOrder):
-        raise unusable_field("image", "one", f"none: model {model!r} makes films of texts alone")
+        how = "is told pictures as reference and video" if follows_video(facts) else "makes films of texts alone"
+        raise unusable_field("image", "one", f"none: model {model!r} {how}")
     return begins

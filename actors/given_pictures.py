@@ -16,10 +16,10 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from actors.given_sizes import times_of, wanted_size
+from actors.given_videos import GivenVideos
 from actors.orders import given_id
 from actors.picture_fields import (
-    MOST_PIXELS,
-    MOST_SIDE,
     Control,
     GivenPicture,
     PictureSource,
@@ -29,7 +29,7 @@ from actors.picture_fields import (
     pixels_digest,
     plain_pixels,
 )
-from actors.requests import SIZE_STEP, GenerateRequest
+from actors.requests import GenerateRequest
 from actors.wire import ResultRef
 from pool.errors import UserError, unusable_field
 from pool.pictures import HALF, covering
@@ -66,6 +66,7 @@ class GivenPictures:
         self._brought: Recent[Hashable, tuple[Brought, ...]] = Recent(REMEMBERED)
         #: the last one alone: it is as large as a picture can be
         self._read: Recent[Hashable, _Read] = Recent(2)
+        self._videos = GivenVideos(give)
 
     def bring(self, request: GenerateRequest) -> tuple[GenerateRequest, dict[TaskId, ResultRef]]:
         """`request` with its pictures given, and their references. Raises UserError naming the field for what cannot be
@@ -84,6 +85,7 @@ class GivenPictures:
             changed["controls"] = tuple(self._bring_control(control, refs) for control in request.controls)
         if request.last_image is not None:
             changed["last_image"] = self._bring_whole("last_image", request.last_image, refs)
+        changed |= self._videos.bring(request, refs)
         if request.references:
             brought = tuple(self._bring_whole("reference", each, refs) for each in request.references)
             changed["reference"] = brought if len(brought) > 1 else brought[0]
@@ -151,7 +153,7 @@ class GivenPictures:
             return
         mask = self._pixels("mask", request.mask, is_mask=True)
         if mask.size != image.size:
-            raise unusable_field("mask", _times(mask.size), f"{_times(image.size)} pixels, the size of the image")
+            raise unusable_field("mask", times_of(mask.size), f"{times_of(image.size)} pixels, the size of the image")
         values = covering(mask.pixels, *size)
         if (brightest := int(values.max())) < HALF:
             expected = f"white (255) where the picture is to be made anew{_BOOL}"
@@ -169,32 +171,8 @@ class GivenPictures:
         return self._read.get((is_mask, _identity(source)), lambda: _read_file(name, source, is_mask))
 
 
-def wanted_size(width: int | None, height: int | None, own: tuple[int, int]) -> tuple[int, int]:
-    """The width and height that a picture of its `own` size is used in. Raises UnusableField naming the side left out
-    where that would have too many pixels, or both where both are said."""
-    if width is None and height is None:
-        return max(SIZE_STEP, own[0] // SIZE_STEP * SIZE_STEP), max(SIZE_STEP, own[1] // SIZE_STEP * SIZE_STEP)
-    found = width or _stepped(own[0], height, own[1]), height or _stepped(own[1], width, own[0])
-    if max(found) > MOST_SIDE or found[0] * found[1] > MOST_PIXELS:
-        missing = "width" if width is None else "height" if height is None else "width, height"
-        left_out = "" if width and height else f", in proportion to a picture of {_times(own)}"
-        expected = f"a picture of up to {MOST_SIDE} pixels on a side and {MOST_PIXELS} in all"
-        raise unusable_field(missing, f"{_times(found)}{left_out}", expected)
-    return found
-
-
-def _stepped(own: int, other: int | None, own_other: int) -> int:
-    """One side in proportion to the `other`, which is said, of a picture with these sides of its own."""
-    assert other is not None, "of a side and the other, one is said"
-    return max(SIZE_STEP, round(other * own / own_other / SIZE_STEP) * SIZE_STEP)
-
-
 def _brightest(value: int) -> str:
     return "a mask that is black all over" if value == 0 else f"a mask whose brightest pixel is {value} of 255"
-
-
-def _times(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
 
 
 def _read_file(name: str, path: str, is_mask: bool) -> _Read:

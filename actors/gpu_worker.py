@@ -46,6 +46,7 @@ from pool.work import (
     Coming,
     Encoded,
     Film,
+    FilmMask,
     Halfway,
     Latent,
     Mask,
@@ -337,3 +338,5 @@ def result_bytes(result: Result) -> int:
             return result.samples_SC.nbytes
         case Mask():
             return result.values_HW.nbytes
+        case FilmMask():
+            return result.values_THW.nbytes

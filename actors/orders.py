@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from actors.picture_fields import Control, GivenPicture, Hires, PictureSource, steps_left_out
 from actors.requests import GenerateRequest, LoraChoice
+from actors.video_fields import GivenVideo, VideoSource
 from pool.spec import TaskId
 
 
@@ -28,7 +29,7 @@ class EncodeOrder:
 
 @dataclass(frozen=True, slots=True)
 class GivenOrder:
-    """A picture or a mask that the driver brings, at the size that it is used in."""
+    """A picture, a film or a mask that the driver brings, at the size that it is used in."""
 
     task_id: TaskId
 
@@ -118,6 +119,7 @@ class SampleOrder:
     image_cfg   how strongly the picture counts that the model is shown; None is the model's own
     noise_level  how much noise is put on the picture that is enlarged; None is the model's own
     image_noise, motion, elevation  of a film, as of `SampleWork`; None is the model's own
+    video, video_mask  a film to follow, and what of it is made anew
     low_noise   of a model that is two, how the second is run; None is as the first, from where the model's own says
     """
 
@@ -150,6 +152,8 @@ class SampleOrder:
     elevation: float | None = None
     last: GivenOrder | None = None
     low_noise: LowNoiseOrder | None = None
+    video: GivenOrder | None = None
+    video_mask: GivenOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +224,8 @@ def order_for(request: GenerateRequest, rounds_up: bool = False) -> DecodeOrder:
         motion=request.motion,
         elevation=request.elevation,
         last=_given(request.last_image),
+        video=_given_video(request.video),
+        video_mask=_given_video(request.video_mask, is_mask=True),
         low_noise=low_noise,
         regions=tuple(
             RegionOrder(
@@ -266,6 +272,18 @@ def _second_pass(sample: SampleOrder, hires: Hires, rounds_up: bool) -> SampleOr
 def given_id(given: GivenPicture, is_mask: bool = False) -> TaskId:
     """What a picture or a mask of a driver's own is called among results."""
     return TaskId(f"given-{'mask' if is_mask else 'picture'}-{given.sha256[:20]}")
+
+
+def given_video_id(given: GivenVideo, is_mask: bool = False) -> TaskId:
+    """What a film or the mask of one of a driver's own is called among results."""
+    return TaskId(f"given-film{'-mask' if is_mask else ''}-{given.sha256[:20]}")
+
+
+def _given_video(source: VideoSource | None, is_mask: bool = False) -> GivenOrder | None:
+    if source is None:
+        return None
+    assert isinstance(source, GivenVideo), f"the client brings films to the pool, found {source!r}"
+    return GivenOrder(given_video_id(source, is_mask))
 
 
 def _control(control: Control) -> ControlOrder:

@@ -23,7 +23,7 @@ PICTURE_FORMAT = "png"
 #: fields that recipes had not always
 _LATER_PICTURES = (
     *("controls", "regions", "reference_sha256", "last_image_sha256", "image_cfg", "noise_level"),
-    *("more_references", "reference_as"),
+    *("more_references", "reference_as", "video_sha256", "video_mask_sha256"),
 )
 _LATER = (
     "pictures",
@@ -129,6 +129,10 @@ class RecipePictures:
     reference_as: str = ""
     last_image_sha256: str = ""
     last_image_file: str = ""
+    video_sha256: str = ""
+    video_file: str = ""
+    video_mask_sha256: str = ""
+    video_mask_file: str = ""
     #: as it was used; 0 where no picture counts so
     image_cfg: float = 0.0
     noise_level: int = 0
@@ -138,8 +142,8 @@ class RecipePictures:
         """What `request`, whose pictures are given, says of them; None where it says nothing. `controls` are what its
         ControlNets are."""
         regions = tuple(region for region in request.regions if region.strength != 0)
-        told_of = (request.image, request.reference, request.hires)
-        if told_of == (None, None, None) and not controls and not regions:
+        told_of = (request.image, request.reference, request.hires, request.video)
+        if not any(each is not None for each in told_of) and not controls and not regions:
             return None
         named = [control for control in request.controls if control.strength != 0]
         image, mask = request.image, request.mask
@@ -157,6 +161,10 @@ class RecipePictures:
             reference_as=request.reference_as or "",
             last_image_sha256="" if request.last_image is None else request.last_image.sha256,
             last_image_file="" if request.last_image is None else request.last_image.file,
+            video_sha256="" if request.video is None else request.video.sha256,
+            video_file="" if request.video is None else request.video.file,
+            video_mask_sha256="" if request.video_mask is None else request.video_mask.sha256,
+            video_mask_file="" if request.video_mask is None else request.video_mask.file,
             paste=mask is not None and request.paste,
             hires={} if request.hires is None else request.hires.model_dump(),
             controls=tuple(

@@ -16,6 +16,7 @@ from actors.requests import SIZE_STEP, GenerateRequest
 from actors.shown_cut import EDIT_PIXELS, reference_size
 from pool.checkpoints.sampling_facts import SamplingFacts, TextSight
 from pool.errors import unusable_field
+from pool.followed_form import follows_video
 from pool.spec import TaskId
 from pool.text_encoders.seeing import MOST_PROPORTION
 from pool.work import ModelRef, SeePictureWork
@@ -32,7 +33,7 @@ _NUMBERED_NAMES = re.compile(
     rf"|{_EDIT}(?![a-z]).*(?<!\d)(?:25(?:09|1[0-2])|(?:2[6-9]|3\d)(?:0[1-9]|1[0-2]))(?!\d)"
 )
 #: rows of models that take several pictures, and whose text encoders see none
-_TAKE_SEVERAL = frozenset({"flux2", "flux2_dev", "flux2_klein"})
+_TAKE_SEVERAL = frozenset({"flux2", "flux2_dev", "flux2_klein", "wan_vace"})
 #: the row of models whose text encoder's file has to have a part that sees pictures
 _QWEN_IMAGE = "qwen_image"
 
@@ -129,8 +130,11 @@ def _is_called(names: re.Pattern[str], request: GenerateRequest, model: ModelRef
 def references_read(order: SampleOrder, facts: SamplingFacts, made: tuple[int, int]) -> ReferencesRead:
     """How a run of `order` reads its pictures, which makes one of this width and height before it is scaled up: each in
     its own proportions, and in about as many pixels as that. Raises UnusableField for one that is too long or too wide
-    to be seen."""
-    if not order.references:
+    to be seen. Nothing for a model that has them before a video to follow (`actors.video_cut`), and
+    one seen for each text where the picture that a film begins with is."""
+    if facts.sight is not None and not facts.sight.is_told:
+        return ReferencesRead(seen=((0, 0),))
+    if not order.references or follows_video(facts):
         return ReferencesRead()
     step, pixels = facts.side_multiple or SIZE_STEP, made[0] * made[1]
     own = [each.size for each in order.references]

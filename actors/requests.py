@@ -41,6 +41,7 @@ from actors.picture_fields import (
 )
 from actors.strict import Strict
 from actors.terms import MOST_PRIORITY, check_user, parse_seconds
+from actors.video_fields import checked_video
 from pool.errors import unknown_name, unusable_field
 from pool.sampling.names import MAX_CFG, SCHEDULES, resolve_sampler
 
@@ -113,6 +114,10 @@ class GenerateRequest(Strict):
     frames      of a film. Left out, as many as its model was made for; models make multiples of a number, and one more
     frame_rate  frames a second of it; left out, the model's own
     last_image  a picture that a film ends with, for models that are told one beside `image`
+    video       a film to follow, frame by frame, for models that are told one: a path, paths or pictures in a list, or
+                an array of numpy. Sizes and frames left out follow it; where it is shorter, the rest is made freely
+    video_mask  a film or a picture of the size of `video`: what is white there is made anew (following what `video`
+                shows there), what is black is kept. Left out, all is white
     motion      how much moves in it, 0 to 255, for models that are told so; left out, the model's own
     image_noise  how much noise, 0 to 1, is put on the `image` that it begins with, for models that are told so: with
                 more, the film leaves it further; left out, the model's own
@@ -168,6 +173,9 @@ class GenerateRequest(Strict):
     reference_as: Literal["whole", "numbered"] | None = None
     #: once checked, a `PictureSource`
     last_image: Any = None
+    #: once checked, a `VideoSource` of `actors.video_fields`
+    video: Any = None
+    video_mask: Any = None
     image_cfg: float | None = None
     noise_level: int | None = None
     decoder: Decoder | None = None
@@ -270,6 +278,11 @@ class GenerateRequest(Strict):
     def _picture(cls, value: Any, info: Any) -> Any:
         return checked_picture(info.field_name, value, is_mask=info.field_name == "mask")
 
+    @field_validator("video", "video_mask", mode="before")
+    @classmethod
+    def _video(cls, value: Any, info: Any) -> Any:
+        return checked_video(info.field_name, value, is_mask=info.field_name == "video_mask")
+
     @field_validator("reference", mode="before")
     @classmethod
     def _reference(cls, value: Any) -> Any:
@@ -296,6 +309,8 @@ class GenerateRequest(Strict):
         for name in ("mask", "strength", "last_image"):
             if self.image is None and getattr(self, name) is not None:
                 raise unusable_field("image", "nothing", f"a picture to start from, since {name} is given")
+        if self.video is None and self.video_mask is not None:
+            raise unusable_field("video", "nothing", "a film to follow, since video_mask is given")
         if self.mask is not None and self.hires is not None:
             raise unusable_field("hires", "a second pass", "none with a mask: make the picture first, then fill it")
         return self

@@ -6,7 +6,7 @@ Pure functions over values. Every complaint names a field of a request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from actors.orders import EncodeOrder, EncodePictureOrder, GivenOrder, SampleOrder
@@ -90,6 +90,13 @@ def seen_pictures(order: SampleOrder, facts: SamplingFacts) -> tuple[TaskId, ...
     picture = start.picture if isinstance(start, EncodePictureOrder) else None
     assert isinstance(picture, GivenOrder), f"a model sees pictures of the driver's own alone, found {start}"
     return tuple(dict.fromkeys((picture.task_id, *(() if order.last is None else (order.last.task_id,)))))
+
+
+def looks(order: SampleOrder, facts: SamplingFacts) -> Callable[[EncodeOrder | None], tuple[TaskId, ...]]:
+    """The pictures that are seen for a text, or for the model itself where that is None: those of the driver's own, and
+    none for what a film is not to show."""
+    pictures = seen_pictures(order, facts)
+    return lambda text: () if text is not None and text.is_negative else pictures
 
 
 def beginning_order(

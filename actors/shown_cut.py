@@ -100,8 +100,12 @@ def fitting_picture(request: GenerateRequest, facts: SamplingFacts) -> GenerateR
 
 def sized_as_reference(request: GenerateRequest, own: MadeFor) -> GenerateRequest:
     """`request` with the proportions of its last reference where it leaves sizes out, and about as many pixels as the
-    model was made for."""
-    if not request.references or (request.width is not None and request.height is not None):
+    model was made for. Films have sizes of their own, into which references are fitted."""
+    if (
+        not request.references
+        or own.sampling.film is not None
+        or (request.width is not None and request.height is not None)
+    ):
         return request
     reference = request.references[-1]
     assert isinstance(reference, GivenPicture), f"the client brings pictures to the pool, found {reference!r}"

@@ -5,7 +5,6 @@ Counted by dry runs of the models' own code, remembered, and corrected by what r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,7 +37,7 @@ from pool.controlnets.open_controlnet import OpenControlNet
 from pool.diffusion_models.cascade_model import empty_text
 from pool.division import ways as ways_of
 from pool.dry_run import META
-from pool.latent_pixels import latent_shape
+from pool.latent_pixels import sampled_shape
 from pool.meta_answers import MetaAnswers
 from pool.module_work import module_work
 from pool.open_model import OpenModel
@@ -49,11 +48,12 @@ from pool.sizing import module_bytes
 from pool.spec import Division, Role, RunCost, TaskSpec
 from pool.stages import latent_cells
 from pool.text.chunks import spelled_out
+from pool.text.pictures import SeenPicture
 from pool.text.tokenizer import ClipTokenizer
 from pool.text_encoders.lengths import context_tokens, empty_told, length_read
 from pool.text_encoders.readings import readings_of
 from pool.text_encoders.seeing import seeing
-from pool.vision.qwen import empty_pictures, grid_of
+from pool.vision.qwen import empty_pictures
 from pool.vision.showing import states_shape
 from pool.work import (
     ControlRef,
@@ -214,7 +214,7 @@ class ActivationFigures:
                 cells = latent_cells(work.width, work.height, latent)
                 return encode_picture_bytes(self._module(opened, role_of(work)), cells, latent, way.tile, work.frames)
             case DecodeWork():
-                shape = latent_shape(work.width, work.height, work.frames, latent)
+                shape = sampled_shape(work, latent)
                 return decode_bytes(self._module(opened, role_of(work)), shape, latent, way.tile)
 
     def _module(self, opened: OpenModel, role: Role) -> StageModule:
@@ -227,7 +227,7 @@ class ActivationFigures:
             return TextStage(module, family.texts[role], self._load_tokenizer())
         text = opened.reading(role)
         reading, config = seeing(text.reading, len(work.seen), work.numbered), cast(Any, module.module).config
-        pictures = empty_pictures(work.seen, config.hidden_size) if work.seen else ()
+        pictures = _empty_seen(opened, work.seen, config.hidden_size) if reading.sees else ()
         return TextStage(module, reading, text.tokenizer or self._load_tokenizer(), pictures)
 
     def _control(self, control: ControlRef) -> StageModule:
@@ -251,10 +251,11 @@ class ActivationFigures:
     def _read_shape(self, opened: OpenModel, text: str, seen: tuple[tuple[int, int], ...], numbered: bool) -> TextShape:
         """The shape of a text that several kinds of encoders read."""
         family, lengths, read = opened.checkpoint.family, [0] * len(TEXT_ROLES), []
+        counts = [len(picture.states_LD) for picture in _empty_seen(opened, seen, 1)]
         for role in family.text_encoders:
             own = opened.reading(role)
             reading, tokenizer = seeing(own.reading, len(seen), numbered), own.tokenizer or self._load_tokenizer()
-            read.append(length_read(reading, tokenizer, text, [math.prod(grid_of(size)) for size in seen]))
+            read.append(length_read(reading, tokenizer, text, counts if reading.sees else ()))
             lengths[own.place] = read[-1].tokens
         readings = readings_of(family.text_set)
         assert readings is not None, f"nothing says how the texts of {family.text_set} are read"
@@ -296,7 +297,8 @@ def empty_told_of(opened: OpenModel) -> EmptyTold | None:
     if family.sampling.reads_prior:
         return partial(empty_text, opened.component(Role.DIFFUSION_MODEL).built.module)
     facts = family.sampling
-    seen = {} if facts.sight is None else {IMAGE_CONTEXT: _empty_states(opened, facts.sight, facts.film)}
+    is_told = facts.sight is not None and facts.sight.is_told
+    seen = {} if facts.sight is None or not is_told else {IMAGE_CONTEXT: _empty_states(opened, facts.sight, facts.film)}
     if not facts.reads_text:
         return lambda tokens: {CONTEXT: seen[IMAGE_CONTEXT]}
     if not family.text_set:
@@ -315,6 +317,15 @@ def _empty_states(opened: OpenModel, sight: Sight, film: FilmFacts | None) -> Te
     return torch.empty((1, states * (1 if film is None else film.pictures_seen), width), device=META)
 
 
+def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) -> tuple[SeenPicture, ...]:
+    """What a text encoder is shown of pictures seen in these sizes, without values."""
+    sight = opened.checkpoint.family.sampling.sight
+    if sight is None:
+        return empty_pictures(seen, width)
+    states, _ = states_shape(opened.component(Role.VISION_ENCODER).built.module, sight) if seen else (0, 0)
+    return tuple(SeenPicture(torch.empty((states, width), device=META), 0, 0) for _ in seen)
+
+
 def _spelled(work: EncodeWork) -> str:
     """A text with words for its embeddings, which take as many tokens."""
     return spelled_out(work.text, {each.name: each.rows for each in work.embeddings})
@@ -328,7 +339,7 @@ def _size_of(work: Work) -> tuple[object, ...]:
         case SeePictureWork():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height)
         case SampleWork():
-            shown = (work.pictured, work.reference, work.more_references, work.asks_without_picture)
+            shown = (work.pictured, work.reference, work.more_references, work.asks_without_picture, work.leading)
             reads = (
                 work.starts,
                 work.masked,
@@ -341,7 +352,7 @@ def _size_of(work: Work) -> tuple[object, ...]:
         case EncodePictureWork():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeWork():
-            return (stage_of(work), work.width, work.height, work.frames)
+            return (stage_of(work), work.width, work.height, work.frames, work.leading)
 
 
 def _usual_tokens(work: Work) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from pool.controlnets.calls import Heard
 from pool.controlnets.needs import ControlBytes, control_bytes, hears_prompt
 from pool.diffusion_models.cascade_model import prior_channels
 from pool.dry_run import META, AttentionForm
-from pool.latent_pixels import KL, codec_of, latent_shape
+from pool.latent_pixels import KL, codec_of, sampled_shape
 from pool.meta_answers import MetaAnswers
 from pool.sampling.asking import CONTEXT, FRAME_RATE, ask, numbers_told
 from pool.sampling.beginnings import beginning_shape, told_of_beginning
@@ -133,7 +133,7 @@ def sample_bytes(
     common = _common_length(lengths, told) if len(lengths) == 2 and most_at_once != 1 else None
     if common is not None:
         lengths = [common] * 2
-    shape_CHW = latent_shape(work.width, work.height, work.frames, latent)
+    shape_CHW = sampled_shape(work, latent)
     inputs_of = partial(_inputs, diffusion_model.module, work, shape_CHW, facts=facts, told=told)
     alone = inputs_of(1, lengths[0]) if hears_prompt(controls) else None
     model_bytes: dict[tuple[int, int], int] = {}
@@ -249,7 +249,7 @@ def stage_call(
             return lambda module: module(input_ids=empty(chunks, CHUNK_TOKENS, dtype=torch.long))
         case SampleWork():
             batch = pictures * (1 if work.cfg == 1 else 2)
-            shape_CHW = latent_shape(work.width, work.height, work.frames, latent)
+            shape_CHW = sampled_shape(work, latent)
             return lambda module: _inputs(module, work, shape_CHW, batch, context_tokens, facts, told).ask(
                 facts, module, compute_dtype
             )
@@ -260,7 +260,7 @@ def stage_call(
                 module, empty(pictures, 3, *([work.frames] if work.frames else []), work.height, work.width), latent
             )
         case DecodeWork():
-            shape = latent_shape(work.width, work.height, work.frames, latent)
+            shape = sampled_shape(work, latent)
             return lambda module: _decode(module, empty(pictures, *shape), latent, compute_dtype)
 
 

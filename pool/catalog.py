@@ -25,7 +25,7 @@ from pool.decoders import decoder_among, decoder_titles
 from pool.devices.capabilities import DeviceCapabilities
 from pool.embedding_shelf import EmbeddingShelf
 from pool.errors import CorruptFile, UserError, unusable_field
-from pool.latent_pixels import latent_shape
+from pool.latent_pixels import latent_shape, sampled_shape
 from pool.open_model import OpenModel
 from pool.quantization.layers import layers_in_file
 from pool.recent import Recent
@@ -38,6 +38,7 @@ from pool.registry.registry import open_registry
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
 from pool.text.chunks import spelled_out
 from pool.work import (
+    EncodePictureWork,
     EncodeWork,
     LoraRef,
     ModelRef,
@@ -206,8 +207,13 @@ class Catalog:
         spec = self.components(model)[role_of(work)]
         if isinstance(work, EncodeWork | SeePictureWork):
             return _PRIOR_SECONDS
-        cells = math.prod(latent_shape(work.width, work.height, work.frames, self._open(model).latent)[1:])
+        latent = self._open(model).latent
         passes = work.steps_run * work.texts if isinstance(work, SampleWork) else 16
+        if isinstance(work, EncodePictureWork):
+            shape = latent_shape(work.width, work.height, work.frames, latent)
+        else:
+            shape = sampled_shape(work, latent)
+        cells = math.prod(shape[1:])
         return _PRIOR_SECONDS + passes * cells * spec.weight_bytes * _PRIOR_SECONDS_PER_CELL_BYTE
 
     def _component_keys(self, model: ModelRef) -> tuple[tuple[Role, ComponentKey], ...]:

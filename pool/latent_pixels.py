@@ -23,7 +23,7 @@ from pool.stopping import stop_check, stop_if_asked
 from pool.tiling.spans import Downscale
 from pool.tiling.vae import Tiling, decode_latent, encode_moments, frame_by_frame, latent_of, tiled_decode, tiled_encode
 from pool.vaes.codec import VaeCodec
-from pool.work import RunHooks
+from pool.work import DecodeWork, RunHooks, SampleWork
 
 #: the kind whose latents are said by numbers alone, and whose encoder gives moments that tiles may blend
 KL = "kl"
@@ -38,6 +38,11 @@ def latent_shape(width: int, height: int, frames: int, latent: LatentFacts) -> t
     if not frames:
         return (latent.channels, *cells)
     return (latent.channels, 1 + (frames - 1) // latent.frames_per_cell, *cells)
+
+
+def sampled_shape(work: SampleWork | DecodeWork, latent: LatentFacts) -> tuple[int, ...]:
+    """The shape of the latent that a run of `work` is on: `latent_shape`, with the cells of time before a film's."""
+    return latent_shape(work.width, work.height, work.frames + work.leading * latent.frames_per_cell, latent)
 
 
 def decoded(

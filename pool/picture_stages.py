@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from pool.checkpoints.families import LatentFacts
+from pool.followed_videos import encode_followed
 from pool.patcher import ModelPatcher
 from pool.pictures import covering, pasted
 from pool.sampling.noise import seed_beside
@@ -42,6 +43,8 @@ def _encoded(
     division: Division | None,
 ) -> Latent:
     size = work.width, work.height
+    if work.follows:
+        return encode_followed(work, read, vae, latent, hooks, division)
     pictures = [Picture(covering(one.pixels_HWC, *size)) for one in read if isinstance(one, Picture)]
     picture = pictures[0]
     hidden = Mask(covering(_only(read, Mask).values_HW, *size)) if work.hides else None
@@ -63,7 +66,8 @@ def decode_pictures(
     """The picture, film or sound of each latent; outside of its mask that of the driver, where it is to be kept.
     Raises as `decode_together`."""
     latents = [_only(read, Latent) for read in inputs]
-    made = decode_together(latents, vae, latent, hooks, division, works[0].frame_rate, works[0].seconds)
+    lasts = works[0].frame_rate, works[0].seconds, works[0].leading * latent.frames_per_cell
+    made = decode_together(latents, vae, latent, hooks, division, *lasts)
     return tuple(
         _kept(picture, read) if work.pastes and isinstance(picture, Picture) else picture
         for work, picture, read in zip(works, made, inputs, strict=True)

@@ -105,6 +105,13 @@ class Mask:
     values_HW: PixelArray
 
 
-Result: TypeAlias = Encoded | Seen | Latent | Halfway | Picture | Film | Sound | Mask
+@dataclass(frozen=True, slots=True)
+class FilmMask:
+    """Where each frame of a film is made anew, as of `Mask`; one frame stands for all."""
+
+    values_THW: PixelArray
+
+
+Result: TypeAlias = Encoded | Seen | Latent | Halfway | Picture | Film | Sound | Mask | FilmMask
 #: what people ask for
 Made: TypeAlias = Picture | Film | Sound

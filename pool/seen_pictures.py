@@ -41,7 +41,7 @@ def see_pictures(
     found = []
     with encoder.running(stop_check(hooks)) as module:
         for work, read in zip(works, inputs, strict=True):
-            pictures = [one for one in read if isinstance(one, Picture)]
+            pictures = [one for one in read if isinstance(one, Picture)] or [_black()]
             parts = []
             for picture in pictures:
                 stop_if_asked(hooks.should_stop)
@@ -53,6 +53,11 @@ def see_pictures(
             found.append(Seen(states_LD.contiguous().numpy(), grid))
     hooks.on_step(1, 1)
     return tuple(found)
+
+
+def _black() -> Picture:
+    """What is seen where no picture is given."""
+    return Picture(np.zeros((1, 1, 3), np.uint8))
 
 
 def _states_of(
@@ -79,7 +84,7 @@ def texts_read(work: SampleWork, read: Sequence[Result], facts: SamplingFacts) -
 def told_of_sight(inputs: Sequence[Sequence[Result]], facts: SamplingFacts) -> dict[str, Tensor]:
     """What a model is told with every text by its vision encoder, [B, L, D] on the CPU; nothing for one that has the
     states in place of a text."""
-    if facts.sight is None or not facts.reads_text:
+    if facts.sight is None or not facts.sight.is_told or not facts.reads_text:
         return {}
     return {IMAGE_CONTEXT: torch.stack([torch.from_numpy(_seen(read).states_LD.copy()) for read in inputs])}
 

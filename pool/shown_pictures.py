@@ -21,6 +21,7 @@ from torch.nn import functional
 from pool.checkpoints.families import LatentFacts
 from pool.checkpoints.infer import shown_channels
 from pool.checkpoints.sampling_facts import Beginning, SamplingFacts, Shown
+from pool.followed_form import CONTROL, followed_channels
 from pool.latent_pixels import as_vae_has_it
 from pool.pictures import HALF, covering
 from pool.sampling.extras import IMAGE
@@ -72,6 +73,8 @@ def told_of_pictures(
     elif work.pictured and repeats_picture(facts):
         told[IMAGE] = as_vae_has_it(_next(latents), latent)
         negative[IMAGE] = torch.zeros_like(told[IMAGE])
+    if work.follows:
+        told[CONTROL] = _next(latents)
     if work.told_hidden:
         masks = [next(one.values_HW for one in read if isinstance(one, Mask)) for read in inputs]
         masks = [covering(mask, work.width, work.height) for mask in masks]
@@ -103,6 +106,9 @@ def empty_told(
         told[IMAGE] = torch.empty(shape, dtype=torch.float32, device=device)
     if facts.shown is Shown.PIXELS:
         told[NOISE_LEVEL] = torch.empty((batch,), dtype=torch.long, device=device)
+    if work.follows:
+        channels = followed_channels(shape_CHW[0], work.height // shape_CHW[-2])
+        told[CONTROL] = torch.empty((batch, channels, *cells), dtype=torch.float32, device=device)
     for name, (width, height) in reference_names(work).items():
         own = height * cells[-2] // work.height, width * cells[-1] // work.width
         told[name] = torch.empty((batch, shape_CHW[0], *own), dtype=torch.float32, device=device)

@@ -17,7 +17,7 @@ from pool.checkpoints.families import PLAIN_TEXT, LatentFacts, TextFacts
 from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from pool.controlnets.run import controls_of
 from pool.errors import CorruptFile
-from pool.latent_pixels import decoded, encoded, latent_shape
+from pool.latent_pixels import decoded, encoded, sampled_shape
 from pool.patcher import ModelPatcher
 from pool.pictures import HALF
 from pool.sampling.asking import ask, film_cells, tokens_of, told_beside
@@ -109,7 +109,8 @@ def encode_together(
                 known = {each.name: each.for_encoder(encoder.name, config.hidden_size) for each in embeddings}
             device = encoder.patcher.device
             shown = [SeenPicture(torch.from_numpy(each.states_LD.copy()), *each.grid) for each in pictures]
-            how: dict[str, Any] = {"embeddings": known, "negative": negative, "pictures": shown}
+            sees = isinstance(facts, Reading) and facts.sees
+            how: dict[str, Any] = {"embeddings": known, "negative": negative, "pictures": shown if sees else ()}
             read.append(read_texts(module, own, texts, device, facts, **how))
     hooks.on_step(1, 1)
     by_text = list(zip(*read, strict=True))
@@ -175,7 +176,7 @@ def sample_together(
     """
     work = works[0]
     most_at_once = 0 if division is None else division.batch
-    shape_CHW = latent_shape(work.width, work.height, work.frames, latent)
+    shape_CHW = sampled_shape(work, latent)
     cells = latent_cells(work.width, work.height, latent)
     start, shown = start_of(works, inputs, cells), told_of_pictures(works, inputs, facts, latent, cells)
     cond, uncond, regions = _conditions(works, inputs, most_at_once != 1, facts, shown, cells)
@@ -215,7 +216,8 @@ def sample_together(
         raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
     if part is not None and not work.low_noise:
         return handed_on(samples_BCHW, part.memory)
-    return tuple(Latent(samples_CHW.numpy()) for samples_CHW in samples_BCHW.unbind())
+    kept_BCHW = samples_BCHW[:, :, work.leading - work.leading_made :].contiguous()
+    return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())
 
 
 def _conditions(
@@ -246,7 +248,8 @@ def _conditions(
         extras[len(own[0]) - 1] |= shown.negative
     if works[0].pictured and facts.film is not None and not repeats_picture(facts):
         first = torch.stack([torch.from_numpy(_latent_of(each).samples_CHW.copy()) for each in inputs])
-        beginning = told_of_beginning(facts.film, first, film_cells(facts.film, works[0].frames), works[0].ends)
+        cells_of_time = film_cells(facts.film, works[0].frames) + works[0].leading
+        beginning = told_of_beginning(facts.film, first, cells_of_time, works[0].ends)
         extras = [{**told, **beginning} for told in extras]
     cond, places = Condition(cond_BLD, extras=extras[0]), range(len(own[0]), len(read[0]))
     uncond = None if uncond_BLD is None else Condition(uncond_BLD, extras=extras[len(own[0]) - 1])
@@ -292,16 +295,18 @@ def decode_together(
     division: Division | None = None,
     frame_rate: float = 0.0,
     seconds: float = 0.0,
+    leading: int = 0,
 ) -> tuple[Made, ...]:
     """`decode` for each of `sampled`, latents of one size, in one run; those of films become films, those of sound
-    sounds of so many `seconds`."""
+    sounds of so many `seconds`. So many frames at the beginning, `leading`, are left out."""
     scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
     pixels_BC = decoded(scaled_BC, vae, latent, hooks, division)
     if latent.sound is not None:
         rate = latent.sound.samples_per_second
         return tuple(_sound(sound_CS, int(seconds * rate), rate) for sound_CS in pixels_BC.unbind())
     if pixels_BC.dim() == 5:
-        return tuple(Film(_bytes(film_CTHW.permute(1, 2, 3, 0)), frame_rate) for film_CTHW in pixels_BC.unbind())
+        films_BC = pixels_BC[:, :, leading:].unbind()
+        return tuple(Film(_bytes(film_CTHW.permute(1, 2, 3, 0)), frame_rate) for film_CTHW in films_BC)
     return tuple(Picture(_bytes(image_CHW.permute(1, 2, 0))) for image_CHW in pixels_BC.unbind())
 
 

@@ -20,6 +20,7 @@ from pool.work import (
     Coming,
     Encoded,
     Film,
+    FilmMask,
     Halfway,
     Latent,
     Mask,
@@ -169,6 +170,8 @@ def _size(result: Result) -> tuple[int, ...]:
             return result.samples_SC.shape
         case Mask():
             return result.values_HW.shape
+        case FilmMask():
+            return result.values_THW.shape
 
 
 def _share(total: int, place: int, count: int) -> int:

@@ -13,6 +13,7 @@ from pool.activation_figures import empty_told_of
 from pool.activation_needs import stage_call
 from pool.checkpoints.cascades import prior_cells
 from pool.checkpoints.describe import native_size
+from pool.followed_form import follows_video
 from pool.open_model import OpenModel
 from pool.spec import Role
 from pool.work import DecodeWork, EncodeWork, SampleWork, SeePictureWork, Work
@@ -39,7 +40,8 @@ def usual_work(opened: OpenModel, role: Role) -> Work:
             return SampleWork(
                 model, (), width, height, 1, 5.0, "euler", "normal", 0, frames, rate, seconds=seconds,
                 pictured=pictured, prior=prior_cells(width, height) if facts.reads_prior else None,
-                low_noise=role is Role.DIFFUSION_MODEL_2,
+                low_noise=role is Role.DIFFUSION_MODEL_2, follows=follows_video(facts),
+                leading=0 if film is None else film.leading,
             )  # fmt: skip
         case Role.VAE:
             return DecodeWork(model, width, height, frames=frames, frame_rate=rate, seconds=seconds)

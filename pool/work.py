@@ -22,6 +22,7 @@ from pool.refs import LoraRef as LoraRef
 from pool.refs import ModelRef as ModelRef
 from pool.results import Encoded as Encoded
 from pool.results import Film as Film
+from pool.results import FilmMask as FilmMask
 from pool.results import FloatArray as FloatArray
 from pool.results import Halfway as Halfway
 from pool.results import Latent as Latent
@@ -99,6 +100,9 @@ class SampleWork:
     switch       of a pair of models: steps of the schedule that are done when the one for low noise takes over, from
                  the `Halfway` that comes of the other's run; 0 where one model makes all
     low_noise    it is the run of the one for low noise; with `switch` it reads that `Halfway`, after all else
+    follows      reads the `Latent` of a video to follow, which `EncodePictureWork.follows` made
+    leading      cells of time before the film's own, of pictures to work from; the result has none of those that are
+                 told of as a video to follow is
     """
 
     model: ModelRef
@@ -133,6 +137,8 @@ class SampleWork:
     elevation: float = 0.0
     switch: int = 0
     low_noise: bool = False
+    follows: bool = False
+    leading: int = 0
 
     @property
     def has_hole(self) -> bool:
@@ -148,6 +154,11 @@ class SampleWork:
     def asks_without_picture(self) -> bool:
         """The model is asked about the negative prompt without a picture too, to be guided away from that."""
         return self.cfg != 1 and self.picture_cfg not in (0, 1)
+
+    @property
+    def leading_made(self) -> int:
+        """Of `leading`, those that the result has: it is decoded with them."""
+        return 0 if self.follows else self.leading
 
     @property
     def steps_run(self) -> int:
@@ -172,7 +183,9 @@ class EncodePictureWork:
     has another, and with `hides` a `Mask` of what the latent is not to show. With `frames` it is the first of so many,
     and grey follows; with `ends` the last is the second `Picture`, or the first again where no other comes. With
     `noise` there is so much on its pixels, which go from -1 to 1, by numbers of `seed`. `bright` gives the VAE pixels
-    from 0.5 to 128 instead, as the ControlNet for edges of Stable Diffusion 3.5 was trained.
+    from 0.5 to 128 instead, as the ControlNet for edges of Stable Diffusion 3.5 was trained. `follows` makes what a
+    model is told of a video of `frames` to follow (`pool.followed_videos`): reads its `Film` and `FilmMask`, where
+    there are, and a `Picture` for each that the model works from.
     """
 
     model: ModelRef
@@ -184,13 +197,14 @@ class EncodePictureWork:
     seed: int = 0
     ends: bool = False
     bright: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SeePictureWork:
     """Look at so many `pictures` with a vision encoder. Result: `Seen`, one's states after the other's. Reads a
-    `Picture` for each, in any size; where fewer come, the last counts again. For an encoder whose states stand among
-    the words of a text it is one picture, which is brought to this width and height."""
+    `Picture` for each, in any size; where fewer come, the last counts again, and where none comes a black one. For an
+    encoder that sees pictures in their own proportions it is one, which is brought to this width and height."""
 
     model: ModelRef
     pictures: int = 1
@@ -201,8 +215,9 @@ class SeePictureWork:
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
     """Turn a latent into pixels or samples. Result: `Picture`, with `frames` a `Film`, with `seconds` a `Sound` of so
-    many. Reads `Latent`, which has the size of what is made (a sound's may be longer), and with `pastes` the `Picture`
-    and the `Mask` that say what the result shows outside of the mask."""
+    many. Reads `Latent`, which has the size of what is made (a sound's may be longer, a film's has `leading` cells of
+    time more, before it), and with `pastes` the `Picture` and the `Mask` that say what the result shows outside of the
+    mask."""
 
     model: ModelRef
     width: int
@@ -211,6 +226,7 @@ class DecodeWork:
     frames: int = 0
     frame_rate: float = 0.0
     seconds: float = 0.0
+    leading: int = 0
 
 
 Work: TypeAlias = EncodeWork | EncodePictureWork | SeePictureWork | SampleWork | DecodeWork
@@ -331,7 +347,7 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
             reads = f"{work.first_step} {work.starts:d}{work.masked:d}{work.told_hidden:d}{work.pictured:d}"
             reads += f" {work.reference} {work.more_references} {work.prior} {work.picture_cfg!r} {work.noise_level}"
             reads += f" {work.image_noise!r} {work.motion} {work.elevation!r} {work.ends:d}"
-            reads += f" {work.switch}{'low' if work.low_noise else ''}"
+            reads += f" {work.switch}{'low' if work.low_noise else ''} {work.follows:d}{work.leading}"
             reads += "".join(f" {region}" for region in work.regions)
             for c in work.controls:
                 reads += f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r} {c.mode}{c.said or ''}"
@@ -339,7 +355,7 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
         case EncodePictureWork() | SeePictureWork():
             return ""  # one picture fills a device
         case DecodeWork():
-            return f"decode {_model_key(work)} {_size_key(work)} {work.pastes:d}"
+            return f"decode {_model_key(work)} {_size_key(work)} {work.pastes:d}{work.leading}"
 
 
 def _model_key(work: Work) -> str:

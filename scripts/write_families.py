@@ -27,6 +27,7 @@ from pool.checkpoints.recognition.signature import Signature  # noqa: E402
 from pool.checkpoints.recognition.signatures import SIGNATURES  # noqa: E402
 from pool.checkpoints.recognition.text_encoders import MEMBERS  # noqa: E402
 from pool.checkpoints.running import running_families, why_not  # noqa: E402
+from pool.checkpoints.sight_fit import vision_encoder_of  # noqa: E402
 from pool.text_encoders.readings import readings_of  # noqa: E402
 
 PAGE, README, TESTS = ROOT / "docs" / "families.md", ROOT / "README.md", ROOT / "tests" / "pool" / "families"
@@ -116,7 +117,7 @@ def _row(row: Signature, family: Family, proof: Proof) -> str:
     usual = family.sampling.usual
     readings = readings_of(family.name)
     encoders = [r.encoder for r in readings] if readings else list(MEMBERS.get(family.name, ()))
-    encoders += ["clip_vision_h"] if family.sampling.sight else []
+    encoders += [vision_encoder_of(family)] if family.sampling.sight else []
     cells = (
         f"{row.title} (`{row.name}`)",
         _makes(family),

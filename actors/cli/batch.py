@@ -17,8 +17,9 @@ BATCH_HELP = (
     "\n\n"
     "A line is a JSON object with fields of a request (prompt, model, negative, loras, steps, cfg, sampler, schedule, "
     "width, height, seed, clip_skip, decoder, low_noise, image, mask, strength, paste, hires, controls, regions, "
-    "reference, reference_as, image_cfg, noise_level, frames, frame_rate, last_image, motion, image_noise, elevation, "
-    "seconds, format, priority, user, deadline), or a row of a CSV file whose header names such fields. The same "
+    "reference, reference_as, image_cfg, noise_level, frames, frame_rate, last_image, video, video_mask, motion, "
+    "image_noise, elevation, seconds, format, priority, user, deadline), "
+    "or a row of a CSV file whose header names such fields. The same "
     "command again goes on where it stopped: what is in --out already is left out."
 )
 

@@ -18,7 +18,6 @@ from pool.errors import unusable_field
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from actors.cli.session import Session
 
 #: seeds that are drawn stay small enough to read out
 _DRAWN_SEEDS = 2**32
@@ -60,6 +59,8 @@ def generate(
     motion: film_options.Motion = None,
     image_noise: film_options.ImageNoise = None,
     elevation: film_options.Elevation = None,
+    video: film_options.Video = None,
+    video_mask: film_options.VideoMask = None,
     priority: options.Priority = None,
     user: options.User = None,
     deadline: options.Deadline = None,
@@ -77,18 +78,12 @@ def generate(
 ) -> None:
     """Make pictures, or what the model makes: -n of each PROMPT, as PNG, MP4 or WAV files that carry their recipe."""
     fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size, clip_skip, decoder, low_noise)
-    fields |= options.terms(priority, user, deadline)
     fields |= picture_options.picture_fields(image, mask, strength, no_paste, hires, control, region)
     fields |= picture_options.shown_fields(reference, reference_as, image_cfg, noise_level)
-    fields |= film_options.film_fields(frames, fps, seconds, format_name)
-    fields |= film_options.told_fields(last_image, motion, image_noise, elevation)
+    fields |= options.terms(priority, user, deadline) | film_options.film_fields(frames, fps, seconds, format_name)
+    fields |= film_options.told_fields(last_image, motion, image_noise, elevation, video, video_mask)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
-    wanted = _Wanted(tuple(prompts), n, _first(seed), model, fields)
-    raise typer.Exit(_make(session_of(context), where, wanted, out, resume, as_json))
-
-
-def _first(seed: int | None) -> int:
-    return secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
+    raise typer.Exit(_make(context, where, _Wanted.of(prompts, n, seed, model, fields), out, resume, as_json))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +96,22 @@ class _Wanted:
     model: str | None
     fields: dict[str, Any]
 
+    @classmethod
+    def of(cls, prompts: Sequence[str], n: int, seed: int | None, model: str | None, fields: dict[str, Any]) -> _Wanted:
+        """With a seed that is drawn where none is said."""
+        first = secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
+        return cls(tuple(prompts), n, first, model, fields)
 
-def _make(session: Session, where: PoolOptions, wanted: _Wanted, out: Path | None, resume: bool, as_json: bool) -> int:
+
+def _make(
+    context: typer.Context, where: PoolOptions, wanted: _Wanted, out: Path | None, resume: bool, as_json: bool
+) -> int:
     """Make it; the exit code. Raises UserError, for what is wrong with a request before a pool is started."""
     from actors.cli.opening import output_for
     from actors.cli.running import Run, Wanted, make_all, started
     from actors.requests import GenerateRequest
 
+    session = session_of(context)
     if wanted.n < 1:
         raise unusable_field("-n", wanted.n, "a whole number from 1")
     for text in (*wanted.prompts, wanted.fields.get("negative", "")):

@@ -39,6 +39,8 @@ LATER_FIELDS = (
     "clip_skip",
     "frame_rate",
     "last_image",
+    "video",
+    "video_mask",
     "motion",
     "image_noise",
     "elevation",

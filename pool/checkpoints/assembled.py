@@ -37,6 +37,7 @@ from pool.checkpoints.recognition.text_encoders import (
 from pool.checkpoints.recognition.vaes import recognise_vae
 from pool.checkpoints.running import LIST, why_not
 from pool.checkpoints.safetensors_file import Header, TensorEntry
+from pool.checkpoints.sight_fit import vision_encoder_of
 from pool.checkpoints.transformers import TRANSFORMERS
 from pool.errors import MissingParts, UnknownArchitecture
 from pool.quantization.layers import METADATA_KEY as QUANTIZATION_KEY
@@ -45,7 +46,6 @@ from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT
 
 #: the layer that cuts pictures into patches, as open_clip and transformers call it, and what it is that models read
 _PATCHES, _PATCHES_DIMENSIONS = ("conv1.weight", "vision_model.embeddings.patch_embedding.weight"), 4
-_VISION_ENCODER = "clip_vision_h"
 #: text encoders of other widths are of no published size: nothing but their place tells which they stand for
 _WIDTHS = {"clip_l": 768, "clip_g": 1280, "clip_h": 1024, "t5_base": 768, "t5xl": 2048, "t5xxl": 4096}
 _ARCHITECTURES: Mapping[str, str] = {row.facts.name: row.facts.architecture for row in SIGNATURES}
@@ -229,7 +229,7 @@ def _family(
     if not candidates:
         raise UnknownArchitecture(
             f"{model_path}: recognised as {model.title}, which this version cannot run yet: "
-            f"{why_not(model.runs, model.name)} ({LIST} lists what runs)"
+            f"{why_not(model.runs)} ({LIST} lists what runs)"
         )
 
     def faults(family: Family) -> tuple[int, int]:
@@ -359,7 +359,7 @@ def _lacks(whole: _Whole, model: DiffusionFacts) -> Iterable[Lack]:
         if role is Role.VAE:
             yield Lack(role, Kind.VAE, (model.latent,))
         elif role is Role.VISION_ENCODER:
-            yield Lack(role, Kind.VISION_ENCODER, (_VISION_ENCODER,))
+            yield Lack(role, Kind.VISION_ENCODER, (vision_encoder_of(whole.family),))
         elif role.is_text_encoder and members.get(role, "") not in optional:
             yield Lack(role, Kind.TEXT_ENCODER, (members.get(role, ""),))
 
@@ -369,6 +369,6 @@ def _told(family: Family, lacks: Sequence[Lack]) -> Iterable[str]:
     titles = {Role.VAE: "a VAE with latents of", Role.VISION_ENCODER: "the vision encoder"}
     wanted = [f"{titles.get(lack.role, 'the text encoder')} {lack.names[0]}" for lack in lacks]
     if wanted:
-        members = ", ".join((*members_of(family), *([_VISION_ENCODER] if family.sampling.sight else [])))
+        members = ", ".join((*members_of(family), *([vision_encoder_of(family)] if family.sampling.sight else [])))
         reads = f": {family.title} reads {members}" if members else f" for {family.title}"
         yield f"{' and '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} missing{reads}"

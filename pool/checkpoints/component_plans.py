@@ -17,6 +17,7 @@ from pool.checkpoints.key_map import KeyMap, discover
 from pool.checkpoints.modules import config_of, empty_module, fill_tables, said_configuration, said_module
 from pool.checkpoints.private_names import converter, differing_keys
 from pool.checkpoints.safetensors_file import Shape
+from pool.checkpoints.sampling_facts import Sight
 from pool.checkpoints.spliced_vae import is_spliced, names_in_vae
 from pool.diffusion_models.audio_seconds import SECONDS, converted_seconds, plan_seconds
 from pool.diffusion_models.build import converted, plan_diffusion_model
@@ -27,6 +28,7 @@ from pool.text_encoders.classes import fill_tables as fill_text_tables
 from pool.vaes.build import VaePlan, plan_vae, spliced_vae
 from pool.vaes.folders import plan_folder_vae
 from pool.vision.build import plan_vision
+from pool.vision.llava import plan_picture_words
 from pool.vision.qwen import plan_qwen_vision
 
 
@@ -80,6 +82,9 @@ def plan_component(
             layout = "open_clip" if is_open_clip else "transformers"
             text = plan_text_encoder(shapes, prefix, facts=facts_named(family.texts[role].encoder, layout))
             return ComponentPlan(text.empty(), text.key_map, fill_text_tables)
+        case Architecture.VISION_MODEL if family.sampling.sight is Sight.WORDS:
+            words = plan_picture_words(family.shapes_of(role, shapes), prefix)
+            return ComponentPlan(words.empty(), words.key_map, _nothing)
         case Architecture.VISION_MODEL:
             sight = plan_vision(shapes, prefix, said=family.configs.get(role))
             return ComponentPlan(sight.empty(), sight.key_map, _nothing)

@@ -105,7 +105,7 @@ def detect(header: Header, *, whole: bool = True) -> Family:
     if family is None or variant:
         raise UnknownArchitecture(
             f"{header.path}: recognised as {title}, which this version cannot run yet"
-            f"{'' if variant else f': {why_not(found.runs, found.name)}'} ({LIST} lists what runs); {_expected()}"
+            f"{'' if variant else f': {why_not(found.runs)}'} ({LIST} lists what runs); {_expected()}"
         )
     missing = [role for role in family.prefixes if not _has_component(family, shapes, role)]
     if len(missing) > 1 and Role.DIFFUSION_MODEL in missing:  # it was found, under another prefix or none

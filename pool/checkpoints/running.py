@@ -15,15 +15,8 @@ def running_families() -> dict[str, Family]:
     return {family.name: family for family in (*FAMILIES, *FILM_UNETS)} | dict(TRANSFORMERS)
 
 
-#: families whose text encoder sees a picture beside the text: their LLaVA, whole
-_NEED_VISION = frozenset({"hunyuan_video_i2v"})
-
-
-def why_not(runs: str, name: str = "") -> str:
-    """Why the family `name` is recognised and does not run; `runs` is the class of diffusers that has its
-    architecture."""
-    if name in _NEED_VISION:
-        return "its text encoder sees a picture too, and that part of it is not run yet"
+def why_not(runs: str) -> str:
+    """Why a family is recognised and does not run; `runs` is the class of diffusers that has its architecture."""
     if runs:
         return f"diffusers has its architecture ({runs}), but it is not joined to the rest yet"
     return "nothing that this version depends on has its architecture"

@@ -6,9 +6,11 @@ Which family has which is in `pool.checkpoints.families` and `pool.checkpoints.t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
+
+from pool.checkpoints.shift_by_size import ShiftBySize as ShiftBySize
+from pool.checkpoints.shift_by_size import ShiftBySizeAndSteps as ShiftBySizeAndSteps
 
 
 class Prediction(Enum):
@@ -49,57 +51,6 @@ class SizeConditions(Enum):
     SIZES = "sizes"
     #: height and width, where the crop begins, and how pleasing the picture should be
     AESTHETICS = "aesthetics"
-
-
-#: beyond it every level of a flow but the last is noise alone as float32 has it, or none is; a line that goes on to the
-#: largest latents would leave what floats hold
-_MOST_EXPONENT = 30.0
-
-
-def _shift_of(exponent: float) -> float:
-    return math.exp(max(-_MOST_EXPONENT, min(_MOST_EXPONENT, exponent)))
-
-
-@dataclass(frozen=True, slots=True)
-class ShiftBySize:
-    """A shift that grows with the picture: exp(mu), and mu is a straight line through these two points.
-
-    tokens      patches of the latent of a small and of a large picture
-    exponents   mu there
-    """
-
-    tokens: tuple[int, int]
-    exponents: tuple[float, float]
-
-    def exponent(self, tokens: int) -> float:
-        """mu for a latent of so many patches; the line goes on beyond both points."""
-        (low, high), (start, stop) = self.tokens, self.exponents
-        return start + (stop - start) * (tokens - low) / (high - low)
-
-    def shift(self, tokens: int, steps: int) -> float:
-        """The shift for a latent of so many patches, in any number of steps."""
-        return _shift_of(self.exponent(tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class ShiftBySizeAndSteps:
-    """A shift that depends on the steps of a run too: between the lines of two numbers of steps, and beyond them.
-
-    largest  patches from which on the second line counts, in any number of steps
-    """
-
-    few: ShiftBySize
-    many: ShiftBySize
-    steps: tuple[int, int]
-    largest: int
-
-    def shift(self, tokens: int, steps: int) -> float:
-        """The shift for a latent of so many patches in so many steps."""
-        many = self.many.exponent(tokens)
-        if tokens > self.largest:
-            return _shift_of(many)
-        few, (low, high) = self.few.exponent(tokens), self.steps
-        return _shift_of(few + (many - few) * (steps - low) / (high - low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +122,9 @@ class Beginning(Enum):
     #: its latent as the VAE has it, unscaled and of a picture with some noise, joined to every cell of time; it is
     #: always told one
     REPEATED = "repeated"
+    #: its latent in a cell of time before the film's own, with zeros after it, joined beside a mask; a thousandth of it
+    #: is in the noise that is begun with; it is always told one
+    LED = "led"
 
     @property
     def is_always_there(self) -> bool:
@@ -185,6 +139,13 @@ class Sight(Enum):
     PROJECTED = "projected"
     #: the states of the last layer but one; the middle of the picture
     PENULTIMATE = "penultimate"
+    #: those of the patches alone, projected, among the words of a text; the middle of the picture
+    WORDS = "words"
+
+    @property
+    def is_told(self) -> bool:
+        """The diffusion model is told it, not a text encoder."""
+        return self is not Sight.WORDS
 
 
 class TextSight(Enum):
@@ -274,6 +235,11 @@ class FilmFacts:
     def pictures_seen(self) -> int:
         """How many pictures a vision encoder is shown, where there is one."""
         return 2 if self.ends is Ending.MUST else 1
+
+    @property
+    def leading(self) -> int:
+        """Cells of time that are made and decoded before the film's own, and left out then."""
+        return 1 if self.begins is Beginning.LED else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,8 +346,8 @@ class SamplingFacts:
 
     @property
     def takes_reference(self) -> bool:
-        """It can be told a picture to work from, whose patches stand beside those of the latent."""
-        return "reference" in self.reads
+        """It can be told a picture to work from, whose patches stand beside those of the latent, or before a film's."""
+        return not self.reads.isdisjoint(("reference", "control"))
 
 
 @dataclass(frozen=True, slots=True)

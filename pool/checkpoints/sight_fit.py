@@ -20,6 +20,8 @@ from pool.spec import Role
 _POSITIONS = ("positional_embedding", "embeddings.position_embedding.weight")
 _PROJECTIONS = {"proj": 1, "visual_projection.weight": 0}
 _LEVEL = "vision_model."
+#: of those whose states stand among words: the end of the projection; and the table of words of text encoders
+_WORDS_OUT, _WORD_TABLE = "multi_modal_projector.linear_2.weight", "embed_tokens.weight"
 #: of diffusion models that read states beside a text: the norm that takes them in, and the table that is added to those
 #: of all pictures. As published and as diffusers calls them
 _NORMS = ("img_emb.proj.0.bias", "condition_embedder.image_embedder.norm1.weight")
@@ -36,6 +38,9 @@ def check_sight(family: Family, header: Header, shapes: Mapping[str, Shape]) -> 
     """
     sight = family.sampling.sight
     if sight is None or Role.VISION_ENCODER not in family.prefixes:
+        return
+    if not sight.is_told:
+        _check_words(family, header, shapes)
         return
     seen = {
         key.removeprefix(_LEVEL): shape for key, shape in family.bare_shapes_of(Role.VISION_ENCODER, shapes).items()
@@ -63,6 +68,30 @@ def check_sight(family: Family, header: Header, shapes: Mapping[str, Shape]) -> 
             f"{of} gives {states} states of each of {film.pictures_seen} pictures, expected {table[1]} of all as its "
             f"diffusion model has positions"
         )
+
+
+def vision_encoder_of(family: Family) -> str:
+    """What the vision encoder of `family`, which has one, is called."""
+    sight = family.sampling.sight
+    return "clip_vision_h" if sight is None or sight.is_told else "llava_llama3_vision"
+
+
+def _check_words(family: Family, header: Header, shapes: Mapping[str, Shape]) -> None:
+    """Check that states that stand among words are as wide as those."""
+    own = family.shapes_of(Role.VISION_ENCODER, shapes)
+    width = next((shape[0] for key, shape in own.items() if key.endswith(_WORDS_OUT) and len(shape) == 2), None)
+    tables = (
+        shape[1]
+        for role in family.text_encoders
+        for key, shape in family.shapes_of(role, shapes).items()
+        if key.endswith(_WORD_TABLE) and len(shape) == 2
+    )
+    words = next(tables, width)
+    if width is None or width != words:
+        found = f"no {_WORDS_OUT}" if width is None else f"states of width {width}"
+        place = _place(family, header)
+        of = f"{header.path}: recognised as {family.title}, but its vision encoder{place} gives {found}"
+        raise UnknownArchitecture(f"{of}, expected {'a projection to' if words is None else words} as words have")
 
 
 def _projected(seen: Mapping[str, Shape], of: str) -> int:

@@ -6,7 +6,7 @@ the scale of latents, the shift of the scheduler. Configurations come from outsi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -31,6 +31,8 @@ TRANSFORMER, VAE, SCHEDULER, VISION = "transformer", "vae", "scheduler", "image_
 #: the folder of the diffusion model for low noise of a pair, and what the index calls the share of noise below which it
 #: takes over
 SECOND, BOUNDARY = "transformer_2", "boundary_ratio"
+#: the parts of a text encoder that sees pictures, a LLaVA
+SEEING_TOWER, SEEING_PROJECTOR = "text_encoder.vision_tower", "text_encoder.multi_modal_projector."
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
 #: pipelines that show their text encoder pictures, and how
 _SIGHTS = {"QwenImageEditPipeline": TextSight.WHOLE, "QwenImageEditPlusPipeline": TextSight.NUMBERED}
@@ -38,8 +40,12 @@ _SIGHTS = {"QwenImageEditPipeline": TextSight.WHOLE, "QwenImageEditPlusPipeline"
 _BY_PIPELINE = {("pixart_sigma", "PixArtAlphaPipeline"): "pixart_alpha_512"}
 #: pipelines that have their text encoders in another order than the readings of their family
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
-    "hunyuan_video": {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
+    name: {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"}
+    for name in ("hunyuan_video", "hunyuan_video_i2v")
 }
+#: how a transformer is told of a picture, as its configuration says it, and the way that this version has not: such a
+#: model has the tensors of one for texts. Source: diffusers' HunyuanVideoTransformer3DModel
+_TOLD_BY, _REPLACED = "image_condition_type", "token_replace"
 #: what the shift of a scheduler may be; those of published models are between 1 and 12
 _SHIFTS = (0.001, 1000.0)
 #: the same for its logarithm at the two sizes that a scheduler names, up or down; published ones are below 3
@@ -73,6 +79,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         raise _cannot_run(found)
     if variant := other_texts(f"{TRANSFORMER}.", shapes):
         raise UnknownArchitecture(f"recognised as {base.title}{variant}, which this version cannot run yet")
+    _check_told(base, header.configs.get(TRANSFORMER, {}))
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
     needed = [*folders.values(), *(PROJECTION for _ in base.besides)]
@@ -81,14 +88,15 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
     gone = [role for role, name in folders.items() if name in missing]
     noise = _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
-    said, seeing = header.configs.get(VAE, {}), _seeing(folders.keys() - gone, header.configs)
+    there = {role: name for role, name in folders.items() if role not in gone}
+    said, seeing = header.configs.get(VAE, {}), _seeing(there, header.configs)
     scale = _number(VAE, said, "scaling_factor", base.scaling_factor)
     if not scale > 0.0:
         raise _wrong(VAE, "scaling_factor", scale, "a number above 0")
     family = replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
-        besides=dict.fromkeys(base.besides, (f"{PROJECTION}.",)),
+        besides=dict.fromkeys(base.besides, (f"{PROJECTION}.",)) | _beside_tower(base),
         texts={role: facts for role, facts in base.texts.items() if role in folders},
         configs={**_models(folders, header.configs), Role.VAE: said, **seeing},
         sampling=replace(base.sampling, noise=noise),
@@ -114,6 +122,16 @@ def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping
     return replace(pair, sampling=replace(pair.sampling, low_noise=replace(usual, boundary=boundary)))
 
 
+def _check_told(base: Family, said: Said) -> None:
+    """Raise UnknownArchitecture for a model of the tensors of `base` that has a picture in place of its first frame."""
+    if said.get(_TOLD_BY) == _REPLACED:
+        missing = "a picture in place of the first cell of time, which is told another level of noise than the others"
+        raise UnknownArchitecture(
+            f"recognised as {base.title} in a form that this version cannot run yet: configuration of {TRANSFORMER}: "
+            f"{_TOLD_BY}: found {_REPLACED!r}, expected none or 'latent_concat'; what is missing is {missing}"
+        )
+
+
 def _models(folders: Mapping[Role, str], configs: Mapping[str, Said]) -> dict[Role, Said]:
     """What the folders of the diffusion models say."""
     return {role: configs.get(folder, {}) for role, folder in folders.items() if role.is_diffusion_model}
@@ -124,7 +142,7 @@ def _cannot_run(found: DiffusionFacts | None) -> UnknownArchitecture:
         return UnknownArchitecture(f"found no model that is known in the folder {TRANSFORMER!r}")
     if found.name in running_families():
         return UnknownArchitecture(f"found {found.title} in the folder {TRANSFORMER!r}, expected it in 'unet'")
-    reason = why_not(found.runs, found.name)
+    reason = why_not(found.runs)
     said = f"a folder of diffusers, recognised as {found.title}, which this version cannot run yet: {reason}"
     return UnknownArchitecture(said)
 
@@ -143,14 +161,21 @@ def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
         for role, folder in named.items()
         if family.texts[role].encoder not in optional or any(key.startswith(f"{folder}.") for key in shapes)
     }
-    seeing = {} if family.sampling.sight is None else {Role.VISION_ENCODER: VISION}
+    sight = family.sampling.sight
+    seeing = {} if sight is None else {Role.VISION_ENCODER: VISION if sight.is_told else SEEING_TOWER}
     second = {Role.DIFFUSION_MODEL_2: SECOND} if Role.DIFFUSION_MODEL_2 in family.prefixes else {}
     return {**texts, **seeing, Role.DIFFUSION_MODEL: TRANSFORMER, **second, Role.VAE: VAE}
 
 
-def _seeing(folders: Collection[Role], configs: Mapping[str, Said]) -> dict[Role, Said]:
+def _beside_tower(family: Family) -> dict[Role, tuple[str, ...]]:
+    """What belongs to a vision encoder that is part of a text encoder, and stands beside it."""
+    sight = family.sampling.sight
+    return {} if sight is None or sight.is_told else {Role.VISION_ENCODER: (SEEING_PROJECTOR,)}
+
+
+def _seeing(folders: Mapping[Role, str], configs: Mapping[str, Said]) -> dict[Role, Said]:
     """What the folder of the vision encoder says, where there is one."""
-    if Role.VISION_ENCODER not in folders:
+    if folders.get(Role.VISION_ENCODER) != VISION:
         return {}
     said = configs.get(VISION, {})
     if said.get(CLASS) not in _VISION_CLASSES:

@@ -49,7 +49,7 @@ _FLOW_SCHEDULE = "simple"
 #: those whose pipelines leave the levels to the scheduler, which ends a little above the last step
 _ENDING_ABOVE = frozenset(
     {
-        *("wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v"),
+        *("wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v", "wan_vace"),
         *("sd3", "sd35_medium", "sd35_large", "auraflow", "hidream_i1"),
     }
 )
@@ -71,7 +71,7 @@ _BESIDES: Mapping[str, tuple[str, ...]] = {
     "stable_audio_1": ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
 }
 #: what a model must be told that no request says yet, but for those that are shown a picture
-_NOT_SAID = frozenset({"image", "control", "reference"})
+_NOT_SAID = frozenset({"image", "reference"})
 #: those that are shown a picture of a person's own
 _SHOWN: Mapping[str, Shown] = {"flux_fill": Shown.HOLE_BY_PIXEL, "flux_control": Shown.LATENT}
 #: those whose text encoder has to see the picture that they work from: they take one where that part of it is there

@@ -97,15 +97,22 @@ _HUNYUAN = ModelFacts(
 _HUNYUAN_I2V = replace(
     _HUNYUAN,
     guidance=Guidance.CLASSIFIER_FREE,
+    cfg=1.0,
+    frames=125,
     reads=("context", "pooled", "image"),
-    may_read=("context_mask", "guidance"),
-    sources="diffusers' HunyuanVideoImageToVideoPipeline; what is joined: latents of the picture, and their mask",
+    begins=Beginning.LED,
+    sight=Sight.WORDS,
+    sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames are four more; what is joined: latents of "
+    "the picture, and their mask",
 )
 _SKYREELS = replace(
     _HUNYUAN_I2V,
     width=960,
     height=544,
     frames=97,
+    cfg=6.0,
+    begins=None,
+    sight=None,
     reads=("context", "pooled", "guidance", "image"),
     may_read=("context_mask",),
     sources="diffusers' HunyuanSkyreelsImageToVideoPipeline, which tells a guidance of 1; what is joined: latents of "
@@ -213,7 +220,11 @@ VIDEO_FACTS: Mapping[str, ModelFacts] = {
     "wan21_fun_control": _WAN_FUN,
     "wan22_i2v": _WAN_22_I2V,
     "wan22_ti2v": _WAN_22_5B,
-    "wan_vace": replace(_WAN, reads=("context", "control")),
+    "wan_vace": replace(
+        _WAN,
+        reads=("context", "control"),
+        sources="diffusers' WanVACEPipeline, whose example has a shift of 3 at 480 lines and of 5 at 720",
+    ),
     "hunyuan_video": _HUNYUAN,
     "hunyuan_video_i2v": _HUNYUAN_I2V,
     "skyreels_i2v": _SKYREELS,

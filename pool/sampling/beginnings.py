@@ -22,12 +22,14 @@ IMAGE_MASK = "image_mask"
 #: deviation of the noise on a picture that is told with some; below every level that such models are sampled at.
 #: Source: `augment_sigma` of diffusers' CosmosVideoToWorldPipeline
 SHAKEN_SIGMA = 0.001
+#: the share of noise that a film begins with which a picture leads
+LED_NOISE = 0.999
 
 
 def told_of_beginning(film: FilmFacts, picture_BC: Tensor, cells: int, ends: bool = False) -> dict[str, Tensor]:
     """What a model of `film` is told, for a film of so many cells of time: of a picture's own latent, [B, C, H, W],
-    where it is kept; of that of a film of it and of grey, [B, C, T, H, W], where that is joined. `ends` says that the
-    last frame of that is a picture too."""
+    where it is kept or leads; of that of a film of it and of grey, [B, C, T, H, W], where that is joined. `ends` says
+    that the last frame of that is a picture too."""
     match film.begins:
         case Beginning.KEPT | Beginning.SHAKEN:
             whole = picture_BC.unsqueeze(2).expand(-1, -1, cells, -1, -1)
@@ -39,8 +41,19 @@ def told_of_beginning(film: FilmFacts, picture_BC: Tensor, cells: int, ends: boo
             if ends:
                 mask[:, -1, -1] = 1.0
             return {IMAGE: torch.cat([mask, picture_BC], dim=1)}
+        case Beginning.LED:
+            empty = picture_BC.new_zeros(*picture_BC.shape[:2], cells - 1, *picture_BC.shape[2:])
+            led = torch.cat([picture_BC.unsqueeze(2), empty], dim=2)
+            return {IMAGE: torch.cat([led, _first_cell(led, 1)], dim=1)}
         case Beginning.REPEATED | None:
             raise AssertionError("this model is told of no picture in its first frame")
+
+
+def led_latent(x_BCTHW: Tensor, told_BCTHW: Tensor) -> Tensor:
+    """What a run begins with, where a picture leads the film and a little of it is in every cell. Source:
+    `prepare_latents` of diffusers' HunyuanVideoImageToVideoPipeline."""
+    share = torch.tensor(LED_NOISE).to(x_BCTHW.device)
+    return x_BCTHW * share + told_BCTHW[:, :-1, :1].to(x_BCTHW.device) * (1 - share)
 
 
 def shakes_picture(film: FilmFacts | None) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pool.checkpoints.sampling_facts import KeptLength, SamplingFacts
-from pool.sampling.beginnings import IMAGE_MASK, picture_kept, shaken_picture, shakes_picture
+from pool.sampling.beginnings import IMAGE_MASK, led_latent, picture_kept, shaken_picture, shakes_picture
 from pool.sampling.conditions import Condition
 from pool.sampling.extras import IMAGE, Extras
 from pool.sampling.frame_strengths import frame_strengths
@@ -30,12 +30,18 @@ class OwnWays:
     shakes_picture  the picture that its texts are told of is kept, and told with noise (`beginnings.shaken_picture`)
     plain_steps     how many steps each of its pictures is guided plainly, before `LateProjection` is more than that;
                     empty where it always is
+    led_BCTHW       what is told of the picture that leads its film; None where none does
     """
 
     kept_length: KeptLength = KeptLength.NOTHING
     strengths: Tensor | None = None
     shakes_picture: bool = False
     plain_steps: tuple[int, ...] = ()
+    led_BCTHW: Tensor | None = None
+
+    def begun(self, x_BC: Tensor) -> Tensor:
+        """What the run begins with, of what others begin with."""
+        return x_BC if self.led_BCTHW is None else led_latent(x_BC, self.led_BCTHW)
 
 
 PLAIN_WAYS = OwnWays()
@@ -51,6 +57,7 @@ def own_ways(
         frame_strengths(facts.usual, work.cfg, cells, device),
         work.pictured and shakes_picture(facts.film),
         plain_steps(cond.extras, count) if projects_late(facts.usual) else (),
+        cond.extras[IMAGE] if work.pictured and facts.film is not None and facts.film.leading else None,
     )
 
 

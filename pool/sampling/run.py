@@ -87,10 +87,10 @@ def denoise_pictures(
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()
         stop_if_asked(hooks.should_stop)
-        first_BCHW = noise()
-        x_BCHW = _handed_on(part, work.sampler, noise, _first_latent(first_BCHW, start, sigmas, table, prediction))
+        drawn_BC = noise()
+        x_BCHW = _handed_on(part, work.sampler, noise, _first_latent(drawn_BC, start, sigmas, table, prediction, ways))
         if kept is not None:
-            denoise = masked_denoiser(denoise, kept, first_BCHW, sigmas, options, prediction)
+            denoise = masked_denoiser(denoise, kept, drawn_BC, sigmas, options, prediction)
         sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.sampler, prediction, table, part))
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks))
         return latent_BCHW
@@ -137,14 +137,19 @@ def _kept(
 
 
 def _first_latent(
-    noise_BCHW: Tensor, start_BCHW: Tensor | None, sigmas: Tensor, table: SigmaTable, prediction: Prediction
+    noise_BCHW: Tensor,
+    start_BCHW: Tensor | None,
+    sigmas: Tensor,
+    table: SigmaTable,
+    prediction: Prediction,
+    ways: OwnWays,
 ) -> Tensor:
     """What a run begins with: noise at its first level, and what is there beside it."""
     sigma = float(sigmas[0])
     is_flow = prediction is Prediction.FLOW
     x_BCHW = noise_BCHW * (sigma if is_flow else _initial_scale(sigma, table))
     if start_BCHW is None:
-        return x_BCHW
+        return ways.begun(x_BCHW)
     return x_BCHW + start_BCHW.to(noise_BCHW.device) * (1.0 - sigma if is_flow else 1.0)
 
 

@@ -31,6 +31,7 @@ from pool.patches.patch_set import PatchSet
 from pool.saving.checkpoint_file import Progress, Saved, counting, patched_model
 from pool.saving.facts import with_facts
 from pool.saving.folder_parts import FolderPart, Lack, parts_of, reading_of_role
+from pool.saving.llava_folder import is_llava
 from pool.saving.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
 from pool.saving.pipelines import noisy_scheduler_facts, pipeline_facts, scheduler_facts
 from pool.saving.shards import SHARD_BYTES, write_shards
@@ -191,15 +192,15 @@ def _write_scheduler(folder: Path, facts: SchedulerFacts) -> None:
 
 
 def _seeing(parts: Sequence[FolderPart]) -> FolderPart | None:
-    """The vision encoder, where there is one."""
-    return next((part for part in parts if part.role is Role.VISION_ENCODER), None)
+    """The vision encoder, or the text encoder that it is a part of, where there is one."""
+    return next((one for one in parts if one.role is Role.VISION_ENCODER or is_llava(one.module)), None)
 
 
 def _write_processor(folder: Path, part: FolderPart | None) -> None:
     """How pictures are brought into the form that the vision encoder is shown."""
     assert part is not None, "there is nothing that sees"
     config: Any = part.module.config
-    side = config.image_size
+    side = getattr(config, "vision_config", config).image_size
     CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side}).save_pretrained(
         folder
     )

@@ -40,6 +40,7 @@ from pool.diffusion_models.audio_seconds import SECONDS
 from pool.diffusion_models.build import plan_diffusion_model
 from pool.patches.patch_set import PatchSet
 from pool.saving.component_weights import ComponentWeights
+from pool.saving.llava_folder import is_llava, llava, llava_names, llava_tensors
 from pool.saving.pipeline_form import PipelineFacts
 from pool.saving.stream_writer import TensorToWrite
 from pool.saving.tensor_bytes import carried, cast, made
@@ -116,7 +117,7 @@ def parts_of(
     Raises PatchFailed for a patch that fits no parameter, and UnknownArchitecture.
     """
     architectures = checkpoint.family.architectures
-    if architectures[role] is Architecture.TEXT_VISION:
+    if architectures[role] is Architecture.TEXT_VISION or (role is Role.VISION_ENCODER and _is_beside(checkpoint)):
         return
     folder, module = facts.folders[role], _module(checkpoint, role)
     why = _unloadable(module, reading_of_role(checkpoint, role) if role.is_text_encoder else None)
@@ -131,6 +132,9 @@ def parts_of(
         names = {name: name.removeprefix(f"{SECONDS}.") for name in weights.shapes if name.startswith(f"{SECONDS}.")}
         yield _part(role, PROJECTION, seconds, _tensors(weights, names, dtype))
         yield _part(role, folder, module, _tensors(weights, _same(weights.shapes.keys() - names), dtype), config)
+    elif _sees_by_itself(checkpoint, role):
+        sight = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
+        yield _part(role, folder, llava(module, sight.built.module), llava_tensors(weights, sight, dtype))
     elif role is Role.TEXT_ENCODER and architectures.get(Role.VISION_ENCODER) is Architecture.TEXT_VISION:
         sight = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
         own = {name: f"language_model.{name}" for name in weights.shapes}
@@ -141,6 +145,18 @@ def parts_of(
         names = {name: _published_name(module, name) for name in weights.shapes}
         tensors = (*_tensors(weights, names, dtype), *_beside(checkpoint, weights, dtype))
         yield _part(role, folder, module, tensors, config)
+
+
+def _is_beside(checkpoint: Checkpoint) -> bool:
+    """Whether the vision encoder stands beside a text encoder, which is shown pictures by it, in one folder."""
+    sight = checkpoint.family.sampling.sight
+    return sight is not None and not sight.is_told
+
+
+def _sees_by_itself(checkpoint: Checkpoint, role: Role) -> bool:
+    """Whether the text encoder `role` is a LLaVA's language part, whose other part is there."""
+    reading = reading_of_role(checkpoint, role) if role.is_text_encoder else None
+    return reading is not None and reading.sees and Role.VISION_ENCODER in checkpoint.family.prefixes
 
 
 def _same(names: Iterable[str]) -> dict[str, str]:
@@ -174,7 +190,9 @@ def _part(
     config: Mapping[str, Any] | None = None,
 ) -> FolderPart:
     """`module` is what is written; of `tensors` are those written that it has, or that are no parameters."""
-    wanted = {_published_name(module, name): tuple(each.shape) for name, each in module.named_parameters()}
+    said = {} if is_llava(module) else {name: _published_name(module, name) for name, _ in module.named_parameters()}
+    said = said or llava_names(module)
+    wanted = {said[name]: tuple(each.shape) for name, each in module.named_parameters() if name in said}
     kept = tuple(tensor for tensor in tensors if tensor.name in wanted or not _is_text(module))
     found = {tensor.name: tensor for tensor in kept}
     missing = sorted(name for name in wanted if name not in found)

@@ -51,9 +51,11 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "hidream_i1": ("HiDreamImagePipeline", {}),
         "hunyuan_image_21": ("HunyuanImagePipeline", {}),
         "wan_t2v": ("WanPipeline", _ONE_WAN),
+        "wan_vace": ("WanVACEPipeline", {SECOND: NOTHING, BOUNDARY: None}),
         "wan22_ti2v": ("WanPipeline", {**_ONE_WAN, "expand_timesteps": True}),
         **dict.fromkeys(("wan21_i2v", "wan21_flf2v", "wan22_i2v"), ("WanImageToVideoPipeline", _WAN_PICTURE)),
         "hunyuan_video": ("HunyuanVideoPipeline", {}),
+        "hunyuan_video_i2v": ("HunyuanVideoImageToVideoPipeline", {}),
         "hunyuan_video_15": ("HunyuanVideo15Pipeline", {}),
         "ltxv": ("LTXPipeline", {}),
         "mochi": ("MochiPipeline", {"force_zeros_for_empty_prompt": False}),
@@ -98,7 +100,8 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     sees = Role.VISION_ENCODER in whole.prefixes
     folders = {**text_folders(whole), Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
     folders |= {Role.DIFFUSION_MODEL_2: SECOND} if family.sampling.low_noise is not None else {}
-    folders |= {Role.VISION_ENCODER: VISION} if sees else {}
+    sight = whole.sampling.sight
+    folders |= {Role.VISION_ENCODER: VISION} if sees and sight is not None and sight.is_told else {}
     return PipelineFacts(
         name,
         folders,

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from pool.checkpoints.families import PLAIN_TEXT, TextFacts
 from pool.text.chunks import Chunk, empty_chunk, split_prompt
 from pool.text.pictures import SeenPicture, shown_among_words, with_pictures
-from pool.text.reading import PICTURE_TOKEN, MaskTold, Padding, Pooled, Reading, check_layers, reading_of
+from pool.text.reading import MaskTold, Padding, Pooled, Reading, check_layers, reading_of
 from pool.text.text_tokenizer import TextTokenizer
 from pool.text.tokenizer import END_ID, ClipTokenizer
-from pool.text.whole_texts import cut_down, filled_up, kept_places, pad_of, told_mask, whole_text
+from pool.text.whole_texts import cut_down, filled_up, kept_places, pad_of, told_mask, told_places, whole_text
 
 #: repeating texts to a common length pays while that is at most so many times the longer one: up to four chunks beside
 #: up to four always, 5 chunks beside 6 (30) not
@@ -117,7 +117,10 @@ def read_texts(
     for prompt in prompts:
         pooled_V = None if pooled_NV is None else pooled_NV[first]
         states = z_NTD[first : first + len(prompt)]
-        read.append(_told(states, pooled_V, prompt, reading))
+        kept = None
+        if reading.pictures_every and isinstance(tokenizer, TextTokenizer):
+            kept = told_places(prompt[0], reading, tokenizer, counts)
+        read.append(_told(states, pooled_V, prompt, reading, kept))
         first += len(prompt)
     return tuple(read)
 
@@ -151,7 +154,7 @@ def seeing_text(
 ) -> Chunk:
     """`text` as a row of tokens with so many for each picture."""
     row = whole_text(tokenizer, text, reading, is_negative=is_negative)
-    return with_pictures(row, tokenizer.id_of(PICTURE_TOKEN), counts) if counts else row
+    return with_pictures(row, tokenizer.id_of(reading.picture_token), counts) if counts else row
 
 
 def _sides(texts: Sequence[str], reading: Reading, negative: Sequence[bool] | None) -> list[bool]:
@@ -241,8 +244,11 @@ def _pooled(found: Any, pooled: Pooled) -> Tensor | None:
     return vector.float()
 
 
-def _told(z_NTD: Tensor, pooled_V: Tensor | None, prompt: tuple[Chunk, ...], reading: Reading) -> ReadText:
-    """What is told of one text's rows: states without those of the template and, it may be, of what fills it up."""
+def _told(
+    z_NTD: Tensor, pooled_V: Tensor | None, prompt: tuple[Chunk, ...], reading: Reading, kept: Sequence[int] | None
+) -> ReadText:
+    """What is told of one text's rows: states without those of the template and, it may be, of what fills it up; those
+    of the places that are `kept`, where they are said."""
     if reading.is_clip:
         return ReadText(z_NTD.flatten(0, 1), pooled_V)
     (row,), z = prompt, z_NTD[0]
@@ -250,15 +256,19 @@ def _told(z_NTD: Tensor, pooled_V: Tensor | None, prompt: tuple[Chunk, ...], rea
         z = torch.zeros_like(z)
     elif reading.padding is Padding.ZEROED:
         z = z * torch.tensor(row.mask, dtype=z.dtype).to(z.device)[:, None]
-    places = range(reading.dropped_tokens, len(row.token_ids))
+    places: Sequence[int] = range(reading.dropped_tokens, len(row.token_ids))
     mask = told_mask(row, extra=1 if reading.mask is MaskTold.ONE_MORE else 0)
     if reading.padding is Padding.DROPPED:
-        kept = list(kept_places(row, reading.dropped_tokens))  # they follow each other
-        places = range(kept[0], kept[-1] + 1) if kept else range(0)
+        real = list(kept_places(row, reading.dropped_tokens))  # they follow each other
+        places = range(real[0], real[-1] + 1) if real else range(0)
+    if kept is not None:
+        places = kept
     told = [mask[place] for place in places]
     is_told = reading.mask is not MaskTold.NOTHING and not all(told)
     mask_L = torch.tensor(told, dtype=torch.bool).to(z.device) if is_told else None
-    return ReadText(z[..., places.start : places.stop, :], pooled_V, mask_L, row.cut)
+    if isinstance(places, range):
+        return ReadText(z[..., places.start : places.stop, :], pooled_V, mask_L, row.cut)
+    return ReadText(z[..., torch.tensor(places).to(z.device), :], pooled_V, mask_L, row.cut)
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from pool.text.chunks import Chunk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenPicture:
-    """The states of a picture, [L, D], row by row, and how many rows and columns they are."""
+    """The states of a picture, [L, D], row by row, and how many rows and columns they are; 0 for one whose states stand
+    one after the other as words do."""
 
     states_LD: Tensor
     rows: int
@@ -70,7 +71,8 @@ def shown_among_words(text_model: nn.Module, rows: Sequence[Chunk], pictures: Se
     if not pictures:
         yield
         return
-    places_3NT = torch.stack([places(row, pictures) for row in rows], dim=1)
+    in_grids = all(picture.rows for picture in pictures)
+    places_3NT = torch.stack([places(row, pictures) for row in rows], dim=1) if in_grids else torch.empty(0)
 
     def put(_: nn.Module, __: Any, x_NTD: Tensor) -> Tensor:
         mine_NTD = x_NTD.clone()
@@ -85,10 +87,8 @@ def shown_among_words(text_model: nn.Module, rows: Sequence[Chunk], pictures: Se
         return tuple(_of_three(angles) for angles in zip(*by_axis, strict=True))
 
     model: Any = text_model  # transformers is not typed
-    handles = [
-        model.get_input_embeddings().register_forward_hook(put),
-        model.rotary_emb.register_forward_hook(turned),
-    ]
+    handles = [model.get_input_embeddings().register_forward_hook(put)]
+    handles += [model.rotary_emb.register_forward_hook(turned)] if in_grids else []
     try:
         yield
     finally:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: the token of a template that a picture takes the place of
 PICTURE_TOKEN = "<|image_pad|>"
+#: tokens of the head of a turn of a chat, and of the end of the turn before
+HEAD_TOKENS = 4
 
 
 class Pooled(Enum):
@@ -92,6 +94,10 @@ class Reading:
     clip_pad_id       the same for CLIP, as a number
     chunk_tokens      what CLIP reads at once, where it has places for so many
     pooled            which vector is told beside the states
+    picture_token     of the template, for each picture that it is shown
+    pictures_every    of the states of pictures, which are told before the others, so many are one: its first; 0 tells
+                      them where they stand
+    last_head         the token that ends the head of a turn: the head of the last one, `HEAD_TOKENS` long, is left out
     tells_states      models are told the states; where they are told the vector alone, CLIP runs its first chunk only
     """
 
@@ -117,12 +123,20 @@ class Reading:
     clip_pad_id: int = 49407
     chunk_tokens: int = 77
     pooled: Pooled = Pooled.NONE
+    picture_token: str = PICTURE_TOKEN
+    pictures_every: int = 0
+    last_head: str = ""
     tells_states: bool = True
 
     @property
     def is_clip(self) -> bool:
         """Whether it is read in chunks, as CLIP is."""
         return self.encoder.startswith("clip")
+
+    @property
+    def sees(self) -> bool:
+        """Pictures stand among its words."""
+        return self.picture_token in self.template
 
     def around(self, is_negative: bool = False) -> tuple[str, str]:
         """What stands before a prompt, and after it."""

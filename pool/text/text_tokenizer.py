@@ -65,6 +65,10 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
         "Qwen", pads=("<|endoftext|>",), published=f"{_QWEN_FILES} of Qwen/Qwen2.5-VL-7B-Instruct or Qwen/Qwen3-4B"
     ),
 }  # fmt: skip
+#: tokens that only some tokenizers of a kind have, and a published one that does
+_PUBLISHED_WITH: Mapping[str, str] = {
+    "<image>": "the tokenizer.json of xtuner/llava-llama-3-8b-v1_1-transformers, which has a token for a picture",
+}
 #: the kind of tokenizer of each text encoder, by the name that recognition gives
 KINDS: Mapping[str, str] = {
     "t5xxl": "t5", "t5xxl_old": "t5", "t5_base": "t5", "t5xl": "t5", "umt5_xxl": "umt5", "hydit_bert": "bert",
@@ -177,6 +181,5 @@ class TextTokenizer:
         return str(self._tokenizer.id_to_token(self.pad_id))
 
     def _missing(self, token: str) -> TokenizerMissing:
-        return TokenizerMissing(
-            f"{self.source}: found a vocabulary without {token!r}, expected the tokenizer of {self.facts.title}"
-        )
+        wanted = _PUBLISHED_WITH.get(token, f"the tokenizer of {self.facts.title}")
+        return TokenizerMissing(f"{self.source}: found a vocabulary without {token!r}, expected {wanted}")

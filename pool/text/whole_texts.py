@@ -5,11 +5,11 @@ A prompt is tokenized as a whole, so that weights change no token: a token weigh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pool.text.chunks import Chunk, plain_words
-from pool.text.reading import Reading, cleaned
+from pool.text.reading import HEAD_TOKENS, Reading, cleaned
 from pool.text.text_tokenizer import TextTokenizer
 from pool.text.weights import parse_weights
 
@@ -65,6 +65,22 @@ def pad_of(tokenizer: TextTokenizer, reading: Reading) -> int:
 def told_mask(row: Chunk, extra: int = 0) -> tuple[bool, ...]:
     """Which tokens are real, and `extra` of those after them."""
     return tuple(row.first <= i < row.first + row.tokens + extra for i in range(len(row.token_ids)))
+
+
+def told_places(row: Chunk, reading: Reading, tokenizer: TextTokenizer, counts: Sequence[int]) -> list[int]:
+    """The places of `row` whose states are told, in their order, by a reading that tells those of pictures first; they
+    have so many states each (`counts`). In a text that was cut there is no head of a last turn: its end is left out."""
+    pictures = [
+        place
+        for start, count in zip(row.pictures, counts, strict=True)
+        for place in range(start, start + count, reading.pictures_every)
+    ]
+    begin, length = reading.dropped_tokens + sum(counts) - len(counts), len(row.token_ids)
+    head, heads = tokenizer.id_of(reading.last_head), reading.template.count(reading.last_head)
+    ends = [place for place, token in enumerate(row.token_ids) if token == head]
+    last = ends[-1] if len(ends) >= heads else length - 1
+    text = (place for place in range(begin, length) if not last - HEAD_TOKENS < place <= last)
+    return [*pictures, *text]
 
 
 def kept_places(row: Chunk, dropped: int) -> Iterator[int]:

@@ -16,7 +16,7 @@ from pool.text.chunks import split_prompt
 from pool.text.encode import AnyTokenizer, ReadText, seeing_text
 from pool.text.reading import Padding, Pooled, Reading
 from pool.text.tokenizer import ClipTokenizer
-from pool.text.whole_texts import kept_places
+from pool.text.whole_texts import kept_places, told_places
 from pool.text_encoders.readings import ROW_OF, readings_of
 from pool.text_encoders.told import told_of
 
@@ -24,7 +24,7 @@ META = torch.device("meta")
 #: rows of the table of readings whose encoders' states follow each other
 _FOLLOWING = frozenset({"sd3"})
 #: those whose first encoder tells nothing but a vector
-_SECOND_TELLS = frozenset({"flux", "hunyuan_video"})
+_SECOND_TELLS = frozenset({"flux", "hunyuan_video", "hunyuan_video_i2v"})
 #: and those whose third does
 _THIRD_TELLS = frozenset({"hidream"})
 
@@ -52,7 +52,9 @@ def length_read(reading: Reading, tokenizer: AnyTokenizer, text: str, counts: Se
         return ReadLength(reading.chunk_tokens * len(chunks), any(chunk.is_weighted for chunk in chunks))
     row = seeing_text(tokenizer, text, reading, counts)
     tokens = len(row.token_ids) - reading.dropped_tokens
-    if reading.padding is Padding.DROPPED:
+    if reading.pictures_every:
+        tokens = len(told_places(row, reading, tokenizer, counts))
+    elif reading.padding is Padding.DROPPED:
         tokens = len(list(kept_places(row, reading.dropped_tokens)))
     return ReadLength(tokens, row.is_weighted, not all(row.mask))
 
@@ -82,6 +84,8 @@ def empty_told(text_set: str, encoders: Mapping[int, nn.Module], tokens: int) ->
     context = told["context"]
     if context.shape[1] != tokens and not _has_one_length(text_set, readings):
         told["context"] = context.new_empty((1, tokens, context.shape[-1]))
+        if any(reading.pictures_every for reading in readings):  # their texts are filled up
+            told["context_mask"] = context.new_empty((1, tokens), dtype=torch.bool)
     return told
 
 
@@ -90,7 +94,7 @@ def _has_one_length(text_set: str, readings: Sequence[Reading]) -> bool:
     row = ROW_OF[text_set]
     own = readings[1 if row in _SECOND_TELLS else 2 if row in _THIRD_TELLS else 0]
     is_fixed = own.least_tokens == own.most_tokens > 0 and own.padding is not Padding.DROPPED
-    return row not in _FOLLOWING and not own.is_clip and is_fixed
+    return row not in _FOLLOWING and not own.is_clip and is_fixed and not own.pictures_every
 
 
 def _empty(reading: Reading, encoder: nn.Module, tokens: int) -> ReadText:

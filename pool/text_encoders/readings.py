@@ -41,6 +41,19 @@ _HUNYUAN_VIDEO_TEMPLATE = (
     "5. camera angles, movements, and transitions used in the video:<|eot_id|>"
     "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
 )
+#: as that, beside a picture
+_HUNYUAN_VIDEO_I2V_TEMPLATE = (
+    "<|start_header_id|>system<|end_header_id|>\n\n<image>\nDescribe the video by detailing the following aspects "
+    "according to the reference image: "
+    "1. The main content and theme of the video."
+    "2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
+    "3. Actions, events, behaviors temporal relationships, physical movement changes of the objects."
+    "4. background environment, light, style and atmosphere."
+    "5. camera angles, movements, and transitions used in the video:<|eot_id|>\n\n"
+    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+_HUNYUAN_VIDEO_I2V_BEFORE = 103
 #: tokens of that template before the prompt, the one that begins a text included
 _HUNYUAN_VIDEO_BEFORE = 95
 _LUMINA2_TEMPLATE = (
@@ -139,6 +152,16 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
                 mask=MaskTold.REAL, layers_left_out=2, final_norm=False,
             ),
         ),
+        # every second state of the picture is told
+        "hunyuan_video_i2v": (
+            Reading("clip_l", 768, pooled=Pooled.PLAIN, tells_states=False),
+            Reading(
+                "llama3_8b", 4096, _HUNYUAN_VIDEO_I2V_TEMPLATE, dropped_tokens=_HUNYUAN_VIDEO_I2V_BEFORE,
+                least_tokens=256 + _HUNYUAN_VIDEO_I2V_BEFORE, most_tokens=256 + _HUNYUAN_VIDEO_I2V_BEFORE,
+                is_masked=True, mask=MaskTold.REAL, layers_left_out=2, final_norm=False, picture_token="<image>",
+                pictures_every=2, last_head="<|end_header_id|>",
+            ),
+        ),
         # the system prompt is the positive's alone. ComfyUI leaves it to the person
         "lumina2": (
             Reading(
@@ -207,7 +230,7 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "aura_flow": ("auraflow",),
         "pixart": ("pixart_alpha", "pixart_alpha_512"),
         "hunyuan_dit": ("hunyuan_dit_1",),
-        "hunyuan_video": ("hunyuan_video_i2v", "skyreels_i2v"),
+        "hunyuan_video": ("skyreels_i2v",),
         "hunyuan_image": ("hunyuan_image_21",),
         "hunyuan_video_15": ("hunyuan_video_15_sr",),
         "qwen_image": ("qwen_image_layered",),

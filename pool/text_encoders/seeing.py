@@ -28,7 +28,7 @@ _DROPPED = 64
 def seeing(reading: Reading, pictures: int, numbered: bool) -> Reading:
     """`reading` of an encoder that is shown so many `pictures`, each with its number or, where it is one, without.
     Texts are not cut. Without pictures, `reading` itself."""
-    if not pictures:
+    if not pictures or reading.is_clip or reading.sees:
         return reading
     named = (f"Picture {number}: {_PICTURE}" if numbered else _PICTURE for number in range(1, pictures + 1))
     return replace(

@@ -120,6 +120,7 @@ _JOINS: Mapping[str, Callable[[Sequence[ReadText]], _Joined]] = MappingProxyType
         "sd3": _sd3,
         "flux": _pooled_and_context,
         "hunyuan_video": _pooled_and_context,
+        "hunyuan_video_i2v": _pooled_and_context,
         "hunyuan_dit": _two_contexts,
         "hunyuan_image": _two_contexts,
         "hunyuan_video_15": _two_contexts,

@@ -66,7 +66,7 @@ def plan_vision(shapes: Mapping[str, Shape], prefix: str = "", *, said: Mapping[
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(prefix)}
     try:
         key_map = discover(own, lambda tensors: convert_vision({k.removeprefix(prefix): x for k, x in tensors.items()}))
-        config = _measured(key_map.shapes)
+        config = measured_vision(key_map.shapes)
     except UnknownArchitecture:
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -74,7 +74,7 @@ def plan_vision(shapes: Mapping[str, Shape], prefix: str = "", *, said: Mapping[
     return VisionPlan(_with_said(config, said or {}), key_map)
 
 
-def _measured(named: Mapping[str, Shape]) -> Config:
+def measured_vision(named: Mapping[str, Shape]) -> Config:
     """The arguments of transformers' configuration, by shapes under the names of its module."""
     bare = {key.removeprefix("vision_model."): shape for key, shape in named.items()}
     width, _, patch, _ = bare["embeddings.patch_embedding.weight"]
@@ -113,6 +113,11 @@ def _empty(config: Config) -> nn.Module:
             module: nn.Module = kind(CLIPVisionConfig(**config))
     except Exception as error:  # transformers checks values in ways and with errors of its own
         raise UnknownArchitecture(f"vision encoder: no {kind.__name__} can have these sizes: {error}") from error
+    return with_places(module)
+
+
+def with_places(module: nn.Module) -> nn.Module:
+    """`module` without weights, its table of positions filled, in evaluation mode."""
     for part in module.modules():
         if "position_ids" in part._buffers:
             places = torch.arange(part._buffers["position_ids"].shape[-1])  # type: ignore[union-attr]

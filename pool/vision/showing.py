@@ -35,7 +35,7 @@ def shown(pixels_HWC: PixelArray, side: int, sight: Sight) -> Tensor:
     match sight:
         case Sight.PROJECTED:
             pixels_BCHW = (_squeezed(_between_ones(pixels_HWC), side) + 1.0) / 2.0
-        case Sight.PENULTIMATE:
+        case Sight.PENULTIMATE | Sight.WORDS:
             pixels_BCHW = _unit(_middle(pixels_HWC, side))
     means, deviations = (torch.tensor(values)[:, None, None] for values in (MEANS, DEVIATIONS))
     normal_BCHW: Tensor = (pixels_BCHW - means) / deviations
@@ -44,6 +44,9 @@ def shown(pixels_HWC: PixelArray, side: int, sight: Sight) -> Tensor:
 
 def states(module: nn.Module, shown_BCHW: Tensor, sight: Sight) -> Tensor:
     """What `module` says of a picture that it is `shown`, [B, L, D]."""
+    if sight is Sight.WORDS:
+        words_BLD: Tensor = module(shown_BCHW)
+        return words_BLD
     seen: Any = module(pixel_values=shown_BCHW, output_hidden_states=sight is Sight.PENULTIMATE)
     states_BLD: Tensor = seen.image_embeds.unsqueeze(1) if sight is Sight.PROJECTED else seen.hidden_states[-2]
     return states_BLD
@@ -54,6 +57,9 @@ def states_shape(module: nn.Module, sight: Sight) -> tuple[int, int]:
     config: Any = module.config  # transformers is not typed
     if sight is Sight.PROJECTED:
         return 1, int(config.projection_dim)
+    if sight is Sight.WORDS:
+        width: Any = module.width
+        return (int(config.image_size) // int(config.patch_size)) ** 2, int(width)
     return 1 + (int(config.image_size) // int(config.patch_size)) ** 2, int(config.hidden_size)
 
 

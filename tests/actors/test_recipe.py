@@ -73,7 +73,7 @@ OTHER_PICTURES = {
     "controls": (RecipeControl("canny", "ab", "cd", "a.png", 1.0, 0.0, 1.0),),
     "regions": (RecipeRegion("x", 1.0, (0, 0, 8, 8), ""),),
     "reference_sha256": "ij", "last_image_sha256": "kl", "image_cfg": 1.5, "noise_level": 20,
-    "more_references": ("mn",), "reference_as": "numbered",
+    "more_references": ("mn",), "reference_as": "numbered", "video_sha256": "op", "video_mask_sha256": "qr",
 }  # fmt: skip
 PICTURES = RecipePictures("ef", "a.png", "gh", "b.png", 2, paste=True)
 
@@ -86,7 +86,7 @@ def test_what_a_picture_was_made_from_is_in_the_digest_and_where_that_lay_is_not
         made,
         pictures=replace(
             PICTURES, image_file="c.png", mask_file="", reference_file="d.png", more_reference_files=("f",),
-            last_image_file="e",
+            last_image_file="e", video_file="g", video_mask_file="h",
         ),
     )  # fmt: skip
     if field == "controls":
@@ -101,6 +101,8 @@ def test_what_a_picture_was_made_from_is_in_the_digest_and_where_that_lay_is_not
         "reference_file",
         "more_reference_files",
         "last_image_file",
+        "video_file",
+        "video_mask_file",
     }
 
 

@@ -20,14 +20,17 @@ from pool.spec import Role
 from pool.usual_work import usual_call, usual_work
 from pool.work import SampleWork
 from tests.pool.families.test_films_from_pictures import JOINED, KEPT
+from tests.pool.families.test_wan_vace import VACE
 from tests.pool.families.tiny_sound import STABLE_AUDIO
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.whole_transformer import Whole
 
-ALL = {**FAMILIES, JOINED.name: JOINED, KEPT.name: KEPT, STABLE_AUDIO.name: STABLE_AUDIO}
+ALL = {**FAMILIES, JOINED.name: JOINED, KEPT.name: KEPT, STABLE_AUDIO.name: STABLE_AUDIO, VACE.name: VACE}
 
 
-@pytest.mark.parametrize("name", ["flux_dev", "wan_t2v", "ltxv", "wan22_i2v", "wan22_ti2v", "stable_audio_1"])
+@pytest.mark.parametrize(
+    "name", ["flux_dev", "wan_t2v", "ltxv", "wan22_i2v", "wan22_ti2v", "wan_vace", "stable_audio_1"]
+)
 def test_the_usual_run_of_every_component_can_be_looked_at(name: str, tmp_path: Path) -> None:
     whole = Whole(tmp_path, ALL[name])
     for role in (*whole.family.text_encoders, Role.DIFFUSION_MODEL, Role.VAE):

@@ -14,6 +14,7 @@ from pool.checkpoints.build import open_checkpoint
 from pool.saving.checkpoint_file import save_checkpoint
 from pool.spec import Role
 from tests.pool.families.test_films_from_pictures import JOINED, KEPT
+from tests.pool.families.test_wan_vace import VACE
 from tests.pool.families.tiny_relatives import SMALL_FAMILIES
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES
 from tests.pool.families.tiny_sound import STABLE_AUDIO
@@ -30,7 +31,7 @@ pytestmark = [
 ON_TEXTS = {**SMALL_FAMILIES, KEPT.name: KEPT, STABLE_AUDIO.name: STABLE_AUDIO}
 #: that LoRA and merged file are compared in
 STEPS = 2
-FAMILIES = {**ON_TEXTS, **SHOWN_FAMILIES, JOINED.name: JOINED}
+FAMILIES = {**ON_TEXTS, **SHOWN_FAMILIES, JOINED.name: JOINED, VACE.name: VACE}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -25,7 +25,10 @@ TRAINING = (*SENTENCES, *(reading.template for row in READINGS.values() for read
 PROMPTS = ("a red cat on the moon", "", "The Quick brown fox, 12 dogs & a horse?")
 
 _CHATS = {
-    "llama3": ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "llama3": (
+        *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        "<image>",
+    ),
     "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", PICTURE_TOKEN),
     "mistral": ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
 }

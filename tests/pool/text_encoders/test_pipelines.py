@@ -98,12 +98,18 @@ def test_a_long_prompt_is_cut_as_the_pipeline_cuts_it_and_told_so(family: str) -
 
 
 def test_every_row_but_those_of_no_other_width_has_a_pipeline_here() -> None:
-    """SD2's and the refiner's rows differ from others in facts that are tested beside them."""
-    assert set(READINGS) - set(PIPELINES) == {"sd2", "sdxl_refiner"}
+    """SD2's and the refiner's rows differ from others in facts that are tested beside them; HunyuanVideo's beside a
+    picture is tested with its family (tests/pool/families/test_hunyuan_from_pictures.py)."""
+    assert set(READINGS) - set(PIPELINES) == {"sd2", "sdxl_refiner", "hunyuan_video_i2v"}
 
 
 def test_rows_are_in_the_order_of_their_sets_members() -> None:
-    sets = {"chroma": "pixart", "pixart_sigma": "pixart", "flux2_klein": "z_image"}
+    sets = {
+        "chroma": "pixart",
+        "pixart_sigma": "pixart",
+        "flux2_klein": "z_image",
+        "hunyuan_video_i2v": "hunyuan_video",
+    }
     for row, readings in READINGS.items():
         assert tuple(reading.encoder for reading in readings) == MEMBERS[sets.get(row, row)]
 
