@@ -2,8 +2,9 @@
 
 Four models, four ways, the files in the page cache ("warm") and not ("cold"): every loading is in a process of its own,
 forked from one that has imported everything, all ways in turns. Run from the repository:
-`python -m benchmarks.loading [sd15|sdxl|flux|flux_fp8] ... [--runs N]` (all of them without names); it takes 5 GB of
-disk. Cold files need Linux, and a file system whose pages may be dropped: the table says so where they were not.
+`python -m benchmarks.loading [sd15|sdxl|flux|flux_fp8] ... [--runs N] [--only warm|cold]` (all of them without names);
+it takes 5 GB of disk. Cold files need Linux, and a file system whose pages may be dropped: the table says so where they
+were not.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ Result = TypeVar("Result")
 Costs = Mapping[str, Sequence[Cost]]
 
 
-def main(names: Sequence[str], runs: int) -> None:
-    """Print two tables for each of the models `names`."""
+def main(names: Sequence[str], runs: int, states: Sequence[bool]) -> None:
+    """Print a table for each of the models `names` and each of the `states` of its files: cold or not."""
     # processes are forked from one without threads, and nothing may reach for the network
     os.environ.update(HEAP, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             files = in_child(written, name, Path(folder))
-            for is_cold in (False, True):
+            for is_cold in states:
                 print_tables(name, files, is_cold, turns(name, files, is_cold, runs))
 
 
@@ -123,5 +124,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=", ".join(MODELS))
     parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--only", choices=("warm", "cold"), help="files in the page cache, or not (both)")
     given = parser.parse_args()
-    main(given.names or tuple(MODELS), given.runs)
+    main(given.names or tuple(MODELS), given.runs, {"warm": (False,), "cold": (True,)}.get(given.only, (False, True)))

@@ -216,9 +216,11 @@ def _check_dtypes(
 
 
 def _has_component(family: Family, shapes: Mapping[str, Shape], role: Role) -> bool:
-    bare = family.bare_shapes_of(role, shapes)
-    architecture = family.architectures[role]
-    return _SURE_KEYS[architecture] in bare if architecture in _SURE_KEYS else bool(bare)
+    sure = _SURE_KEYS.get(family.architectures[role])
+    if sure is None:
+        return bool(family.shapes_of(role, shapes))
+    # a bare key is the end of one in the file
+    return sure in family.bare_shapes_of(role, {key: shape for key, shape in shapes.items() if key.endswith(sure)})
 
 
 def _describe_unknown(shapes: Mapping[str, Shape]) -> str:

@@ -303,7 +303,8 @@ def unet_up_levels(shapes: Mapping[str, Shape]) -> list[list[UnetBlock]]:
 
 
 def _unet_block(shapes: Mapping[str, Shape], stem: str) -> UnetBlock:
-    depth = _count(shapes, rf"{re.escape(stem)}1\.transformer_blocks\.(\d+)\.")
+    own = [key for key in shapes if key.startswith(stem)]
+    depth = _count(own, rf"{re.escape(stem)}1\.transformer_blocks\.(\d+)\.")
     return UnetBlock(_shape(shapes, f"{stem}0.out_layers.3.weight", 4)[0], depth)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -234,4 +235,8 @@ def test_a_file_that_is_gone_is_left_to_who_reads_it(tmp_path: Path) -> None:
     mapped = MappedFile.open(write_tiny_checkpoint(tmp_path / "tiny.safetensors"))
     (tmp_path / "tiny.safetensors").unlink()
     mapped.read_ahead()
-    assert in_memory(str(tmp_path / "tiny.safetensors"), ((0, 10),)), "there is nothing to ask for"
+    for thread in threading.enumerate():
+        if thread.name == "read ahead":
+            thread.join(60)
+            assert not thread.is_alive()
+    assert all(bool(tensor.isfinite().all()) for tensor in mapped.tensors().values() if tensor.is_floating_point())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,11 +46,20 @@ def test_what_was_asked_for_is_in_the_page_table_and_the_rest_is_not(tmp_path: P
     assert 25 * MIB <= resident_bytes(path) <= 32 * MIB
 
 
-def test_the_thread_keeps_the_mapping_until_it_is_done(tmp_path: Path) -> None:
-    path = tmp_path / "file"
+def test_the_thread_keeps_the_mapping_until_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, may_go_on, seen = tmp_path / "file", threading.Event(), []
+
+    def waiting(storage: torch.UntypedStorage, ranges: Sequence[ByteRange]) -> bool:
+        may_go_on.wait(60)
+        done = populate(storage, ranges)
+        seen.append(resident_bytes(path))
+        return done
+
+    monkeypatch.setattr(page_tables, "populate", waiting)
     thread = begin_bringing([Wanted(str(path), mapped(path, 8 * MIB), [(0, 8 * MIB)])])
+    may_go_on.set()  # nobody but the thread has the mapping now
     thread.join(60)
-    assert not thread.is_alive()
+    assert seen == [8 * MIB]
 
 
 @pytest.mark.parametrize("populates", [True, False], ids=["any kernel", "a kernel before 5.14"])
@@ -68,12 +78,23 @@ def test_a_cold_file_is_asked_for_a_window_ahead_of_the_page_table(
 
     monkeypatch.setattr(page_tables, "populate", map_them)
     begin_bringing([Wanted("a", torch.UntypedStorage(40), [(0, 25), (30, 40)])]).join(60)
-    windows = [(0, 10), (10, 20), (20, 25), (30, 40)]
-    asked = [window for step, ranges in steps if step == "ask" for window in ranges]
-    brought = [window for step, ranges in steps if step == "map" for window in ranges]
-    assert asked == windows
-    assert brought == (windows if populates else windows[:1])
-    assert steps[:2] == [("ask", ((0, 10), (10, 20))), ("map", ((0, 10),))]
+    first, second, third, fourth = (0, 10), (10, 20), (20, 25), (30, 40)
+    expected: list[tuple[str, tuple[ByteRange, ...]]] = [("ask", (first, second)), ("map", (first,))]
+    expected += [("ask", (third,)), ("map", (second,)), ("ask", (fourth,)), ("map", (third,)), ("ask", ())]
+    expected += [("map", (fourth,))]
+    assert steps == (expected if populates else [step for step in expected if step[0] == "ask" or step[1] == (first,)])
+
+
+def test_of_two_files_the_one_that_is_not_in_memory_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[str] = set()
+    monkeypatch.setattr(page_tables, "in_memory", lambda path, ranges: path == "warm")
+    monkeypatch.setattr(page_tables, "ask_for", lambda path, ranges: asked.add(path))
+    files = {name: mapped(tmp_path / name, 8 * MIB) for name in ("warm", "cold")}
+    begin_bringing([Wanted(name, storage, [(0, 8 * MIB)]) for name, storage in files.items()]).join(60)
+    assert asked == {"cold"}
+    assert [resident_bytes(tmp_path / name) for name in files] == [8 * MIB, 8 * MIB]
 
 
 def test_a_file_in_memory_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
