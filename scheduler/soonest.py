@@ -13,9 +13,9 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
 4. Then what costs least (upload, patches, streaming), with what of that is wasted counted twice, without what others
    pay who wait for the same (`scheduler.shared_loads`), and with three tenths of what it waited taken off, less where
    that came to more than a run for who waited longest of them; of the first lines in order, and of those that use what
-   is on the idle workers. The account pays what waiting came to, while it can. Wasted is what it costs here beyond what
-   it would on the worker that has most of it: a model that is nowhere has to be loaded by somebody, a second copy need
-   not be made.
+   is on the idle workers. While it can, the account pays what that costs more than the cheapest, which may be one that
+   waits for a busy worker. Wasted is what it costs here beyond what it would on the worker that has most of it: a model
+   that is nowhere has to be loaded by somebody, a second copy need not be made.
 5. Under 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that one
    already; none waits for a run of unknown length. So a line gets a second worker exactly when waiting takes longer
    than a load.

@@ -18,8 +18,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 
+from pool.checkpoints.files.gguf_entries import has_gguf_start
 from pool.checkpoints.files.gguf_parts import stem_of
-from pool.checkpoints.files.gguf_vocabulary import has_gguf_start
 from pool.checkpoints.files.regular_file import MAX_TEXT_BYTES, read_text_file
 from pool.errors import CorruptFile, UnusableField, UserError
 from pool.text.gguf_tokenizer import gguf_tokenizer

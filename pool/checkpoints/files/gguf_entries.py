@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import BinaryIO, TypeAlias
 
+from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.strict_json import brief
 from pool.checkpoints.safetensors_file import MAX_HEADER_BYTES
 from pool.errors import CorruptFile
@@ -44,6 +45,12 @@ _BLOCK_BYTES = 1 << 18
 
 #: the values of an array
 Values: TypeAlias = tuple[int | float | bool | str, ...]
+
+
+def has_gguf_start(path: str) -> bool:
+    """Whether the file at `path` begins as a GGUF file does. Raises CorruptFile where it cannot be read."""
+    with open_regular(path, "a file of weights") as (file, _):
+        return file.read(len(MAGIC)) == MAGIC
 
 
 class Damaged(Exception):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pool.checkpoints.files.gguf_entries import MAGIC, Damaged, Entries, Reader, read_entries
+from pool.checkpoints.files.gguf_entries import Damaged, Entries, Reader, read_entries
 from pool.checkpoints.files.gguf_parts import parts_of
 from pool.checkpoints.files.regular_file import open_regular
 
@@ -41,12 +41,6 @@ class GgufVocabulary:
     merges: tuple[str, ...]
     characters: bytes
     space_prefix: bool
-
-
-def has_gguf_start(path: str) -> bool:
-    """Whether the file at `path` begins as a GGUF file does. Raises CorruptFile where it cannot be read."""
-    with open_regular(path, "a file of weights") as (file, _):
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def read_gguf_vocabulary(path: str) -> GgufVocabulary:

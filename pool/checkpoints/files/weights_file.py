@@ -14,6 +14,7 @@ from pool.checkpoints.files.assembly import Assembly, Source, is_description, re
 from pool.checkpoints.files.containment import contained
 from pool.checkpoints.files.folder_header import read_folder_header
 from pool.checkpoints.files.gguf_entries import MAGIC as GGUF_MAGIC
+from pool.checkpoints.files.gguf_entries import has_gguf_start
 from pool.checkpoints.files.gguf_header import read_gguf_header, read_gguf_part
 from pool.checkpoints.files.gguf_parts import is_split, parts_of, stands_for
 from pool.checkpoints.files.model_folder import is_model_folder
@@ -65,9 +66,7 @@ def read_own_header(path: str, *, allow_pickle: bool = False) -> Header:
 
     Raises as `read_weights_header`.
     """
-    with open_regular(path) as (file, _):
-        is_gguf = file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
-    return read_gguf_part(path) if is_gguf else read_part(path, allow_pickle=allow_pickle)
+    return read_gguf_part(path) if has_gguf_start(path) else read_part(path, allow_pickle=allow_pickle)
 
 
 def files_of(source: Source) -> tuple[str, ...]:

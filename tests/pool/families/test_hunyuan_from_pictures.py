@@ -145,7 +145,8 @@ def test_a_long_prompt_is_cut_as_the_pipeline_cuts_it(tmp_path: Path) -> None:
 def test_what_the_picture_shows_matters_to_words_and_to_the_film(tmp_path: Path) -> None:
     model = TinyFamilyModel(tmp_path, LED)
     one, other = (model.made(image=picture(seed), **FIELDS) for seed in (4, 5))
-    contexts = [torch.from_numpy(made.of(EncodeWork)[0].context_LD) for made in (one, other)]  # type: ignore[union-attr]
+    read = [text for made in (one, other) for text in made.of(EncodeWork)[:1] if isinstance(text, Encoded)]
+    contexts = [torch.from_numpy(text.context_LD) for text in read]
     assert not torch.allclose(*contexts, atol=1e-2)
     assert not torch.allclose(one.latents[0], other.latents[0], atol=1e-2)
     model.close()
@@ -252,10 +253,11 @@ def test_cells_that_lead_are_decoded_and_left_out(tmp_path: Path) -> None:
     cells = made.latents[0].shape[2]
     assert cells == 1 + (1 + (FRAMES - 1) // 4)
     own = model.catalog.made_for(model.model)
+    assert own.sampling.film is not None
     assert extent_of((cells, HEIGHT // 8, WIDTH // 8), "tiny", own) == (
         WIDTH,
         HEIGHT,
-        Duration(FRAMES, own.sampling.film.rate, leading=1),  # type: ignore[union-attr]
+        Duration(FRAMES, own.sampling.film.rate, leading=1),
     )
     model.close()
 
