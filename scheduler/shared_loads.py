@@ -40,14 +40,14 @@ def seconds_of_others(question: Question, signature: Signature, worker: Worker) 
 
 def _seconds_of(costs: Costs, setup: Setup, key: ComponentKey, worker: Worker) -> float:
     """What of the seconds of that setup it takes to bring what stays of this component, of which nothing is there: of
-    what is waited for, the disk or the link."""
+    what is waited for, the disk or the link. From the disk all of it stays, in the memory of the machine."""
     spec, node = costs.components[key], costs.nodes.of(worker.spec)
-    part = _resident_bytes(setup, key) / spec.weight_bytes
     if node is not None and setup.reads:
         read_seconds = node.missing_bytes(setup.reads) / node.storage_bytes_per_second
         if read_seconds > (setup.upload_bytes + setup.streamed_bytes) / worker.link_bytes_per_second:
             own_reads = tuple([read for read in setup.reads if read[0] == key])
-            return part * node.missing_bytes(own_reads) / node.storage_bytes_per_second
+            return node.missing_bytes(own_reads) / node.storage_bytes_per_second
+    part = _resident_bytes(setup, key) / spec.weight_bytes
     return part * spec.upload_bytes / worker.link_bytes_per_second
 
 

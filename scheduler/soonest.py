@@ -13,9 +13,10 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
 4. Then what costs least (upload, patches, streaming), with what of that is wasted counted twice, without what others
    pay who wait for the same (`scheduler.shared_loads`), and with three tenths of what it waited taken off, less where
    that came to more than a run for who waited longest of them; of the first lines in order, and of those that use what
-   is on the idle workers. While it can, the account pays what that costs more than the cheapest, which may be one that
-   waits for a busy worker. Wasted is what it costs here beyond what it would on the worker that has most of it: a model
-   that is nowhere has to be loaded by somebody, a second copy need not be made.
+   is on the idle workers. While it can, the account pays what that costs more than the cheapest, but no more than what
+   its waiting was worth: the cheapest may be one that waits for a busy worker. Wasted is what it costs here beyond what
+   it would on the worker that has most of it: a model that is nowhere has to be loaded by somebody, a second copy need
+   not be made.
 5. Under 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that one
    already; none waits for a run of unknown length. So a line gets a second worker exactly when waiting takes longer
    than a load.
@@ -254,15 +255,22 @@ def _cheapest(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
         line = offer.line
         ranked.append((offer.price_seconds - worth * offer.waited_seconds, -line.signature.rank, line.order, offer))
     ranked.sort()  # no two lines have one order: no more is compared than price, rank and order
-    least_seconds = min([offer.price_seconds for offer in offers])
     for _, _, _, offer in ranked[:MOST_ASKED]:
         look.seen = []
         line, worker = offer.line, offer.worker
         place = first_for_idle(look, line, worker, offer.extra_seconds)
         if place is not None and (place == 0 or _is_worth(question, line, place, worker, offer.wasted_seconds)):
-            spent_seconds = offer.price_seconds - least_seconds if question.account_seconds > 0.0 else 0.0
+            spent_seconds = _spent_on_waiting(question, offer, offers, worth)
             return choice_of(question, line.tasks[place], worker, Rule.CHEAPEST, "", look.seen, spent_seconds)
     return None
+
+
+def _spent_on_waiting(question: Question, chosen: _Offer, offers: Sequence[_Offer], worth: float) -> float:
+    """What the account pays for one that is not the cheapest."""
+    if question.account_seconds <= 0.0:
+        return 0.0
+    least_seconds = min([offer.price_seconds for offer in offers])
+    return min(chosen.price_seconds - least_seconds, worth * chosen.waited_seconds)
 
 
 def _offer(question: Question, line: Line, worker: Worker, extra_seconds: float) -> _Offer:
@@ -276,7 +284,12 @@ def _offer(question: Question, line: Line, worker: Worker, extra_seconds: float)
 
 def _worth_of_waiting(question: Question, offers: Sequence[_Offer]) -> float:
     """Seconds of load that a second of waiting is worth now: less than usual where who waited longest of these would
-    get more for it than its run takes."""
+    get more for it than its run takes.
+
+    Also where that is a short run, which makes everybody's waiting worth little: with the longest run of the offers
+    instead, each one's own, or none that is short beside its load, the last percent waited longer where GPUs hardly
+    keep up (benchmarks/RESULTS.md).
+    """
     longest = offers[0]
     for offer in offers:
         if offer.waited_seconds > longest.waited_seconds:

@@ -274,6 +274,21 @@ def test_the_account_pays_for_what_waiting_is_worth_while_it_can(account: float,
     assert (choice.task, choice.spent_seconds) == (waiting, spent)
 
 
+@pytest.mark.parametrize(("waited", "spent"), [(0.0, 0.0), (5.0, 1.5)])
+def test_the_account_does_not_pay_for_what_starts_since_the_cheaper_waits(waited: float, spent: float) -> None:
+    """The rest of PAINT takes little here, and its task waits for a worker that has all of it and is free in a second.
+    So DRAW starts, whoever waited; of its 10 s only three tenths of its wait are what waiting chose."""
+    scene = Scene()
+    scene.switch_seconds = 5.0
+    scene.worker("idle", Resident(PAINT, 4))
+    scene.worker("busy", whole(PAINT), free_in=1.0)
+    scene.task(sample(model=PAINT))
+    starting = scene.task(sample(model=DRAW), waited=waited)
+    choice = scene.ask()
+    assert choice is not None
+    assert (choice.task, choice.why.rule, choice.spent_seconds) == (starting, Rule.CHEAPEST, spent)
+
+
 @pytest.mark.parametrize(("is_elsewhere", "goes"), [(False, True), (True, False)])
 def test_the_longest_wait_is_worth_a_run_at_most_also_where_the_first_in_order_did_not_wait(
     is_elsewhere: bool, goes: bool

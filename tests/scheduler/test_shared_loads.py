@@ -61,3 +61,13 @@ def test_nobody_else_pays_for_a_lora_and_what_comes_from_the_disk_takes_its_time
     question = scene.question()
     assert question.costs.extra_seconds(task.spec, task.signature, idle) == 20.0
     assert seconds_of_others(question, task.signature, idle) == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("capacity", [64, 10, 6])
+def test_a_file_stays_in_memory_for_others_however_little_of_it_stays_on_the_gpu(capacity: int) -> None:
+    """A disk brings PAINT's 6 bytes in a minute, which is longer than all that streams: the other task pays half of it,
+    whether all of PAINT stays on the GPU, half of it, or two of its twelve bytes."""
+    scene = Scene()
+    idle = scene.worker("idle", capacity=capacity, node="n", disk=0.1)
+    tasks = [scene.task(sample(patch=f"{number}", activation_bytes=2)) for number in range(2)]
+    assert seconds_of_others(scene.question(), tasks[0].signature, idle) == pytest.approx(30.0)
