@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from pool.checkpoints.collecting_later import collecting_later
 from pool.checkpoints.component_plans import ComponentPlan, plan_component, refuse_other_shapes, vae_plan
 from pool.checkpoints.detect import detect
 from pool.checkpoints.families import Family, LatentFacts
@@ -26,6 +27,7 @@ from pool.checkpoints.modules import config_of
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.small_tensors import settled
 from pool.errors import UnknownArchitecture
+from pool.ops.filling import assert_filled, fill
 from pool.ops.packed import PackedWeight
 from pool.quantization.formats import round_up
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
@@ -108,6 +110,7 @@ class Checkpoint:
         """
         return self._plan(role).key_map
 
+    @collecting_later()
     def build(self, role: Role) -> BuiltComponent:
         """The component `role` as a module over the mapped file.
 
@@ -119,11 +122,9 @@ class Checkpoint:
         module, key_map = plan.module, plan.key_map
         parameters = key_map.load(_Weights(self.mapped, self.layers, key_map.sources))
         self._tell_of_unpacked(key_map, parameters)
-        _, unexpected = module.load_state_dict(parameters, assign=True, strict=False)
-        module.requires_grad_(False)
+        unexpected = fill(module, parameters)
         plan.fill(module)
-        left = [name for name, value in (*module.named_parameters(), *module.named_buffers()) if value.is_meta]
-        assert not left, f"{type(module).__name__} has values that nothing fills: {left}"
+        assert_filled(module)
         assert not unexpected, f"{type(module).__name__} has no place for {unexpected}"
         return BuiltComponent(role, self.family, module, key_map, self.latent)
 
@@ -168,6 +169,7 @@ class Checkpoint:
             raise UnknownArchitecture(f"{self.header.path}: its {role.value}: {error}") from error
 
 
+@collecting_later()
 def open_checkpoint(source: Source, *, allow_pickle: bool = False, whole: bool = True) -> Checkpoint:
     """Open and recognise the checkpoint at `source`: a file, the index of several, files that make a model together, or
     a folder of diffusers; reads headers and the smallest tensors only. Where it need not be `whole`, one that runs on a

@@ -36,7 +36,7 @@ from pool.vision.qwen import plan_qwen_vision
 class ComponentPlan:
     """One component without weights.
 
-    module   on the meta device
+    module   on the meta device, in evaluation mode, without gradients
     key_map  between the file's tensors and the module's parameters
     fill     gives the module the tables that no file carries, once it has its weights
     """

@@ -182,6 +182,8 @@ def differing_keys(key_map: KeyMap, module: torch.nn.Module) -> str:
     """What `module` and `key_map` disagree on, in words; empty when keys and shapes are equal."""
     actual = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     mapped = key_map.shapes
+    if actual == mapped:
+        return ""
     parts = []
     if missing := sorted(actual.keys() - mapped.keys()):
         parts.append(f"{len(missing)} parameters have no source, such as {missing[0]}")

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pool.checkpoints.safetensors_file import Shape
 
@@ -111,14 +110,18 @@ class Traced(Tensor):
         rule = _RULES.get(func)
         if rule is None:
             raise UntraceableOperationError(f"{func} is no move of rows and no change of shape")
-        if not all(isinstance(leaf, Traced) for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)):
-            raise UntraceableOperationError(f"{func} with a tensor that the converter made up")
-        metas, meta_kwargs = pytree.tree_map_only(Traced, _meta, (args, kwargs or {}))
+        metas = [_untraced(argument, func) for argument in args]
+        meta_kwargs = {key: _untraced(argument, func) for key, argument in (kwargs or {}).items()}
         return rule(func(*metas, **meta_kwargs), *args, **(kwargs or {}))
 
 
-def _meta(traced: Traced) -> Tensor:
-    return torch.empty(traced.shape, dtype=traced.dtype, device="meta")
+def _untraced(argument: Any, func: Any) -> Any:
+    """An argument of `func` with plain tensors without data for traced ones."""
+    if isinstance(argument, Traced):
+        return torch.empty(argument.shape, dtype=argument.dtype, device="meta")
+    if isinstance(argument, Tensor):
+        raise UntraceableOperationError(f"{func} with a tensor that the converter made up")
+    return [_untraced(part, func) for part in argument] if isinstance(argument, list | tuple) else argument
 
 
 def _same(result: Tensor, x: Traced, *_: Any, **__: Any) -> Traced:

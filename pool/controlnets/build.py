@@ -18,6 +18,7 @@ from pool.controlnets.config import Config
 from pool.controlnets.kinds import ControlKind, kind_among
 from pool.diffusion_models.empty import empty_module
 from pool.errors import UnknownArchitecture
+from pool.ops.filling import assert_filled, fill
 
 #: what the keys of a ControlNet begin with where its file has more beside it
 PREFIX = "control_model."
@@ -48,8 +49,9 @@ class ControlNetPlan:
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """The module over `tensors` (keys as in the file), in evaluation mode, without gradients. Raises as `empty`."""
         module = self.empty()
-        module.load_state_dict(self.key_map.load(tensors), assign=True)
-        return module.requires_grad_(False)
+        fill(module, self.key_map.load(tensors))
+        assert_filled(module)
+        return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The file's tensors made of `module`'s parameters; those that are no part of it are taken from `tensors`."""

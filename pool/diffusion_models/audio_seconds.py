@@ -19,6 +19,7 @@ from pool.checkpoints.safetensors_file import Shape
 from pool.diffusion_models.architecture import Arguments
 from pool.diffusion_models.empty import empty_module
 from pool.errors import UnknownArchitecture
+from pool.ops.filling import assert_filled, fill
 
 #: what it is called as a part of the diffusion model's module
 SECONDS = "seconds"
@@ -56,8 +57,9 @@ class SecondsPlan:
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """The module over `tensors`, in evaluation mode, without gradients."""
         module = self.empty()
-        module.load_state_dict(self.key_map.load(tensors), assign=True)
-        return module.requires_grad_(False)
+        fill(module, self.key_map.load(tensors))
+        assert_filled(module)
+        return module
 
     def save(self, module: nn.Module) -> dict[str, Tensor]:
         """The file's tensors made of `module`'s parameters."""

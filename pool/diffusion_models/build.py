@@ -22,6 +22,7 @@ from pool.diffusion_models.empty import empty_module, tables_of
 from pool.diffusion_models.given import given_arguments
 from pool.diffusion_models.rows import ARCHITECTURES
 from pool.errors import UnknownArchitecture
+from pool.ops.filling import assert_filled, fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,10 @@ class DiffusionModelPlan:
         Raises UnknownArchitecture when the file's tensors are not those of the class.
         """
         module = self.empty()
-        module.load_state_dict(self.key_map.load(tensors), assign=True)
-        module.requires_grad_(False)
-        values = (*module.named_parameters(), *module.named_buffers(), *tables_of(module))
-        left = [name for name, value in values if value.is_meta]
-        assert not left, f"{type(module).__name__} has values that nothing fills: {left}"
+        fill(module, self.key_map.load(tensors))
+        assert_filled(module)
+        left = [name for name, value in tables_of(module) if value.is_meta]
+        assert not left, f"{type(module).__name__} has tables that nothing computes: {left}"
         return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

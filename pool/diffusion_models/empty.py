@@ -22,6 +22,10 @@ from pool.ops.initialisation import without_initialisation
 _UNSET = frozenset({torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand})
 
 
+#: where torch keeps what a module is made of
+_HELD = frozenset({"_parameters", "_buffers", "_modules"})
+
+
 def empty_module(cls: type[nn.Module], config: Arguments) -> nn.Module:
     """The module for `config` in evaluation mode, its parameters on the meta device, without gradients.
 
@@ -50,7 +54,8 @@ def tables_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             if buffer is not None and key in part._non_persistent_buffers_set:
                 yield f"{name}.{key}", buffer
         for key, value in vars(part).items():
-            if key not in ("_parameters", "_buffers", "_modules"):
+            # most of what a module has are flags, and hooks that nobody set
+            if isinstance(value, Tensor | list | tuple | dict) and key not in _HELD:
                 yield from ((f"{name}.{key}", tensor) for tensor in _tensors_in(value))
 
 
@@ -61,7 +66,8 @@ def _tensors_in(value: object) -> Iterator[Tensor]:
         for part in value:
             yield from _tensors_in(part)
     elif isinstance(value, dict):
-        yield from _tensors_in(tuple(value.values()))
+        for part in value.values():
+            yield from _tensors_in(part)
 
 
 class _ParametersOnMeta(TorchFunctionMode):

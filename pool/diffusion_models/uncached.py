@@ -8,7 +8,6 @@ work beside a step. Knows Python's caches; no class of diffusers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import getattr_static
 from types import CellType, FunctionType
 from typing import Any
 
@@ -28,8 +27,20 @@ def without_caches(module: nn.Module) -> None:
 
 def _uncached(cls: type[nn.Module]) -> type[nn.Module] | None:
     """A class as `cls`, with the functions that its caching methods are made of; None where it has none."""
-    found = {name: plain for name in dir(cls) if (plain := _behind_cache(getattr_static(cls, name, None))) is not None}
+    found: dict[str, Any] = {}
+    for name, method in _own_members(cls).items():
+        if (plain := _behind_cache(method)) is not None:
+            found[name] = plain
     return type(cls.__name__, (cls,), {**found, "__module__": cls.__module__}) if found else None
+
+
+def _own_members(cls: type[nn.Module]) -> dict[str, Any]:
+    """What is written in a class and its bases, below torch's own, whose methods keep nothing."""
+    members: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if not issubclass(nn.Module, base):
+            members.update(vars(base))
+    return members
 
 
 def _behind_cache(method: Any) -> Any | None:

@@ -5,6 +5,7 @@ from pool.ops.cast import WeightFunction, apply_weight_functions, cast
 from pool.ops.classes import restore_classes, set_weight_functions, swap_to_casting
 from pool.ops.context import ComputeContext, LinearKernel, compute
 from pool.ops.convolution import conv_nd, needs_conv3d_workaround
+from pool.ops.filling import assert_filled, fill
 from pool.ops.initialisation import without_initialisation
 from pool.ops.packed import Codec, PackedWeight, packed_weight, stored_bytes
 from pool.ops.pick import OperationFlags, Operations, OperationsKind, pick_operations
@@ -22,11 +23,13 @@ __all__ = [
     "SidePath",
     "WeightFunction",
     "apply_weight_functions",
+    "assert_filled",
     "attending_with",
     "attention_priority",
     "cast",
     "compute",
     "conv_nd",
+    "fill",
     "needs_conv3d_workaround",
     "packed_weight",
     "pick_operations",

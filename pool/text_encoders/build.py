@@ -21,6 +21,7 @@ from pool.checkpoints.recognition.text_encoders import (
 )
 from pool.checkpoints.safetensors_file import Shape
 from pool.errors import UnknownArchitecture, unknown_name
+from pool.ops.filling import assert_filled, fill
 from pool.text_encoders.classes import empty_text_encoder, fill_tables
 from pool.text_encoders.configs import CONFIGS, Config, count
 from pool.text_encoders.names import CONVERTERS, convert_without_norm, in_known_spelling
@@ -70,11 +71,9 @@ class TextEncoderPlan:
         Raises UnknownArchitecture when the file's tensors are not those of the class.
         """
         module = self.empty()
-        module.load_state_dict(self.key_map.load(tensors), assign=True, strict=False)
-        module.requires_grad_(False)
+        fill(module, self.key_map.load(tensors))
         fill_tables(module)
-        left = [name for name, value in (*module.named_parameters(), *module.named_buffers()) if value.is_meta]
-        assert not left, f"{type(module).__name__} has values that nothing fills: {left}"
+        assert_filled(module)
         return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from pool.checkpoints.recognition.vae_facts import VaeFacts
 from pool.checkpoints.recognition.vaes import recognise_vae
 from pool.checkpoints.safetensors_file import Shape
 from pool.errors import UnknownArchitecture
+from pool.ops.filling import assert_filled, fill
 from pool.vaes.classes import Architecture, architecture_of, empty_vae
 from pool.vaes.configs import Config
 from pool.vaes.measures import measured
@@ -73,10 +74,8 @@ class VaePlan:
         Raises UnknownArchitecture when the file's tensors are not those of the class.
         """
         module = self.empty()
-        module.load_state_dict(self.key_map.load(tensors), assign=True, strict=False)
-        module.requires_grad_(False)
-        left = [name for name, value in (*module.named_parameters(), *module.named_buffers()) if value.is_meta]
-        assert not left, f"{type(module).__name__} has values that nothing fills: {left}"
+        fill(module, self.key_map.load(tensors))
+        assert_filled(module)
         return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
