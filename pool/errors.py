@@ -70,6 +70,10 @@ class OutputFailed(UserError):
     """An output folder or file that cannot be written."""
 
 
+class FilesWouldBeLost(OutputFailed):
+    """A folder that may be written over, but holds what nothing would take the place of. The message names it."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """An `UnknownName` that suggests the nearest of `known` and lists all of them when they are few."""
     names = sorted(known)

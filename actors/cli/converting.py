@@ -49,6 +49,9 @@ _TO = typer.Option("--to", help="One file in the layout that it has, or a folder
 _EMA = typer.Option("--ema/--no-ema", help="Keep averages of training (default: where no weight changes).")
 _FORCE = typer.Option("--force", help="Write over OUT.", metavar=" ")
 
+#: tensors that are named where some are left out
+_MOST_NAMED = 5
+
 ModelName = Annotated[str, _MODEL]
 Out = Annotated[Path, _OUT]
 Dtype = Annotated[SavedDtype | None, _DTYPE]
@@ -110,15 +113,31 @@ def save(
     with _shown(console, str(out)) as progress:
         saved = _written(opened, out, to, dtype, ema, {"loras": found, "overwrite": force, "progress": progress})
     if as_json:
-        plain = {"path": str(saved.path), "file_bytes": saved.file_bytes, "tensors": saved.tensors}
-        print_json(
-            sys.stdout, {"kind": "saved", **plain, "patched": saved.patched, "warnings": warnings, "lacks": saved.lacks}
-        )
+        print_json(sys.stdout, {"kind": "saved", **_plain(saved), "warnings": warnings})
         return
     patched = f", {saved.patched} weights of the model patched" if found else ""
     say(console, f"{saved.path} is written: {saved.tensors} tensors, {format_bytes(saved.file_bytes)}{patched}")
     for lack in saved.lacks:
         say(console, f"it has no {lack}", "yellow")
+    if saved.left_out:
+        say(console, _left_out(saved.left_out), "yellow")
+
+
+def _plain(saved: Saved) -> dict[str, Any]:
+    """What was written, as programs read it."""
+    plain = {"path": str(saved.path), "file_bytes": saved.file_bytes, "tensors": saved.tensors}
+    left_out = {"tensors": len(saved.left_out), "first": saved.left_out[:_MOST_NAMED]}
+    return {**plain, "patched": saved.patched, "lacks": saved.lacks, "left_out": left_out}
+
+
+def _left_out(keys: Sequence[str]) -> str:
+    """Which tensors are not in a folder, as people read it."""
+    others = len(keys) - _MOST_NAMED
+    named = ", ".join(keys[:_MOST_NAMED]) + (f" and {others} more" if others > 0 else "")
+    count = (
+        "1 tensor that no component takes is" if len(keys) == 1 else f"{len(keys)} tensors that no component takes are"
+    )
+    return f"{count} left out: {named}"
 
 
 def _written(

@@ -35,9 +35,10 @@ Progress = Callable[[int, int], None]
 class Saved:
     """What was written.
 
-    tensors  how many
-    patched  weights of the model that patches changed
-    lacks    what a pipeline of diffusers reads and its folder has not, with the reason, in words
+    tensors   how many
+    patched   weights of the model that patches changed
+    lacks     what a pipeline of diffusers reads and its folder has not, with the reason, in words
+    left_out  tensors of the model that a folder of diffusers has no place for (`pool.saving.left_out`)
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Saved:
     tensors: int
     patched: int
     lacks: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,16 +24,18 @@ from pool.checkpoints.build import Checkpoint
 from pool.checkpoints.cascades import with_text_encoder
 from pool.checkpoints.files.folder_header import CLASS
 from pool.checkpoints.transformers import TRANSFORMERS
-from pool.errors import OutputFailed
+from pool.errors import FilesWouldBeLost, OutputFailed
 from pool.open_model import OpenModel
 from pool.open_tokenizer import tokenizer_of
 from pool.patches.patch_set import PatchSet
 from pool.saving.checkpoint_file import Progress, Saved, counting, patched_model
 from pool.saving.facts import with_facts
 from pool.saving.folder_parts import FolderPart, Lack, parts_of, reading_of_role
+from pool.saving.left_out import left_out
 from pool.saving.llava_folder import is_llava
 from pool.saving.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
 from pool.saving.pipelines import noisy_scheduler_facts, pipeline_facts, scheduler_facts
+from pool.saving.replaced_folder import lost_files
 from pool.saving.shards import SHARD_BYTES, write_shards
 from pool.saving.single_file import refuse_blocks
 from pool.saving.text_tokenizer_files import tokenizer_class, write_text_tokenizer
@@ -77,9 +79,10 @@ def save_diffusers(
 
     Weights are computed as `pool.saving.checkpoint_file.save_checkpoint` does, and have the types of the file, or
     `dtype`; quantized ones become plain. Those of a component are in one file, or in several of about `shard_bytes`.
-    The folder is there whole or not at all; with `overwrite` a pipeline that is there is replaced, another folder is
-    not. `Saved.lacks` says what its pipeline reads and the folder has not. Raises as `save_checkpoint` does, and
-    UnknownArchitecture for a family without a pipeline.
+    The folder is there whole or not at all. With `overwrite` a folder that holds a pipeline and nothing else is
+    replaced (`pool.saving.replaced_folder`), another is not. `Saved.lacks` says what its pipeline reads and the folder
+    has not, `Saved.left_out` what the checkpoint has that no component takes. Raises as `save_checkpoint` does,
+    FilesWouldBeLost for files that would be lost, and UnknownArchitecture for a family without a pipeline.
     """
     expect_free(path, overwrite)
     found = patched_model(model, loras, patches)
@@ -97,29 +100,38 @@ def save_diffusers(
     tokenizers = [one for one in read if isinstance(one, _Tokenizer)]
     missing = [Lack(folder, why) for folder, why in facts.missing.items()]
     lacks = [one for one in (*_absent(checkpoint, facts, parts), *each, *read, *missing) if isinstance(one, Lack)]
+    left = left_out(checkpoint, [role for role in checkpoint.roles if _is_told(facts, lacks, role)])
+    _expect_elsewhere(path, checkpoint, left)
     said = with_facts({"format": "pt"}, found.source, found.merged, dtype is not None, metadata)
     on_bytes = counting([tensor for part in parts for tensor in part.tensors], progress)
-    with whole_folder(path, overwrite=overwrite, is_ours=INDEX_FILE) as folder:
+    with whole_folder(path, lost_files, overwrite=overwrite) as folder:
         for part in parts:
-            _write_config(folder / part.folder, part)
-            stem = _TEXT_WEIGHTS if isinstance(part.module, PreTrainedModel) else _WEIGHTS
             try:
-                write_shards(folder / part.folder, stem, part.tensors, said, shard_bytes=shard_bytes, on_bytes=on_bytes)
+                _write_part(folder / part.folder, part, said, shard_bytes, on_bytes)
             except OutputFailed as error:  # of a folder that nobody will find
                 raise OutputFailed(str(error).replace(str(folder), str(path))) from error
         for tokenizer in tokenizers:
             tokenizer.write(folder / tokenizer.folder)
-        if facts.processor and _seeing(parts):
-            _write_processor(folder / facts.processor, _seeing(parts))
-        for place, own in schedulers.items():
-            _write_scheduler(folder / place, own)
-        for place, own in facts.guiders.items():
-            getattr(guiders, own.name)(**own.settings).save_pretrained(folder / place)
+        _write_settings(folder, facts, schedulers, _seeing(parts))
         index = _index(checkpoint, facts, parts, tokenizers, lacks, {**schedulers, **facts.guiders})
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         file_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     tensors = sum(len(part.tensors) for part in parts)
-    return Saved(path, file_bytes, tensors, found.patched, tuple(str(lack) for lack in lacks))
+    return Saved(path, file_bytes, tensors, found.patched, tuple(str(lack) for lack in lacks), left)
+
+
+def _is_told(facts: PipelineFacts, lacks: Sequence[Lack], role: Role) -> bool:
+    """Whether `lacks` say that the component `role` is not written."""
+    return any(lack.folder == facts.folders.get(role) for lack in lacks)
+
+
+def _expect_elsewhere(path: Path, checkpoint: Checkpoint, left: Sequence[str]) -> None:
+    """Raise FilesWouldBeLost where `path` is the model itself, of which `left` would be nowhere then."""
+    if left and checkpoint.header.configs and path.exists() and path.samefile(checkpoint.header.path):
+        raise FilesWouldBeLost(
+            f"{path}: is the model itself, and {len(left)} of its tensors have no place in what would replace it, "
+            f"{left[0]} first; expected a new name"
+        )
 
 
 def _absent(checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence[FolderPart]) -> Iterator[Lack]:
@@ -166,6 +178,15 @@ def _without_tokenizer(folder: str, part: FolderPart, reading: Reading) -> Lack:
     return Lack(folder, f"no tokenizer of {facts.title} is in the file or beside it, expected {facts.published}")
 
 
+def _write_part(
+    folder: Path, part: FolderPart, said: Mapping[str, str], shard_bytes: int, on_bytes: Callable[[int], None] | None
+) -> None:
+    """The configuration and the weights of a component."""
+    _write_config(folder, part)
+    stem = _TEXT_WEIGHTS if isinstance(part.module, PreTrainedModel) else _WEIGHTS
+    write_shards(folder, stem, part.tensors, said, shard_bytes=shard_bytes, on_bytes=on_bytes)
+
+
 def _write_config(folder: Path, part: FolderPart) -> None:
     """The configuration of a component."""
     folder.mkdir()
@@ -178,6 +199,18 @@ def _write_config(folder: Path, part: FolderPart) -> None:
         module.config.save_pretrained(folder)
     else:
         module.save_config(folder)
+
+
+def _write_settings(
+    folder: Path, facts: PipelineFacts, schedulers: Mapping[str, SchedulerFacts], seeing: FolderPart | None
+) -> None:
+    """What has no weights: how pictures are shown to the part that is `seeing`, schedulers, what guides."""
+    if facts.processor and seeing is not None:
+        _write_processor(folder / facts.processor, seeing)
+    for place, own in schedulers.items():
+        _write_scheduler(folder / place, own)
+    for place, own in facts.guiders.items():
+        getattr(guiders, own.name)(**own.settings).save_pretrained(folder / place)
 
 
 def _write_scheduler(folder: Path, facts: SchedulerFacts) -> None:
@@ -196,9 +229,8 @@ def _seeing(parts: Sequence[FolderPart]) -> FolderPart | None:
     return next((one for one in parts if one.role is Role.VISION_ENCODER or is_llava(one.module)), None)
 
 
-def _write_processor(folder: Path, part: FolderPart | None) -> None:
+def _write_processor(folder: Path, part: FolderPart) -> None:
     """How pictures are brought into the form that the vision encoder is shown."""
-    assert part is not None, "there is nothing that sees"
     config: Any = part.module.config
     side = getattr(config, "vision_config", config).image_size
     CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side}).save_pretrained(

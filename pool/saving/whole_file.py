@@ -10,14 +10,17 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from pool.errors import OutputFailed
+from pool.errors import FilesWouldBeLost, OutputFailed
 
 #: what the scan of model folders takes for an unfinished download, and leaves out
 UNFINISHED = ".part"
+#: files that a message names
+_MOST_NAMED = 5
 
 
 def expect_free(path: Path, overwrite: bool) -> None:
@@ -50,19 +53,20 @@ def whole_file(path: Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path, *, overwrite: bool = False, is_ours: str = "") -> Iterator[Path]:
+def whole_folder(path: Path, lost_files: Callable[[Path], Iterable[str]], *, overwrite: bool = False) -> Iterator[Path]:
     """A folder to fill, which becomes `path` when the block ends, or is gone when the block raises.
 
-    With `overwrite` a folder at `path` that holds a file `is_ours`, or nothing, is replaced; whatever else is there is
-    not touched. Raises OutputFailed as `whole_file` does.
+    With `overwrite` a folder at `path` is replaced, unless `lost_files` names files in it that must not be lost with
+    it. Raises FilesWouldBeLost for those, at the beginning and where they came meanwhile, and OutputFailed as
+    `whole_file` does.
     """
     expect_free(path, overwrite)
-    _expect_replaceable(path, is_ours)
     temporary, old = _beside(path), _beside(path)
     with _telling(path), _removed_at_the_end(temporary):
+        _expect_replaceable(path, lost_files)
         temporary.mkdir()
         yield temporary
-        _expect_replaceable(path, is_ours)
+        _expect_replaceable(path, lost_files)
         expect_free(path, overwrite)
         had_one = path.is_dir()
         if had_one:
@@ -77,13 +81,17 @@ def whole_folder(path: Path, *, overwrite: bool = False, is_ours: str = "") -> I
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _expect_replaceable(path: Path, is_ours: str) -> None:
+def _expect_replaceable(path: Path, lost_files: Callable[[Path], Iterable[str]]) -> None:
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_dir():
         raise OutputFailed(f"{path}: is no folder, expected the name of one")
-    if any(path.iterdir()) and not (is_ours and (path / is_ours).is_file()):
-        raise OutputFailed(f"{path}: holds other things, expected a new name or a folder with {is_ours}")
+    lost = list(islice(lost_files(path), _MOST_NAMED + 1))
+    if lost:
+        named = f"{', '.join(lost[:_MOST_NAMED])}{' and more' if len(lost) > _MOST_NAMED else ''}"
+        raise FilesWouldBeLost(
+            f"{path}: holds other things, which would be lost: {named}; expected a new name, or a folder without them"
+        )
 
 
 def _beside(path: Path) -> Path:

@@ -45,8 +45,29 @@ def test_a_folder_of_diffusers_is_replaced_with_force_and_another_is_not(command
     assert command(*arguments, "folder", "--force").code == 0
     refused = command(*arguments, "models", "--force")
     assert refused.code == 2
-    assert "models: holds other things" in refused.err
+    assert "models: holds other things, which would be lost: toy.safetensors" in refused.err
     assert (tmp_path / "models" / "toy.safetensors").is_file()
+    (tmp_path / "folder" / "notes.txt").write_text("mine")
+    refused = command(*arguments, "folder", "--force")
+    assert refused.code == 2
+    assert "folder: holds other things, which would be lost: notes.txt; expected a new name" in refused.err
+    assert (tmp_path / "folder" / "notes.txt").read_text() == "mine"
+
+
+def test_tensors_that_a_folder_has_no_place_for_are_told(command: Command, model: Path) -> None:
+    """How many, and the first of them, as people and as programs read it."""
+    arguments, tensors = ("convert", "toy", "--to", "diffusers", "--force", "-o", "folder"), load_file(model)
+    assert "left out" not in command(*arguments).err
+    [said] = command(*arguments, "--json").objects
+    assert said["left_out"] == {"tensors": 0, "first": []}
+    save_file({**tensors, "extra.0": torch.ones(1)}, model)
+    assert "1 tensor that no component takes is left out: extra.0" in " ".join(command(*arguments).err.split())
+    names = [f"extra.{i}" for i in range(7)]
+    save_file({**tensors, **{name: torch.ones(1) for name in names}}, model)
+    told = "7 tensors that no component takes are left out: extra.0, extra.1, extra.2, extra.3, extra.4 and 2 more"
+    assert told in " ".join(command(*arguments).err.split())
+    [said] = command(*arguments, "--json").objects
+    assert said["left_out"] == {"tensors": 7, "first": names[:5]}
 
 
 def test_a_pickle_becomes_safetensors_where_it_is_allowed(command: Command, model: Path, tmp_path: Path) -> None:

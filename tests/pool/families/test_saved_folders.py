@@ -17,6 +17,7 @@ from torch import nn
 
 from pool.checkpoints.build import open_checkpoint
 from pool.saving.diffusers_folder import save_diffusers
+from pool.saving.replaced_folder import lost_files
 from pool.spec import Role
 from pool.work import Picture
 from tests.pool.families.test_film_folders import write_folder
@@ -103,8 +104,10 @@ def test_the_stages_of_stable_cascade_are_saved_as_their_pipelines_load_them(tmp
     files.mkdir()
     folders.mkdir()
     write_files(files)
-    for stage, name in ((STAGE_C, PRIOR), (STAGE_B, DECODER)):
-        save_diffusers(open_checkpoint(files / f"{stage}.safetensors"), folders / name)
+    seeing = ("clip_l_vision.vision_model.embeddings.class_embedding", "vae.previewer.blocks.0.weight")
+    for stage, name, left_out in ((STAGE_C, PRIOR, seeing), (STAGE_B, DECODER, ())):
+        saved = save_diffusers(open_checkpoint(files / f"{stage}.safetensors"), folders / name)
+        assert (saved.left_out, list(lost_files(folders / name))) == (left_out, [])
     prior, decoder = _stage(folders / PRIOR), _stage(folders / DECODER)
     assert type(prior).__name__ == "StableCascadePriorPipeline"
     assert type(decoder).__name__ == "StableCascadeDecoderPipeline"

@@ -24,6 +24,7 @@ from pool.latent_pixels import latent_shape
 from pool.sampling.noise import PictureNoise
 from pool.saving.diffusers_folder import save_diffusers
 from pool.saving.pipelines import pipeline_facts, scheduler_facts
+from pool.saving.replaced_folder import lost_files
 from pool.spec import Role
 from tests.pool.families.test_seen_wan import BOTH, ONE
 from tests.pool.families.test_transformers_saved import FAMILIES
@@ -131,7 +132,7 @@ def test_a_file_becomes_a_folder_that_libraries_load(name: str, tmp_path: Path) 
     """Every component, bit for bit; and the folder is the same model again."""
     checkpoint, folder = open_checkpoint(write(tmp_path, ALL[name])), tmp_path / "folder"
     saved = save_diffusers(checkpoint, folder)
-    assert saved.lacks == ()
+    assert (saved.lacks, saved.left_out, list(lost_files(folder))) == ((), (), [])
     assert_loaded(checkpoint, folder)
     assert_same_model(checkpoint, open_checkpoint(folder))
     index = json.loads((folder / "model_index.json").read_text())
@@ -146,7 +147,8 @@ def test_two_models_for_much_and_little_noise_are_one_folder(name: str, tmp_path
     from pool.checkpoints.files.assembly import read_description
 
     checkpoint = open_checkpoint(read_description(write_pair(tmp_path, TINY[name])))
-    assert save_diffusers(checkpoint, tmp_path / "folder").lacks == ()
+    saved = save_diffusers(checkpoint, tmp_path / "folder")
+    assert (saved.lacks, saved.left_out, list(lost_files(saved.path))) == ((), (), [])
     assert_loaded(checkpoint, tmp_path / "folder")
     assert_same_model(checkpoint, open_checkpoint(tmp_path / "folder"))
     assert (tmp_path / "folder" / "transformer_2" / "config.json").is_file()

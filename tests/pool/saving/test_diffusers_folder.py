@@ -27,6 +27,7 @@ from pool.patches.patch_set import PatchSet
 from pool.sampling.schedules import sigma_table
 from pool.saving.diffusers_folder import save_diffusers
 from pool.saving.pipelines import pipeline_facts, scheduler_facts
+from pool.saving.replaced_folder import lost_files
 from pool.spec import Role
 from pool.text.tokenizer import BEGIN_ID, END_ID, ClipTokenizer
 from tests.pool.checkpoints import layouts, unet_layouts
@@ -97,6 +98,8 @@ def test_pipelines_load_it_with_our_weights(tmp_path: Path, case: str) -> None:
             assert value.dtype == torch.float32
             assert torch.equal(value, ours[name]), f"{folder}: {name}"
     assert loaded == saved.tensors
+    assert saved.left_out == ()
+    assert list(lost_files(tmp_path / "folder")) == []
     assert pipeline.vae.config.scaling_factor == checkpoint.latent.scaling_factor
     assert tuple(pipeline.vae.config.latents_mean or ()) == checkpoint.latent.means
     assert pipeline.vae_scale_factor == checkpoint.latent.downscale

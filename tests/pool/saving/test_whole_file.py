@@ -1,19 +1,27 @@
-"""Folders are there whole or not at all, and only folders of our own kind are replaced."""
+"""Folders are there whole or not at all, and only those are replaced with which nothing of anybody's is lost."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pool.errors import OutputFailed
+from pool.errors import FilesWouldBeLost, OutputFailed
 from pool.saving.whole_file import whole_folder
 
 INDEX = "index.json"
 
 
+def strange(folder: Path) -> Iterator[str]:
+    """Files that `fill` does not write."""
+    yield from (
+        name for name in names(folder) if (folder / name).is_file() and Path(name).name not in (INDEX, "weights")
+    )
+
+
 def fill(path: Path, text: str, *, overwrite: bool = False) -> None:
-    with whole_folder(path, overwrite=overwrite, is_ours=INDEX) as folder:
+    with whole_folder(path, strange, overwrite=overwrite) as folder:
         (folder / "part").mkdir()
         (folder / "part" / "weights").write_text(text)
         assert not (path / "part" / "weights").is_file() or (path / "part" / "weights").read_text() != text
@@ -21,7 +29,7 @@ def fill(path: Path, text: str, *, overwrite: bool = False) -> None:
 
 
 def fill_half(path: Path, failure: type[BaseException]) -> None:
-    with whole_folder(path, overwrite=True, is_ours=INDEX) as folder:
+    with whole_folder(path, strange, overwrite=True) as folder:
         (folder / "half").write_text("x")
         raise failure
 
@@ -35,7 +43,7 @@ def test_a_folder_appears_at_the_end_and_is_replaced_whole(tmp_path: Path) -> No
     assert names(tmp_path) == ["a", "a/index.json", "a/part", "a/part/weights"]
     with pytest.raises(OutputFailed, match="is there already"):
         fill(tmp_path / "a", "two")
-    (tmp_path / "a" / "left").write_text("over")
+    (tmp_path / "a" / "part" / "empty").mkdir()
     fill(tmp_path / "a", "two", overwrite=True)
     assert names(tmp_path) == ["a", "a/index.json", "a/part", "a/part/weights"]
     assert (tmp_path / "a" / INDEX).read_text() == "two"
@@ -62,6 +70,33 @@ def test_folders_of_other_things_files_and_links_are_not_touched(tmp_path: Path)
         with pytest.raises(OutputFailed, match=expected):
             fill(tmp_path / name, "two", overwrite=True)
     assert names(tmp_path) == before
+    with pytest.raises(FilesWouldBeLost, match="would be lost: cat; expected a new name"):
+        fill(tmp_path / "photos", "two", overwrite=True)
     (tmp_path / "empty").mkdir()
     fill(tmp_path / "empty", "two", overwrite=True)
     assert (tmp_path / "empty" / INDEX).read_text() == "two"
+
+
+def test_a_message_names_the_first_files_and_says_that_there_are_more(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in "abcde":
+        (tmp_path / "photos" / name).write_text(name)
+    with pytest.raises(FilesWouldBeLost, match="lost: a, b, c, d, e; expected"):
+        fill(tmp_path / "photos", "two", overwrite=True)
+    (tmp_path / "photos" / "f").write_text("f")
+    with pytest.raises(FilesWouldBeLost, match="lost: a, b, c, d, e and more; expected"):
+        fill(tmp_path / "photos", "two", overwrite=True)
+
+
+def test_what_came_while_the_folder_was_written_is_not_lost(tmp_path: Path) -> None:
+    fill(tmp_path / "a", "one")
+
+    def fill_again() -> None:
+        with whole_folder(tmp_path / "a", strange, overwrite=True) as folder:
+            (folder / INDEX).write_text("two")
+            (tmp_path / "a" / "notes").write_text("mine")
+
+    with pytest.raises(FilesWouldBeLost, match="lost: notes"):
+        fill_again()
+    assert names(tmp_path) == ["a", "a/index.json", "a/notes", "a/part", "a/part/weights"]
+    assert (tmp_path / "a" / INDEX).read_text() == "one"

@@ -1,0 +1,61 @@
+"""Tensors of a checkpoint that its folder of diffusers has no place for, though they may matter to somebody.
+
+Not told of are those that by design have none: averages of training, noise schedules and marks (the scheduler's
+configuration says them), tables that modules make themselves, counts and losses of training, tokenizers as bytes, heads
+and projections that no pipeline reads, and what quantized weights are stored with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pool.checkpoints.build import Checkpoint
+from pool.saving.single_file import EMA_PREFIX
+from pool.spec import Role
+from pool.text.tokenizer_files import TENSORS
+
+#: buffers of the noise of training, as LDM's and Stability's code register them
+_SCHEDULES = frozenset({
+    "betas", "alphas_cumprod", "alphas_cumprod_prev", "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod",
+    "log_one_minus_alphas_cumprod", "sqrt_recip_alphas_cumprod", "sqrt_recipm1_alphas_cumprod", "posterior_variance",
+    "posterior_log_variance_clipped", "posterior_mean_coef1", "posterior_mean_coef2", "logvar", "lvlb_weights",
+    "scale_factor", "denoiser.sigmas",
+})  # fmt: skip
+#: what trainers say of the prediction and of latents
+_MARKS = frozenset({"v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_min", "edm_vpred.sigma_max"})
+#: ends of keys: tables, counts of training, a temperature of training, tokenizers, heads, a table under its other name
+_ENDS = (
+    ".position_ids", ".token_type_ids", ".inv_freq", "attn_mask", ".num_batches_tracked", "logit_scale",
+    "text_projection", "text_projection.weight", "lm_head.weight", "lm_head.bias", "rope_freqs.weight",
+    "encoder.embed_tokens.weight", "_extra_state", *TENSORS,
+)  # fmt: skip
+#: the same of single models, which their own code makes or never reads: PixArt's table and the text that stands for
+#: none, the last norm of Lumina 2 and Z-Image, Cosmos' tables and counts, statistics of latents in configurations
+_OF_MODELS = (
+    "pos_embed", "y_embedder.y_embedding", "norm_final.weight", ".wavelets", "vae.latent_mean", "vae.latent_std",
+    "pos_embedder.seq", "pos_embedder.dim_spatial_range", "pos_embedder.dim_temporal_range",
+    "accum_video_sample_counter", "accum_image_sample_counter", "accum_iteration", "accum_train_in_hours",
+    "logvar.0.freqs", "logvar.0.phases", "logvar.1.weight", "per_channel_statistics.channel",
+    "per_channel_statistics.mean-of-stds", "per_channel_statistics.mean-of-stds_over_std-of-means",
+)  # fmt: skip
+#: parts of an autoencoder's files that only its training needs
+_OF_VAE = ("loss.", EMA_PREFIX)
+
+
+def left_out(checkpoint: Checkpoint, told: Collection[Role]) -> tuple[str, ...]:
+    """The keys of the tensors of `checkpoint` that no folder has, in the order of the file; those of the components
+    `told` are told of elsewhere."""
+    family, shapes = checkpoint.family, checkpoint.shapes
+    taken = {key for role in told for key in family.shapes_of(role, shapes)}
+    for role in family.prefixes:
+        if role not in told:
+            key_map = checkpoint.key_map(role)
+            taken |= key_map.sources.keys() - set(key_map.unused)
+    return tuple(key for key in shapes if key not in taken and not _has_no_place(checkpoint, key))
+
+
+def _has_no_place(checkpoint: Checkpoint, key: str) -> bool:
+    vae = checkpoint.family.prefixes.get(Role.VAE, "")
+    of_vae = bool(vae) and key.startswith(tuple(vae + part for part in _OF_VAE))
+    is_known = key in _SCHEDULES or key in _MARKS or key.endswith((*_ENDS, *_OF_MODELS))
+    return is_known or of_vae or key.startswith(EMA_PREFIX)
