@@ -1,4 +1,4 @@
-"""The tokenizer of a text encoder of an open checkpoint: inside its file of weights, or beside it."""
+"""How a text encoder of an open checkpoint is read, and its tokenizer: inside its file of weights, or beside it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from typing import Any
 from torch import nn
 
 from pool.checkpoints.build import Checkpoint
+from pool.checkpoints.transformers import TEXT_ROLES
 from pool.spec import Role
 from pool.text.reading import Reading
 from pool.text.text_tokenizer import TextTokenizer, tokenizer_kind
 from pool.text.tokenizer_files import TENSORS, find_tokenizer
+from pool.text_encoders.readings import readings_of
+
+
+def reading_of_role(checkpoint: Checkpoint, role: Role) -> Reading | None:
+    """How the text encoder `role` is read; None for the families of UNets, which say it themselves."""
+    if not checkpoint.family.text_set:
+        return None
+    readings = readings_of(checkpoint.family.text_set)
+    return None if readings is None else readings[TEXT_ROLES.index(role)]
 
 
 def tokenizer_of(checkpoint: Checkpoint, role: Role, reading: Reading, module: nn.Module) -> TextTokenizer:

@@ -19,6 +19,7 @@ from pool.patches.patch_set import PatchSet
 from pool.saving.facts import Merged, Source, with_facts
 from pool.saving.single_file import SingleFile
 from pool.saving.stream_writer import TensorToWrite, write_safetensors
+from pool.saving.tokenizer_tensors import tokenizer_tensors
 from pool.saving.whole_file import expect_free
 from pool.spec import Role
 from pool.work import LoraRef
@@ -84,6 +85,7 @@ def save_checkpoint(
 
     Weights are computed as runs compute them: in float32, rounded once into the type that the file has them in, or into
     `dtype`. Without any of these every tensor of the file comes back byte for byte. In memory is one weight at a time.
+    The tokenizer of a text encoder that is a GGUF file goes into the file (`pool.saving.tokenizer_tensors`).
 
     patches   of a patcher (`ModelPatcher.patches`), by component
     dtype     for the weights of components; quantized ones become plain. None keeps each type, and quantized weights
@@ -105,7 +107,7 @@ def save_checkpoint(
             f"tensors have no names in single files"
         )
     file = SingleFile(found.checkpoint, found.patches, dtype, keep_ema)
-    tensors = file.tensors()
+    tensors = (*file.tensors(), *tokenizer_tensors(found.checkpoint))
     facts = with_facts(file.metadata(), found.source, found.merged, dtype is not None, metadata)
     file_bytes = write_safetensors(path, tensors, facts, overwrite=overwrite, on_bytes=counting(tensors, progress))
     return Saved(path, file_bytes, len(tensors), found.patched)

@@ -26,11 +26,11 @@ from pool.checkpoints.files.folder_header import CLASS
 from pool.checkpoints.transformers import TRANSFORMERS
 from pool.errors import FilesWouldBeLost, OutputFailed
 from pool.open_model import OpenModel
-from pool.open_tokenizer import tokenizer_of
+from pool.open_tokenizer import reading_of_role, tokenizer_of
 from pool.patches.patch_set import PatchSet
 from pool.saving.checkpoint_file import Progress, Saved, counting, patched_model
 from pool.saving.facts import with_facts
-from pool.saving.folder_parts import FolderPart, Lack, parts_of, reading_of_role
+from pool.saving.folder_parts import FolderPart, Lack, parts_of
 from pool.saving.left_out import left_out
 from pool.saving.llava_folder import is_llava
 from pool.saving.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts

@@ -35,9 +35,9 @@ from pool.checkpoints.families import Architecture, TextFacts
 from pool.checkpoints.files.folder_header import PROJECTION
 from pool.checkpoints.mapped_file import TORCH_DTYPES
 from pool.checkpoints.modules import empty_module, said_module
-from pool.checkpoints.transformers import TEXT_ROLES
 from pool.diffusion_models.audio_seconds import SECONDS
 from pool.diffusion_models.build import plan_diffusion_model
+from pool.open_tokenizer import reading_of_role
 from pool.patches.patch_set import PatchSet
 from pool.saving.component_weights import ComponentWeights
 from pool.saving.llava_folder import is_llava, llava, llava_names, llava_tensors
@@ -47,7 +47,6 @@ from pool.saving.tensor_bytes import carried, cast, made
 from pool.saving.transformer_pipelines import transformer_pipeline
 from pool.spec import Role
 from pool.text.reading import Pooled, Reading
-from pool.text_encoders.readings import readings_of
 from pool.vaes.build import MissingHalf
 
 #: the level of names that CLIP's text models have in published folders
@@ -94,14 +93,6 @@ class Lack:
 
     def __str__(self) -> str:
         return f"{self.folder}: {self.why}"
-
-
-def reading_of_role(checkpoint: Checkpoint, role: Role) -> Reading | None:
-    """How the text encoder `role` is read; None for the families of UNets, which say it themselves."""
-    if not checkpoint.family.text_set:
-        return None
-    readings = readings_of(checkpoint.family.text_set)
-    return None if readings is None else readings[TEXT_ROLES.index(role)]
 
 
 def parts_of(

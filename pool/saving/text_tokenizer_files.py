@@ -12,13 +12,11 @@ from pool.text.text_tokenizer import TextTokenizer
 
 #: the class of transformers that reads any tokenizer.json, and the one whose tokens are bytes and which needs no file
 CLASS, BYTES_CLASS = "PreTrainedTokenizerFast", "ByT5Tokenizer"
-#: the kind of tokenizer that is of that one
-_BYTES = "byt5"
 
 
 def tokenizer_class(tokenizer: TextTokenizer) -> str:
     """The class of transformers that reads what `write_text_tokenizer` writes."""
-    return BYTES_CLASS if tokenizer.kind == _BYTES else CLASS
+    return BYTES_CLASS if tokenizer.is_of_bytes else CLASS
 
 
 def write_text_tokenizer(folder: Path, tokenizer: TextTokenizer, reading: Reading) -> None:
@@ -40,7 +38,7 @@ def write_text_tokenizer(folder: Path, tokenizer: TextTokenizer, reading: Readin
     before, after = reading.around()
     if before or after:
         settings["chat_template"] = _template(facts.begin + before, after)
-    if tokenizer.kind != _BYTES:
+    if not tokenizer.is_of_bytes:
         (folder / "tokenizer.json").write_text(tokenizer.as_json(), encoding="utf-8", newline="\n")
     _write(folder / "tokenizer_config.json", settings)
 

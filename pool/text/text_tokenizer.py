@@ -77,6 +77,8 @@ KINDS: Mapping[str, str] = {
     "gemma3_4b": "gemma", "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_2b": "qwen", "qwen3_4b": "qwen",
     "qwen3_8b": "qwen",
 }  # fmt: skip
+#: the kind whose tokens are bytes
+_BYTES = "byt5"
 #: rows of the tables of tokens that tell multilingual T5, and Pile-T5 has positions in each layer as UMT5 has
 _MT5_VOCABULARY = 200_000
 
@@ -129,6 +131,11 @@ class TextTokenizer:
         if not pads:
             raise self._missing(self.facts.pads[0])
         self.pad_id = pads[0]
+
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether its tokens are bytes, which no file says."""
+        return self.kind == _BYTES
 
     @property
     def size(self) -> int:

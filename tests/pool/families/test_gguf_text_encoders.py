@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, normalizers
 
 from pool.checkpoints import assembled
 from pool.checkpoints.build import open_checkpoint
@@ -140,6 +141,43 @@ def test_it_is_saved_as_a_whole_file_in_a_plain_type(family: str, tmp_path: Path
     assert own
     for key, value in own.items():
         assert torch.equal(saved[key], value), key
+
+
+@FAMILY
+def test_a_saved_file_reads_texts_as_its_gguf_file_does(family: str, tmp_path: Path) -> None:
+    """With nothing beside it: the tokenizer, which was inside, is in the saved file."""
+    packed = write_packed(tmp_path / "packed", family)
+    expected = texts_of(packed)
+    (tmp_path / "saved").mkdir()
+    path = tmp_path / "saved" / "tiny.safetensors"
+    save_checkpoint(open_checkpoint(tmp_path / "packed" / "tiny.model.json"), path, dtype=torch.float32)
+    key = f"{prefix_of(family)}tokenizer_json"
+    assert read_own_header(str(path)).tensors[key].dtype == "U8"
+    found = texts_of(Whole(tmp_path / "saved", ALL_FAMILIES[family], (ENCODERS[family],), write=False))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    again = tmp_path / "again.safetensors"
+    save_checkpoint(open_checkpoint(path), again)
+    assert load_file(again).keys() == load_file(path).keys()
+
+
+def test_a_tokenizer_beside_a_gguf_file_goes_before_the_one_inside(tmp_path: Path) -> None:
+    """As where it is read."""
+    write_packed(tmp_path / "packed", "lumina2").engine.close()
+    other = Tokenizer.from_str(tiny(KINDS[ENCODERS["lumina2"]]).to_str())
+    other.normalizer = normalizers.Lowercase()
+    other.save(str(tmp_path / "packed" / "text.tokenizer.json"))
+    path = tmp_path / "saved.safetensors"
+    save_checkpoint(open_checkpoint(tmp_path / "packed" / "tiny.model.json"), path, dtype=torch.float32)
+    carried = bytes(load_file(path)[f"{prefix_of('lumina2')}tokenizer_json"].tolist())
+    assert json.loads(carried)["normalizer"] == {"type": "Lowercase"}
+
+
+def test_without_a_tokenizer_a_gguf_file_is_saved_without(tmp_path: Path) -> None:
+    write_packed(tmp_path / "packed", "lumina2", entries={}).engine.close()
+    path = tmp_path / "saved.safetensors"
+    save_checkpoint(open_checkpoint(tmp_path / "packed" / "tiny.model.json"), path, dtype=torch.float32)
+    assert not any(key.endswith("tokenizer_json") for key in load_file(path))
 
 
 def digests(path: Path) -> dict[Role, str]:
