@@ -95,7 +95,8 @@ def _expect_replaceable(path: Path, lost_files: Callable[[Path], Iterable[str]])
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex[:12]}{UNFINISHED}")
+    place = Path(os.path.abspath(path))  # "." has no name by itself
+    return place.with_name(f".{place.name[:100]}.{uuid.uuid4().hex[:12]}{UNFINISHED}")
 
 
 @contextlib.contextmanager

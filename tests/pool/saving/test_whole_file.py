@@ -100,3 +100,21 @@ def test_what_came_while_the_folder_was_written_is_not_lost(tmp_path: Path) -> N
         fill_again()
     assert names(tmp_path) == ["a", "a/index.json", "a/notes", "a/part", "a/part/weights"]
     assert (tmp_path / "a" / INDEX).read_text() == "one"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_the_folder_that_one_stands_in_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It has no name of its own, and the system does not let it be renamed; nothing is left anywhere."""
+    here = tmp_path / "around" / "here"
+    here.mkdir(parents=True)
+    (here / "notes").write_text("mine")
+    monkeypatch.chdir(here)
+    with pytest.raises(FilesWouldBeLost, match=r"lost: (here/)?notes; expected"):
+        fill(Path(name), "two", overwrite=True)
+    assert (here / "notes").read_text() == "mine"
+    (here / "notes").unlink()
+    with pytest.raises(OutputFailed, match="cannot be written"):
+        fill(Path(name), "two", overwrite=True)
+    assert names(tmp_path) == ["around", "around/here"]
