@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from actors.client import DeadlineTooSoon, ModelPool, PartialLora, WorkersFailed
     from actors.config import PoolConfig
+    from actors.control_fields import Control
     from actors.jobs import Jobs
     from actors.outcomes import FilmResult, ImageResult, JobFailed, JobFailure, PoolLost, SoundResult
-    from actors.picture_fields import Control, Hires, Region
+    from actors.picture_fields import Hires, Region
     from actors.requests import GenerateRequest, LoraChoice
     from pool.errors import UserError
 
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Control": "actors.picture_fields",
+    "Control": "actors.control_fields",
     "Hires": "actors.picture_fields",
     "Region": "actors.picture_fields",
     "GenerateRequest": "actors.requests",

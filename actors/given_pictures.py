@@ -16,11 +16,11 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from actors.control_fields import Control
 from actors.given_sizes import times_of, wanted_size
 from actors.given_videos import GivenVideos
 from actors.orders import given_id
 from actors.picture_fields import (
-    Control,
     GivenPicture,
     PictureSource,
     Pixels,
@@ -82,7 +82,7 @@ class GivenPictures:
                 changed["mask"] = mask
                 refs[given_id(mask, is_mask=True)] = mask_ref
         if request.controls:
-            changed["controls"] = tuple(self._bring_control(control, refs) for control in request.controls)
+            changed["controls"] = tuple(self._bring_control(request, control, refs) for control in request.controls)
         if request.last_image is not None:
             changed["last_image"] = self._bring_whole("last_image", request.last_image, refs)
         changed |= self._videos.bring(request, refs)
@@ -108,12 +108,21 @@ class GivenPictures:
         refs[given_id(given, is_mask=True)] = ref
         return region.model_copy(update={"mask": given})
 
-    def _bring_control(self, control: Control, refs: dict[TaskId, ResultRef]) -> Control:
-        """`control` with its picture given, at its own size; its reference goes to `refs`."""
-        if isinstance(control.image, GivenPicture):
-            return control
-        given = self._bring_whole("controls.image", control.image, refs)
-        return control.model_copy(update={"image": given})
+    def _bring_control(self, request: GenerateRequest, control: Control, refs: dict[TaskId, ResultRef]) -> Control:
+        """`control` of `request` with its own picture and mask given, at their own size; their references go to
+        `refs`."""
+        given: dict[str, GivenPicture] = {}
+        if control.mask is not None and not isinstance(control.mask, GivenPicture):
+            name, source = ("image", request.image) if control.image is None else ("controls.image", control.image)
+            image = self._pixels(name, source, is_mask=False)
+            ((given["mask"], ref),) = self._brought.get(
+                ("hole", _identity(control.mask), image.size),
+                lambda: (self._mask_of("controls.mask", control.mask, image.size, image.size),),
+            )
+            refs[given_id(given["mask"], is_mask=True)] = ref
+        if control.image is not None:
+            given["image"] = self._bring_whole("controls.image", control.image, refs)
+        return control.model_copy(update=given)
 
     def _bring_whole(self, name: str, source: PictureSource, refs: dict[TaskId, ResultRef]) -> GivenPicture:
         """The picture in the field `name`, given at its own size; its reference goes to `refs`, unless it is given."""
@@ -151,14 +160,18 @@ class GivenPictures:
         yield self._brought_as(image, covering(image.pixels, *size), Picture)
         if request.mask is None:
             return
-        mask = self._pixels("mask", request.mask, is_mask=True)
-        if mask.size != image.size:
-            raise unusable_field("mask", times_of(mask.size), f"{times_of(image.size)} pixels, the size of the image")
+        yield self._mask_of("mask", request.mask, image.size, size)
+
+    def _mask_of(self, name: str, source: PictureSource, own: tuple[int, int], size: tuple[int, int]) -> Brought:
+        """The mask in the field `name` of a picture with its `own` size, which is used in `size`."""
+        mask = self._pixels(name, source, is_mask=True)
+        if mask.size != own:
+            raise unusable_field(name, times_of(mask.size), f"{times_of(own)} pixels, the size of the image")
         values = covering(mask.pixels, *size)
         if (brightest := int(values.max())) < HALF:
             expected = f"white (255) where the picture is to be made anew{_BOOL}"
-            raise unusable_field("mask", _brightest(brightest), expected)
-        yield self._brought_as(mask, values, Mask)
+            raise unusable_field(name, _brightest(brightest), expected)
+        return self._brought_as(mask, values, Mask)
 
     def _brought_as(self, read: _Read, pixels: PixelArray, kind: Callable[[PixelArray], Result]) -> Brought:
         given = GivenPicture(pixels_digest(pixels), pixels.shape[1], pixels.shape[0], read.file)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from actors.picture_fields import Control, GivenPicture, Hires, PictureSource, steps_left_out
+from actors.control_fields import Control
+from actors.picture_fields import GivenPicture, Hires, PictureSource, steps_left_out
 from actors.requests import GenerateRequest, LoraChoice
 from actors.video_fields import GivenVideo, VideoSource
 from pool.spec import TaskId
@@ -76,7 +77,8 @@ class Hole:
 @dataclass(frozen=True, slots=True)
 class ControlOrder:
     """A ControlNet by name, the picture that it speaks of, how strongly, and from which share of the steps to which; of
-    one that has several modes, which."""
+    one that has several modes, which. `mask` is what of a picture is made anew, its own (`says_mask`) or that of all.
+    """
 
     model: str
     picture: GivenOrder
@@ -84,6 +86,8 @@ class ControlOrder:
     start: float
     end: float
     mode: str | int | None = None
+    mask: GivenOrder | None = None
+    says_mask: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,7 @@ def order_for(request: GenerateRequest, rounds_up: bool = False) -> DecodeOrder:
             for region in request.regions
             if region.strength != 0
         ),
-        controls=tuple(_control(control) for control in request.controls if control.strength != 0),
+        controls=tuple(_control(control, image, mask) for control in request.controls if control.strength != 0),
     )
     latent = sample if request.hires is None else _second_pass(sample, request.hires, rounds_up)
     return DecodeOrder(latent, request.model, _decoder(request, negative))
@@ -286,10 +290,12 @@ def _given_video(source: VideoSource | None, is_mask: bool = False) -> GivenOrde
     return GivenOrder(given_video_id(source, is_mask))
 
 
-def _control(control: Control) -> ControlOrder:
-    picture = _given(control.image)
+def _control(control: Control, image: GivenOrder | None, mask: GivenOrder | None) -> ControlOrder:
+    """`control` of a request with this picture and this mask, which count where it has none of its own."""
+    picture, own_mask = _given(control.image) or image, _given(control.mask, is_mask=True)
     assert picture is not None, "a ControlNet has a picture"
-    return ControlOrder(control.model, picture, control.strength, control.start, control.end, control.mode)
+    how = control.strength, control.start, control.end, control.mode
+    return ControlOrder(control.model, picture, *how, own_mask or mask, own_mask is not None)
 
 
 def _reference(source: PictureSource) -> ReferenceOrder:

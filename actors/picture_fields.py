@@ -40,13 +40,10 @@ MOST_PARTS = 16
 MOST_REFERENCES = 4
 #: how much of a picture is made anew where nobody says: a part; of what a mask shows, all
 USUAL_STRENGTH, USUAL_MASKED_STRENGTH = 0.6, 1.0
-#: far beyond what ControlNets were trained with
-MOST_CONTROL = 10.0
 #: a text that counts so much more than the prompt leaves nothing of it
 MOST_REGION = 100.0
-#: of the number of a mode, in a short form: more are refused as the name of none
-_MODE_DIGITS = 9
-_PICTURE = "the path of a picture, an image of Pillow or an array of numpy"
+#: what a field that names a picture expects
+A_PICTURE = "the path of a picture, an image of Pillow or an array of numpy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ def checked_picture(name: str, value: Any, is_mask: bool = False) -> PictureSour
     elif isinstance(value, np.ndarray):
         pixels = _of_array(name, value, is_mask)
     else:
-        raise unusable_field(name, type(value).__name__, _PICTURE)
+        raise unusable_field(name, type(value).__name__, A_PICTURE)
     return Pixels(pixels_digest(pixels), pixels)
 
 
@@ -112,7 +109,7 @@ def checked_references(value: Any) -> PictureSource | tuple[PictureSource, ...] 
     found = tuple(checked_picture("reference", each) for each in value)
     sources = tuple(each for each in found if each is not None)
     if len(sources) < len(found):
-        raise unusable_field("reference", "nothing among several", _PICTURE)
+        raise unusable_field("reference", "nothing among several", A_PICTURE)
     return sources if len(sources) > 1 else sources[0]
 
 
@@ -215,74 +212,6 @@ def steps_left_out(name: str, strength: float, steps: int, rounds_up: bool = Fal
     return left_out
 
 
-class Control(Strict):
-    """A ControlNet and the picture that it speaks of (edges, depth, a pose: made already). Accepts "NAME=FILE",
-    "NAME=FILE:STRENGTH", "NAME=FILE:STRENGTH:START:END", the same with "NAME@MODE", and
-    {"model":, "mode":, "image":, "strength":, "start":, "end":}.
-
-    strength    how strongly; 0 is not at all
-    start, end  from which share of the steps to which
-    mode        of one that has several: its name ("canny") or its number
-    """
-
-    model: Annotated[str, Field(min_length=1)]
-    #: once checked, a `PictureSource`
-    image: Any
-    strength: float = 1.0
-    start: float = 0.0
-    end: float = 1.0
-    mode: str | int | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_short_forms(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        name, equals, rest = value.partition("=")
-        if not equals:
-            raise unusable_field("controls", value, "NAME=FILE, NAME=FILE:STRENGTH or NAME=FILE:STRENGTH:START:END")
-        image, numbers = _without_numbers(rest, 3)
-        name, said = _without_mode(name)
-        return {"model": name, **said, "image": image, **dict(zip(("strength", "start", "end"), numbers, strict=False))}
-
-    @field_validator("image", mode="before")
-    @classmethod
-    def _image(cls, value: Any) -> Any:
-        if value is None:
-            raise unusable_field("controls.image", "nothing", _PICTURE)
-        return checked_picture("controls.image", value)
-
-    @field_validator("strength")
-    @classmethod
-    def _strength(cls, value: float) -> float:
-        if not 0 <= value <= MOST_CONTROL:
-            raise unusable_field("controls.strength", value, f"a number from 0 to {MOST_CONTROL:g}")
-        return value
-
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _mode(cls, value: Any) -> Any:
-        if value is None or (isinstance(value, str) and value) or (type(value) is int and value >= 0):
-            return value
-        raise unusable_field("controls.mode", value, "the name of a mode, or its number from 0")
-
-    @model_validator(mode="after")
-    def _share(self) -> Control:
-        if not 0 <= self.start < self.end <= 1:
-            found = f"{self.start:g} to {self.end:g}"
-            raise unusable_field("controls.start, controls.end", found, "a share of the steps within 0 to 1")
-        return self
-
-
-def _without_mode(name: str) -> tuple[str, dict[str, str | int]]:
-    """What a ControlNet is called in "NAME@MODE", and the mode as a field. "@" in a folder's name, or before a file's
-    ending, is part of the name."""
-    model, _, mode = name.rpartition("@")
-    if not model or any(character in mode for character in "/\\."):
-        return name, {}
-    return model, {"mode": int(mode) if mode.isdecimal() and len(mode) <= _MODE_DIGITS else mode}
-
-
 class Region(Strict):
     """A text for a part of the picture. Accepts "X,Y,WIDTH,HEIGHT=TEXT", "X,Y,WIDTH,HEIGHT:STRENGTH=TEXT" and
     {"prompt":, "box": or "mask":, "strength":}.
@@ -331,22 +260,6 @@ class Region(Strict):
         if self.box is not None and (min(self.box[:2]) < 0 or min(self.box[2:]) < 1):
             raise unusable_field("regions.box", self.box, "left, top, width and height in pixels")
         return self
-
-
-def _without_numbers(text: str, most: int) -> tuple[str, list[float]]:
-    """`text` without the numbers that it ends with, each after a colon, and those; at most so many."""
-    numbers: list[float] = []
-    while len(numbers) < most:
-        head, colon, tail = text.rpartition(":")
-        try:
-            number = float(tail)
-        except ValueError:
-            break
-        if not colon or not head:
-            break
-        text = head
-        numbers.insert(0, number)
-    return text, numbers
 
 
 class Hires(Strict):

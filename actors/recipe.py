@@ -53,7 +53,8 @@ class RecipeLora:
 
 @dataclass(frozen=True, slots=True)
 class RecipeControl:
-    """A ControlNet as it was used. `mode` is of those that have several; `said` is `pool.refs.ControlRef.said`."""
+    """A ControlNet as it was used. `mode` is of those that have several; `said` is `pool.refs.ControlRef.said`;
+    `mask_sha256` is of the hole in its picture, empty where it has none."""
 
     name: str
     sha256: str
@@ -64,6 +65,7 @@ class RecipeControl:
     end: float
     mode: int | None = None
     said: Mapping[str, bool] = field(default_factory=dict)
+    mask_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,9 @@ class RecipePictures:
         told_of = (request.image, request.reference, request.hires, request.video)
         if not any(each is not None for each in told_of) and not controls and not regions:
             return None
-        named = [control for control in request.controls if control.strength != 0]
         image, mask = request.image, request.mask
+        named = [control for control in request.controls if control.strength != 0]
+        read = [(control.image or image, control.mask or mask) for control in named]
         references: list[Any] = list(request.references)
         reference = references[0] if references else None
         return cls(
@@ -169,12 +172,13 @@ class RecipePictures:
             hires={} if request.hires is None else request.hires.model_dump(),
             controls=tuple(
                 RecipeControl(
-                    *(ref.name, ref.sha256, own.image.sha256, own.image.file),
+                    *(ref.name, ref.sha256, own.sha256, own.file),
                     *(ref.strength, ref.start, ref.end),
                     mode=ref.mode,
                     said=dict(ref.said),
+                    mask_sha256="" if ref.hole is None else hole.sha256,
                 )
-                for own, ref in zip(named, controls, strict=True)
+                for (own, hole), ref in zip(read, controls, strict=True)
             ),
             regions=tuple(
                 RecipeRegion(r.prompt, r.strength, r.box, "" if r.mask is None else r.mask.sha256) for r in regions
@@ -185,9 +189,9 @@ class RecipePictures:
         """What of it makes the picture. What is not used is left out, so that what is added here later changes no
         digest that is known."""
         content = {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith(("_file", "_files"))}
+        unused: tuple[tuple[str, Any], ...] = ("mode", None), ("said", {}), ("mask_sha256", "")
         content["controls"] = [
-            {k: v for k, v in c.items() if k != "image_file" and (k, v) not in (("mode", None), ("said", {}))}
-            for c in content["controls"]
+            {k: v for k, v in c.items() if k != "image_file" and (k, v) not in unused} for c in content["controls"]
         ]
         return {k: v for k, v in content.items() if v or k not in _LATER_PICTURES}
 
@@ -238,8 +242,9 @@ class Recipe:
         content = dataclasses.asdict(self)
         content["loras"] = tuple({k: v for k, v in each.items() if v or k != "noise"} for each in content["loras"])
         for control in (content["pictures"] or {}).get("controls", ()):
-            if not control["said"]:
-                del control["said"]
+            for name in ("said", "mask_sha256"):
+                if not control[name]:
+                    del control[name]
         return {name: value for name, value in content.items() if value or name not in _LATER}
 
     @property

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from actors.control_fields import Control
 from actors.decoder_fields import Decoder
 from actors.film_fields import (
     FILM_NUMBERS,
@@ -27,9 +28,9 @@ from actors.film_fields import (
 from actors.low_noise_fields import LowNoiseRun, checked_noise, lora_parts
 from actors.number_fields import checked_cfg, checked_steps, whole_number
 from actors.picture_fields import (
+    A_PICTURE,
     USUAL_MASKED_STRENGTH,
     USUAL_STRENGTH,
-    Control,
     Hires,
     PictureSource,
     Region,
@@ -309,6 +310,10 @@ class GenerateRequest(Strict):
         for name in ("mask", "strength", "last_image"):
             if self.image is None and getattr(self, name) is not None:
                 raise unusable_field("image", "nothing", f"a picture to start from, since {name} is given")
+        if self.image is None and any(control.image is None for control in self.controls):
+            raise unusable_field(
+                "controls.image", "nothing", f"{A_PICTURE}, or one in the field image, which it reads too"
+            )
         if self.video is None and self.video_mask is not None:
             raise unusable_field("video", "nothing", "a film to follow, since video_mask is given")
         if self.mask is not None and self.hires is not None:

@@ -6,6 +6,7 @@ Values only; torch-free.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from pool.checkpoints.files.assembly import Assembly, Source
 from pool.spec import ComponentKey, Role
@@ -47,6 +48,15 @@ class LoraRef:
     noise: str = ""
 
 
+class HoleTold(StrEnum):
+    """How a ControlNet is told which part of a picture is to be made anew."""
+
+    #: its picture has a hole there, and it was made for nothing else
+    ALWAYS = "always"
+    #: its picture has a hole there where a mask is given, and none, or one already, where none is
+    MASKED = "masked"
+
+
 @dataclass(frozen=True, slots=True)
 class ControlRef:
     """A ControlNet file, and how it is used: how strongly, and from which share of the steps to which.
@@ -55,6 +65,7 @@ class ControlRef:
     reads_latent  it reads the latent of its picture, and not its pixels
     bright        that latent is of a picture as `pool.work.EncodePictureWork` has it
     said          what the configuration in its folder says otherwise than its shapes tell, by name
+    hole          in work, how it is told of a hole; of one that was found by name, how it can be. None is not at all
     """
 
     name: str
@@ -67,6 +78,7 @@ class ControlRef:
     reads_latent: bool = False
     bright: bool = False
     said: tuple[tuple[str, bool], ...] = ()
+    hole: HoleTold | None = None
 
     @property
     def content(self) -> tuple[str, tuple[tuple[str, bool], ...]]:

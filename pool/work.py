@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from pool.refs import ControlRef as ControlRef
 from pool.refs import EmbeddingRef as EmbeddingRef
+from pool.refs import HoleTold as HoleTold
 from pool.refs import LoraRef as LoraRef
 from pool.refs import ModelRef as ModelRef
 from pool.results import Encoded as Encoded
@@ -96,7 +97,7 @@ class SampleWork:
     elevation    from how far above the middle a film looks at a thing, in degrees
     regions      reads an `Encoded` for each (after the negative prompt), and a `Mask` for each that has no box
     controls     reads a `Picture` for each, in any size, that the ControlNet speaks of; for one that reads latents that
-                 of the picture, behind all other `Latent`s
+                 of the picture, behind all other `Latent`s; for one that is told a hole a `Mask` too, behind all others
     switch       of a pair of models: steps of the schedule that are done when the one for low noise takes over, from
                  the `Halfway` that comes of the other's run; 0 where one model makes all
     low_noise    it is the run of the one for low noise; with `switch` it reads that `Halfway`, after all else
@@ -350,7 +351,7 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
             reads += f" {work.switch}{'low' if work.low_noise else ''} {work.follows:d}{work.leading}"
             reads += "".join(f" {region}" for region in work.regions)
             for c in work.controls:
-                reads += f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r} {c.mode}{c.said or ''}"
+                reads += f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r} {c.mode}{c.said or ''}{c.hole or ''}"
             return f"sample {_model_key(work)} {_size_key(work)} {how} {lengths} {reads}"
         case EncodePictureWork() | SeePictureWork():
             return ""  # one picture fills a device
@@ -387,6 +388,7 @@ def _without_places(value: Any) -> Any:
     if isinstance(value, ControlRef):
         more: dict[str, Any] = {} if value.mode is None else {"mode": value.mode}
         more |= {"said": value.said} if value.said else {}
+        more |= {"hole": value.hole} if value.hole else {}
         return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **more}
     if isinstance(value, RegionWork):
         return [value.strength, value.box]

@@ -1,6 +1,6 @@
 """The options that name pictures to start from and what is done with them.
 
-Knows words on a command line; what they mean stands in `actors.picture_fields`.
+Knows words on a command line; what they mean stands in `actors.picture_fields` and `actors.control_fields`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def _option(flag: str, text: str, metavar: str) -> Any:
 
 _STRENGTH = "How much of it is made anew (default: 0.6, or 1 with a mask)."
 _CONTROL = (
-    "A ControlNet (NAME@MODE for one of several modes), its picture, and how strongly (and from which share of the "
-    "steps to which); again for more."
+    "A ControlNet (NAME@MODE for one of several modes), its picture (without =FILE, that of --image), and how strongly "
+    "(and from which share of the steps to which); again for more."
 )
 _REGION = "A text for a box of the picture, and how strongly it counts there (default: 1); again for more."
 _HIRES = "Make it small, scale it up, make a part again: 2, 2:0.5 or 2:0.5:10 (scale, strength, steps)."

@@ -37,7 +37,7 @@ def said_beside(path: Path, config: Mapping[str, Any]) -> tuple[tuple[str, bool]
     return tuple((name, said[name]) for name in names if name in said and said[name] != config[name])
 
 
-def is_named_for_edges(path: Path) -> bool:
-    """Whether the name of the file, or of its folder where all files are called alike, says that it reads edges."""
+def is_named(path: Path, word: str) -> bool:
+    """Whether the name of the file, or of its folder where all files are called alike, has `word` in it."""
     name = path.parent.name if path.name.startswith(_FOLDER_WEIGHTS) else path.name
-    return "canny" in name.lower()
+    return word in name.lower()

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from pool.controlnets.holes import INPAINT, PLAIN, says_hole
 from pool.controlnets.kinds import ControlKind
 from pool.errors import unusable_field
 from pool.open_model import OpenModel
@@ -48,8 +49,9 @@ def mode_of(name: str, kind: ControlKind, control: nn.Module, said: str | int | 
     one that has several and is told none, and for a mode that it does not have."""
     count = kind.mode_count(control)
     if count is None:
-        if said is not None:
-            raise unusable_field("controls.mode", said, f"nothing: ControlNet {name!r} has one mode")
+        if said is not None and not (says_hole(kind) and said in (INPAINT, PLAIN)):
+            words = f"{INPAINT}, {PLAIN} or nothing" if says_hole(kind) else "nothing"
+            raise unusable_field("controls.mode", said, f"{words}: ControlNet {name!r} has one mode")
         return None
     names = kind.modes[:count]
     number = names.index(said) if said in names else said

@@ -15,8 +15,9 @@ from torch import nn
 from pool.checkpoints.mapped_file import MappedFile
 from pool.checkpoints.safetensors_file import Shape
 from pool.controlnets.build import plan_controlnet
-from pool.controlnets.file_place import is_named_for_edges, said_beside
+from pool.controlnets.file_place import is_named, said_beside
 from pool.controlnets.fits import check_fits, mode_of
+from pool.controlnets.holes import INPAINT, hole_told
 from pool.controlnets.needs import usual_call
 from pool.controlnets.other_names import EDGES, PICTURE_KIND
 from pool.devices.capabilities import DeviceCapabilities, capabilities_of
@@ -25,7 +26,7 @@ from pool.open_model import OpenModel, form_of
 from pool.patches.patch_set import PatchSet
 from pool.sizing import component_spec, component_use, own_weights
 from pool.spec import ComponentSpec, ComponentUse, Role
-from pool.work import ControlRef, control_key
+from pool.work import ControlRef, HoleTold, control_key
 
 #: of layers that some files have and do not use
 _UNTRAINED = "control_noise_refiner.0.before_proj.bias"
@@ -75,7 +76,12 @@ class OpenControlNet:
     def reads_bright_at(self, path: Path) -> bool:
         """Whether its copy at `path` reads the latent of a picture as `pool.work.EncodePictureWork.bright` has it: its
         file says it, or its name."""
-        return is_named_for_edges(path) if self._reads_edges is None else self._reads_edges
+        return is_named(path, "canny") if self._reads_edges is None else self._reads_edges
+
+    def hole_at(self, path: Path, said: str | int | None) -> HoleTold | None:
+        """How its copy at `path` can be told of a hole, in the mode that a request calls `said`. Raises UnusableField
+        for one that it does not have."""
+        return hole_told(self.kind, self.module, self.mode_of(said), said, is_named(path, INPAINT))
 
     def check_fits(self, model: OpenModel) -> None:
         """Raise UnusableField unless it was made for diffusion models like that of `model`."""

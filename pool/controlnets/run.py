@@ -19,19 +19,20 @@ from torch import Tensor, nn
 from pool.checkpoints.families import LatentFacts
 from pool.controlnets.block_samples import Said, blocks_of
 from pool.controlnets.calls import Heard
+from pool.controlnets.holes import with_hole
 from pool.controlnets.kinds import ControlKind, kind_of
 from pool.patcher import ModelPatcher
 from pool.pictures import covering
 from pool.sampling.conditions import Condition
 from pool.sampling.controlled_transformer import ForEachText
 from pool.sampling.extras import Extras, Residuals
-from pool.work import ControlRef, Latent, Picture, Result, RunHooks, SampleWork
+from pool.work import ControlRef, Latent, Mask, Picture, Result, RunHooks, SampleWork
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Control:
     """One ControlNet in one run. `pictures_BCHW` are those of the pictures of the run: from 0 to 1 in whole pixels, or
-    latents."""
+    latents; with a hole, where it is told of one (`pool.controlnets.holes`)."""
 
     ref: ControlRef
     patcher: ModelPatcher
@@ -143,27 +144,33 @@ def controls_of(
     interrupt: Callable[[], None],
 ) -> Controls:
     """The ControlNets of the run of these works, which read a picture for each: pixels, or after all other latents that
-    of the picture. `prompt` is that of each."""
+    of the picture; and after all other masks one for each that is told a hole. `prompt` is that of each."""
     work = works[0]
-    read = [_pictures_of(own, work) for own in inputs]
+    kinds = [kind_of(patcher.module) for patcher in patchers]
+    read = [_pictures_of(own, work, kinds) for own in inputs]
     controls = []
-    for ref, patcher in zip(work.controls, patchers, strict=True):
-        kind, pictures = kind_of(patcher.module), torch.stack([next(own) for own in read])
+    for ref, patcher, kind in zip(work.controls, patchers, kinds, strict=True):
+        pictures = torch.stack([next(own) for own in read])
         if ref.reads_latent and kind.reads_unshifted(patcher.module):
             pictures = pictures + latent.shift * latent.scaling_factor
         controls.append(Control(ref, patcher, kind, pictures.to(patcher.device)))
     return Controls(controls, work.steps_run, interrupt, prompt)
 
 
-def _pictures_of(read: Sequence[Result], work: SampleWork) -> Iterator[Tensor]:
+def _pictures_of(read: Sequence[Result], work: SampleWork, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:
     """The picture of each ControlNet, [C,H,W], in their order."""
     pixels = (one.pixels_HWC for one in read if isinstance(one, Picture))
     latents = [one.samples_CHW for one in read if isinstance(one, Latent)]
     own = iter(latents[len(latents) - sum(ref.reads_latent for ref in work.controls) :])
-    for ref in work.controls:
+    masks = [one.values_HW for one in read if isinstance(one, Mask)]
+    holes = iter(masks[len(masks) - sum(ref.hole is not None for ref in work.controls) :])
+    for ref, kind in zip(work.controls, kinds, strict=True):
         if ref.reads_latent:
             yield torch.from_numpy(next(own).copy())
-        else:
-            # a copy: what is of that size already may be another's, and not to be written
-            whole = np.array(covering(next(pixels), work.width, work.height), order="C")
-            yield torch.from_numpy(whole).permute(2, 0, 1).float() / 255
+            continue
+        # a copy: what is of that size already may be another's, and not to be written
+        whole = np.array(covering(next(pixels), work.width, work.height), order="C")
+        picture_CHW = torch.from_numpy(whole).permute(2, 0, 1).float() / 255
+        if ref.hole is not None:
+            picture_CHW = with_hole(picture_CHW, covering(next(holes), work.width, work.height), kind)
+        yield picture_CHW

@@ -30,15 +30,17 @@ class ControlShelf:
 
     def find(self, name: str, strength: float, start: float, end: float, mode: str | int | None = None) -> ControlRef:
         """The file called `name`. A copy of one that was asked for before goes by the name that it had first; how it is
-        called and what its folder says of it are its own. Raises UnknownName, AmbiguousName, CorruptFile or
-        UnknownArchitecture, and UnusableField for a `mode` that it does not have."""
+        called and what its folder says of it are its own. `ControlRef.hole` is how it can be told of one. Raises
+        UnknownName, AmbiguousName, CorruptFile or UnknownArchitecture, and UnusableField for a `mode` that it does not
+        have."""
         file = self._registry.find(name, CONTROLNETS, "ControlNet")
         digest = self._registry.hashes(file).sha256
         own = self._names.setdefault(digest, without_ending(file.path.name))
         found = ControlRef(own, str(file.real_path), digest, strength, start, end)
         opened = self.opened(found)
         number, said, bright = opened.mode_of(mode), opened.said_at(file.path), opened.reads_bright_at(file.path)
-        return replace(found, mode=number, reads_latent=opened.kind.reads_latent, bright=bright, said=said)
+        latent, hole = opened.kind.reads_latent, opened.hole_at(file.path, mode)
+        return replace(found, mode=number, reads_latent=latent, bright=bright, said=said, hole=hole)
 
     def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         """The size of a ControlNet, and what a run beside `model` needs of it. Raises CorruptFile, UnknownArchitecture,

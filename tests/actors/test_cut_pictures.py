@@ -190,6 +190,56 @@ def test_each_pass_reads_the_latent_of_its_size() -> None:
     assert [(work.width, work.height) for work in encoded] == [(64, 64), (128, 128)]
 
 
+INPAINT = {"model": "inpaint"}
+
+
+def test_a_controlnet_that_is_told_a_hole_reads_the_picture_and_the_mask_of_the_request() -> None:
+    """Or its own; the mask behind all others, and what a recipe says of it is what it read."""
+    regions = [{"prompt": "a circle", "mask": MASK}]
+    recipe, job, given = cut(image=PIXELS, mask=~MASK, controls=[CANNY, INPAINT], regions=regions, cfg=1)
+    expected = [EncodeWork] * 2 + [EncodePictureWork, Mask, Mask, Picture, Picture, Mask]
+    assert read_by(job, SampleWork, given) == expected
+    (sample,) = [task for task in job.job.tasks if task.stage is Stage.SAMPLE]
+    assert sample.needs[3] == sample.needs[-1] != sample.needs[4]
+    assert recipe.pictures is not None
+    canny, inpaint = recipe.pictures.controls
+    assert (canny.mask_sha256, inpaint.mask_sha256) == ("", recipe.pictures.mask_sha256)
+    assert inpaint.image_sha256 == recipe.pictures.image_sha256 == canny.image_sha256
+    assert recipe_from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+    own = {**INPAINT, "image": 255 - PIXELS, "mask": MASK}
+    alone, job, given = cut(controls=[own], cfg=1)
+    assert read_by(job, SampleWork, given) == [EncodeWork, Picture, Mask]
+    other, other_job, _ = cut(controls=[{**own, "mask": ~MASK}], cfg=1)
+    assert other.digest != alone.digest
+    assert other_job.job.wanted != job.job.wanted
+
+
+def test_one_that_may_be_told_a_hole_is_told_where_there_is_a_mask() -> None:
+    repaint = {"model": "repaint"}
+    masked, job, given = cut(image=PIXELS, mask=MASK, controls=[repaint], cfg=1)
+    assert read_by(job, SampleWork, given) == [EncodeWork, EncodePictureWork, Mask, Picture, Mask]
+    assert masked.pictures is not None
+    assert masked.pictures.controls[0].mask_sha256 == masked.pictures.mask_sha256
+    plain, job, given = cut(image=PIXELS, controls=[repaint], cfg=1)
+    assert read_by(job, SampleWork, given) == [EncodeWork, EncodePictureWork, Picture]
+    assert plain.pictures is not None
+    assert "mask_sha256" not in plain.pictures.of_the_digest()["controls"][0]
+
+
+@pytest.mark.parametrize("fields", [{"image": PIXELS}, {"controls": [{**INPAINT, "image": PIXELS}]}])
+def test_a_controlnet_that_must_be_told_a_hole_is_refused_without_one(fields: dict[str, Any]) -> None:
+    expected = "controls.mask: found 'nothing', expected a mask, as the field mask is: ControlNet 'inpaint' is told"
+    with pytest.raises(UnusableField, match=expected):
+        cut(**{"controls": [INPAINT], **fields})
+
+
+def test_a_mask_of_a_controlnet_that_is_told_none_is_refused() -> None:
+    with pytest.raises(
+        UnusableField, match=r"controls.mask: found 'one', expected none: ControlNet 'canny' is not told"
+    ):
+        cut(controls=[{**CANNY, "mask": MASK}])
+
+
 def test_a_controlnet_of_strength_0_is_left_out() -> None:
     recipe, job, _ = cut(controls=[{**CANNY, "strength": 0}])
     plain_recipe, plain, _ = cut()
@@ -233,6 +283,7 @@ FROM_PICTURES: list[dict[str, Any]] = [
     {"regions": [BOX, {"prompt": "a circle", "mask": MASK}], "cfg": 1},
     {"controls": [CANNY, {**CANNY, "image": 255 - PIXELS}], "image": PIXELS},
     {"controls": [UNION, {**UNION, "mode": 0}, CANNY], "image": PIXELS, "hires": 2},
+    {"controls": [INPAINT, {**INPAINT, "image": 255 - PIXELS, "mask": ~MASK}], "image": PIXELS, "mask": MASK},
 ]
 
 

@@ -171,9 +171,13 @@ def test_pictures_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> Non
         ({"image": PIXELS, "strength": 0.0}, r"strength: found 0.0, expected a number above 0"),
         ({"image": PIXELS, "strength": 1.5}, r"strength: found 1.5"),
         ({"image": PIXELS, "mask": MASK, "hires": 2}, r"hires: found 'a second pass', expected none with a mask"),
-        ({"controls": ["canny"]}, r"controls: found 'canny', expected NAME=FILE"),
+        ({"controls": ["canny:0.5"]}, r"controls.image: found 'nothing', expected the path .* in the field image"),
         ({"controls": ["canny=nowhere.png:1"]}, r"controls.image: found 'nowhere.png', expected a file that is there"),
         ({"controls": [{"model": "canny", "image": None}]}, r"controls.image: found 'nothing'"),
+        (
+            {"image": PIXELS, "controls": [{"model": "c", "mask": PIXELS}]},
+            r"controls.mask: found 'an array \[40, 64, 3\]",
+        ),
         ({"controls": [{"model": "canny", "image": PIXELS, "strength": -1}]}, r"controls.strength: found -1"),
         ({"controls": [{"model": "canny", "image": PIXELS, "mode": -1}]}, r"controls.mode: found -1, expected"),
         ({"controls": [{"model": "canny", "image": PIXELS, "mode": 1.5}]}, r"controls.mode: found 1.5"),
@@ -210,6 +214,12 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(fields: dict[str, Any
             r"mask: found 'a mask whose brightest pixel is 1 of 255', expected white \(255\).*bool",
         ),
         ({"mask": MASK // 2}, r"mask: found 'a mask whose brightest pixel is 127 of 255'"),
+        ({"controls": [{"model": "c", "mask": MASK[:8]}]}, r"controls.mask: found '64x8', expected 64x40 pixels"),
+        (
+            {"controls": [{"model": "c", "image": PIXELS[:8], "mask": MASK}]},
+            r"controls.mask: found '64x40', expected 64x8 pixels",
+        ),
+        ({"controls": [{"model": "c", "mask": MASK // 255}]}, r"controls.mask: found 'a mask whose .* is 1 of 255'"),
         ({"regions": [{"prompt": "x", "mask": MASK // 255}]}, r"regions.mask: found 'a mask whose .* is 1 of 255'"),
     ],
 )
@@ -360,6 +370,9 @@ def test_controlnets_have_short_forms(ending: str, numbers: tuple[float, ...], t
     (control,) = request(controls=[f"canny={path}{ending}"]).controls
     assert (control.model, control.image) == ("canny", str(path))
     assert (control.strength, control.start, control.end) == numbers
+    (without,) = request(image=PIXELS, controls=[f"union@tile{ending}"]).controls
+    assert (without.model, without.mode, without.image) == ("union", "tile", None)
+    assert (without.strength, without.start, without.end) == numbers
 
 
 @pytest.mark.parametrize(
@@ -381,6 +394,29 @@ def test_short_forms_of_controlnets_say_a_mode(name: str, found: tuple[str, str 
     Image.fromarray(PIXELS).save(path)
     (control,) = request(controls=[f"{name}={path}:0.5"]).controls
     assert (control.model, control.mode, control.strength) == (*found, 0.5)
+
+
+def test_the_picture_and_the_mask_of_a_controlnet_are_brought_at_their_own_size() -> None:
+    """Each once, however many read it; one that has none reads those of the request."""
+    other = {"model": "a", "image": PIXELS[:24], "mask": MASK[:24]}
+    sent, put = bring(image=PIXELS, width=32, controls=[other, {**other, "model": "b"}, {"model": "c"}])
+    whole, mask, picture = put
+    assert isinstance(mask, Mask)
+    assert isinstance(whole, Picture)
+    assert isinstance(picture, Picture)
+    assert (whole.pixels_HWC.shape, mask.values_HW.shape) == ((16, 32, 3), (24, 64))
+    assert (picture.pixels_HWC == PIXELS[:24]).all()
+    one, two, none = sent.controls
+    assert (one.image, one.mask) == (two.image, two.mask)
+    assert isinstance(one.mask, GivenPicture)
+    assert (none.image, none.mask) == (None, None)
+
+
+def test_what_is_not_said_of_a_controlnet_changes_no_seed_of_a_job_file() -> None:
+    (control,) = request(controls=[{"model": "canny", "image": PIXELS}]).controls
+    assert list(control.model_dump()) == ["model", "image", "strength", "start", "end", "mode"]
+    (control,) = request(controls=[{"model": "canny", "image": PIXELS, "mask": MASK}]).controls
+    assert "mask" in control.model_dump()
 
 
 def test_regions_have_short_forms() -> None:

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
+from pool.controlnets.kinds import KINDS
 from pool.controlnets.run import _pictures_of
 from pool.work import ControlRef, ModelRef, Picture, SampleWork
 
@@ -23,7 +24,7 @@ def test_a_picture_that_may_not_be_written_is_read_without_a_warning(size: tuple
     pixels_HWC.setflags(write=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (read_CHW,) = _pictures_of([Picture(pixels_HWC)], WORK)
+        (read_CHW,) = _pictures_of([Picture(pixels_HWC)], WORK, KINDS[-1:])
     assert read_CHW.shape == (3, 48, 64)
     assert (read_CHW == 1).all()
     read_CHW.zero_()
@@ -33,5 +34,5 @@ def test_a_picture_that_may_not_be_written_is_read_without_a_warning(size: tuple
 def test_what_is_turned_is_read_as_it_is() -> None:
     """Rows from the bottom up are no array that torch takes."""
     pixels_HWC = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
-    (read_CHW,) = _pictures_of([Picture(pixels_HWC[::-1])], WORK)
+    (read_CHW,) = _pictures_of([Picture(pixels_HWC[::-1])], WORK, KINDS[-1:])
     np.testing.assert_allclose(read_CHW.permute(1, 2, 0) * 255, pixels_HWC[::-1], atol=1e-4)
