@@ -44,8 +44,9 @@ def control_pictures(order: SampleOrder, refs: Sequence[ControlRef]) -> Iterator
     of that, in the size of what is made; and the mask of its hole."""
     for control, ref in zip(order.controls, refs, strict=True):
         if ref.reads_latent:
-            size = order.width, order.height
-            yield EncodePictureOrder(control.picture, order.model, *size, scale=order.scale, bright=ref.bright)
+            size, hidden = (order.width, order.height), control.mask if ref.hole is HoleTold.ALWAYS else None
+            encoded = EncodePictureOrder(control.picture, order.model, *size, hidden, order.scale)
+            yield replace(encoded, bright=ref.bright, black=hidden is not None)
         else:
             yield control.picture
         if ref.hole is not None:

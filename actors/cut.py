@@ -295,7 +295,7 @@ class _Cutter:
         beside = tuple(given.task_id for given in (order.hidden, order.last) if given is not None)
         needs, hides, ends = tuple(dict.fromkeys((picture, *beside))), order.hidden is not None, order.last is not None
         how = order.frames, order.noise, order.seed, ends, order.bright
-        work = EncodePictureWork(model, width, height, hides, *how)
+        work = EncodePictureWork(model, width, height, hides, *how, black=order.black)
         return self._add(work, (Role.VAE,), (), needs)
 
     def _picture(self, order: GivenOrder | EncodePictureOrder) -> TaskId:

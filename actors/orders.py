@@ -38,8 +38,9 @@ class GivenOrder:
 @dataclass(frozen=True, slots=True)
 class EncodePictureOrder:
     """Turn a picture into a latent: the driver's own, or one that is made first. `hidden` is a mask of what the latent
-    is not to show; with `frames` it is the first of a film of so many. Sizes are as of `SampleOrder`,
-    `noise`, its `seed` and `bright` as of `pool.work.EncodePictureWork`; `last` is what such a film ends with."""
+    is not to show, but grey, or `black`; with `frames` it is the first of a film of so many. Sizes are as of
+    `SampleOrder`, `noise`, its `seed` and `bright` as of `pool.work.EncodePictureWork`; `last` is what such a film ends
+    with."""
 
     picture: GivenOrder | DecodeOrder
     model: str
@@ -52,6 +53,7 @@ class EncodePictureOrder:
     seed: int = 0
     last: GivenOrder | None = None
     bright: bool = False
+    black: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def _encoded(
         last = pictures[-1] if work.ends else None
         return vae_encode_beginning(picture, work.frames, vae, latent, hooks, division, last)
     shaken = work.noise, seed_beside(work.seed)
-    return vae_encode(picture, vae, latent, hooks, None, division, hidden, shaken, work.bright)
+    return vae_encode(picture, vae, latent, hooks, None, division, hidden, shaken, work.bright, work.black)
 
 
 def decode_pictures(

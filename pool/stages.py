@@ -320,11 +320,12 @@ def vae_encode(
     hidden: Mask | None = None,
     shaken: tuple[float, int] = (0.0, 0),
     bright: bool = False,
+    black: bool = False,
 ) -> Latent:
     """Turn pixels into a latent in the diffusion model's own scale: the mean of what the VAE says, or, with `seed`, a
     sample of it by that seed's noise. One step, or one for each tile; `division.tile` is in latent cells here too.
-    Pixels where `hidden` is at least half white are taken for grey. `shaken` is how much noise is on the pixels, which
-    go from -1 to 1, and its seed; `bright` as of `EncodePictureWork`.
+    Pixels where `hidden` is at least half white are taken for grey, or `black`. `shaken` is how much noise is on the
+    pixels, which go from -1 to 1, and its seed; `bright` as of `EncodePictureWork`.
 
     Raises UnusableField for a size that is no whole number of latent cells, CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
@@ -336,7 +337,7 @@ def vae_encode(
     if strength:
         pixels_BCHW = pixels_BCHW + strength * PictureNoise(own_seed).draw(tuple(pixels_BCHW.shape))
     if hidden is not None:
-        pixels_BCHW = pixels_BCHW * torch.from_numpy(hidden.values_HW < HALF)
+        pixels_BCHW = pixels_BCHW.masked_fill(torch.from_numpy(hidden.values_HW >= HALF), -1.0 if black else 0.0)
     noise = None if seed is None else PictureNoise(seed)
     return _finite_latent(encoded(pixels_BCHW, vae, latent, hooks, noise, division), vae)
 

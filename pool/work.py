@@ -181,12 +181,12 @@ class SampleWork:
 @dataclass(frozen=True, slots=True)
 class EncodePictureWork:
     """Turn pixels into a latent. Result: `Latent`. Reads `Picture`, which is scaled to this size and cropped where it
-    has another, and with `hides` a `Mask` of what the latent is not to show. With `frames` it is the first of so many,
-    and grey follows; with `ends` the last is the second `Picture`, or the first again where no other comes. With
-    `noise` there is so much on its pixels, which go from -1 to 1, by numbers of `seed`. `bright` gives the VAE pixels
-    from 0.5 to 128 instead, as the ControlNet for edges of Stable Diffusion 3.5 was trained. `follows` makes what a
-    model is told of a video of `frames` to follow (`pool.followed_videos`): reads its `Film` and `FilmMask`, where
-    there are, and a `Picture` for each that the model works from.
+    has another, and with `hides` a `Mask` of what the latent is not to show, but grey, or `black`. With `frames` it is
+    the first of so many, and grey follows; with `ends` the last is the second `Picture`, or the first again where no
+    other comes. With `noise` there is so much on its pixels, which go from -1 to 1, by numbers of `seed`. `bright`
+    gives the VAE pixels from 0.5 to 128 instead, as the ControlNet for edges of Stable Diffusion 3.5 was trained.
+    `follows` makes what a model is told of a video of `frames` to follow (`pool.followed_videos`): reads its `Film` and
+    `FilmMask`, where there are, and a `Picture` for each that the model works from.
     """
 
     model: ModelRef
@@ -199,6 +199,7 @@ class EncodePictureWork:
     ends: bool = False
     bright: bool = False
     follows: bool = False
+    black: bool = False
 
 
 @dataclass(frozen=True, slots=True)

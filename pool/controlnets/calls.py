@@ -144,15 +144,16 @@ def _mode(mode: int, x_BCHW: Tensor) -> Tensor:
 
 
 def call_sd3_control(module: nn.Module, heard: Heard) -> Residuals:
-    """Of Stable Diffusion 3 and 3.5: what it adds behind the blocks."""
+    """Of Stable Diffusion 3 and 3.5: what it adds behind the blocks. Those that are told a hole are told no pooled
+    text, whatever their configuration says, as in diffusers' StableDiffusion3ControlNetInpaintingPipeline."""
     config: Any = module.config
-    pooled = heard.told[POOLED]
+    pooled, is_zero = heard.told[POOLED], config.force_zeros_for_pooled_projection or config.extra_conditioning_channels
     (said,) = module(
         hidden_states=heard.x_BC,
         controlnet_cond=heard.pictures_BC,
         conditioning_scale=heard.strength,
         encoder_hidden_states=None if config.joint_attention_dim is None else heard.context_BLD,
-        pooled_projections=torch.zeros_like(pooled) if config.force_zeros_for_pooled_projection else pooled,
+        pooled_projections=torch.zeros_like(pooled) if is_zero else pooled,
         timestep=heard.level_B * TIMESTEPS,
         return_dict=False,
     )

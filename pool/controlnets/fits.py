@@ -17,8 +17,8 @@ from pool.spec import Role
 
 #: what a ControlNet and the model that it speaks to have in common, in words
 Traits: TypeAlias = Mapping[str, Any]
-#: what ControlNets are that read a mask beside their picture: no request says one
-_MASK = "channels beside the picture"
+#: what those have that are told a hole beside their picture, one, and others do not
+_MASK = "masks beside the picture"
 
 
 def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenModel) -> None:
@@ -87,10 +87,11 @@ def _kind(config: Any) -> dict[str, Any]:
 def _of_transformers(kind: ControlKind, control: Any, model: Any, channels: int) -> tuple[Traits, Traits]:
     own = control.config
     found = {"latent channels": kind.latent_channels(control), **_sizes(own)}
-    expected = {"latent channels": channels, **_sizes(model.config), _MASK: 0}
+    masks = kind.mask_channels(control)
+    expected = {"latent channels": channels, **_sizes(model.config), _MASK: min(masks, 1)}
     if "transformer_num_layers" in own:  # each of its samples is for one block
         found["blocks"], expected["blocks"] = own["transformer_num_layers"], model.config["num_layers"]
-    found[_MASK] = own.get("extra_conditioning_channels", 0) or own.get("extra_condition_channels", 0)
+    found[_MASK] = masks
     # one that reads no text fits beside every one
     found["text width"] = found["text width"] or expected["text width"]
     return found, expected

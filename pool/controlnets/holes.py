@@ -1,6 +1,6 @@
 """ControlNets that are told which part of a picture is to be made anew: which those are, and how their picture says it.
 
-Shape legend: C channels, H W height and width of a picture.
+Shape legend: C channels, H W height and width of a picture, or of its latent.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pool.controlnets.kinds import UNION_MODES, ControlKind
 from pool.pictures import HALF
 from pool.refs import HoleTold
+from pool.shown_pictures import cell_corners
 from pool.work import PixelArray
 
 #: what a request says of a ControlNet that reads pixels: that it fills holes, or that it does not
@@ -41,6 +42,8 @@ def hole_told(
         # nothing says that those for SDXL which are called so read a hole alike
         is_told = said == INPAINT or (said is None and named and not config.addition_embed_type)
         return HoleTold.ALWAYS if is_told else None
+    if kind.mask_channels(control):
+        return HoleTold.ALWAYS
     if kind.modes == UNION_MODES and mode == _REPAINT:
         return HoleTold.MASKED
     return None
@@ -50,3 +53,10 @@ def with_hole(pixels_CHW: Tensor, mask_HW: PixelArray, kind: ControlKind) -> Ten
     """Pixels from 0 to 1 with a hole where the mask is at least half white, as ControlNets of this kind read it."""
     nothing = _NOTHING if says_hole(kind) else _BLACK
     return pixels_CHW.masked_fill(torch.from_numpy(mask_HW >= HALF), nothing)
+
+
+def with_mask(latent_CHW: Tensor, mask_HW: PixelArray) -> Tensor:
+    """The latent of a picture with a hole, and behind it, as one more channel, which cells are kept: 1, and 0 where the
+    first pixel of a cell is hidden. Source: `prepare_image_with_mask` of diffusers' pipelines."""
+    cells = latent_CHW.shape[-2], latent_CHW.shape[-1]
+    return torch.cat((latent_CHW, 1 - cell_corners(mask_HW, cells)[None]))

@@ -104,6 +104,17 @@ class ControlKind:
         config: Any = module.config
         return self.channels or int(config.in_channels) // self.patch
 
+    def mask_channels(self, module: nn.Module) -> int:
+        """What it is told beside its picture: 1 is a mask, and with more it is told what nobody has. 0 where it has no
+        layer for that."""
+        config: Any = module.config
+        channels = config.get("extra_conditioning_channels", 0) or config.get("extra_condition_channels", 0)
+        return -(-int(channels) // self.patch)
+
+    def picture_channels(self, module: nn.Module) -> int:
+        """Of the latent that it reads as its picture, with what it must be told beside that."""
+        return self.latent_channels(module) + self.mask_channels(module)
+
     def mode_count(self, module: nn.Module) -> int | None:
         """How many modes it has; None for one alone, of which it is not told."""
         config: Any = module.config
@@ -117,9 +128,11 @@ class ControlKind:
 
     def reads_unshifted(self, module: nn.Module) -> bool:
         """It was trained with latents that nothing is taken away from before they are scaled. Source: diffusers'
-        StableDiffusion3ControlNetPipeline."""
+        StableDiffusion3ControlNetPipeline; its StableDiffusion3ControlNetInpaintingPipeline for those that fill
+        holes, which were not."""
         config: Any = module.config
-        return self.module is SD3ControlNetModel and bool(config.force_zeros_for_pooled_projection)
+        is_unshifted = self.module is SD3ControlNetModel and bool(config.force_zeros_for_pooled_projection)
+        return is_unshifted and not self.mask_channels(module)
 
 
 def _as_it_is(shapes: Shapes) -> Convert:

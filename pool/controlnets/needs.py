@@ -139,7 +139,7 @@ def _empty_pictures(kind: ControlKind, control: Any, cells: tuple[int, int], bat
     if not kind.reads_latent:
         sides = tuple(cell * PIXELS_PER_CELL for cell in cells)
         return torch.empty((batch, 3, *sides), dtype=torch.float32, device=META)
-    return torch.empty((batch, kind.latent_channels(control), *cells), dtype=torch.float32, device=META)
+    return torch.empty((batch, kind.picture_channels(control), *cells), dtype=torch.float32, device=META)
 
 
 def usual_call(control: nn.Module, dtype: torch.dtype) -> Callable[[nn.Module], object]:

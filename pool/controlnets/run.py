@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pool.checkpoints.families import LatentFacts
 from pool.controlnets.block_samples import Said, blocks_of
 from pool.controlnets.calls import Heard
-from pool.controlnets.holes import with_hole
+from pool.controlnets.holes import with_hole, with_mask
 from pool.controlnets.kinds import ControlKind, kind_of
 from pool.patcher import ModelPatcher
 from pool.pictures import covering
@@ -164,13 +164,16 @@ def _pictures_of(read: Sequence[Result], work: SampleWork, kinds: Sequence[Contr
     own = iter(latents[len(latents) - sum(ref.reads_latent for ref in work.controls) :])
     masks = [one.values_HW for one in read if isinstance(one, Mask)]
     holes = iter(masks[len(masks) - sum(ref.hole is not None for ref in work.controls) :])
+    size = work.width, work.height
     for ref, kind in zip(work.controls, kinds, strict=True):
         if ref.reads_latent:
-            yield torch.from_numpy(next(own).copy())
+            latent_CHW = torch.from_numpy(next(own).copy())
+            hidden = ref.hole is not None
+            yield with_mask(latent_CHW, covering(next(holes), *size)) if hidden else latent_CHW
             continue
         # a copy: what is of that size already may be another's, and not to be written
-        whole = np.array(covering(next(pixels), work.width, work.height), order="C")
+        whole = np.array(covering(next(pixels), *size), order="C")
         picture_CHW = torch.from_numpy(whole).permute(2, 0, 1).float() / 255
         if ref.hole is not None:
-            picture_CHW = with_hole(picture_CHW, covering(next(holes), work.width, work.height), kind)
+            picture_CHW = with_hole(picture_CHW, covering(next(holes), *size), kind)
         yield picture_CHW

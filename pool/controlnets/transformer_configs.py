@@ -29,13 +29,20 @@ HINT_PATCH = 2
 
 def flux_control_config(shapes: Shapes) -> Config:
     """The arguments of `diffusers.FluxControlNetModel` with parameters of `shapes`. Raises UnknownArchitecture naming
-    one that such a model has and this one has not."""
+    one that such a model has and this one has not, and one that has channels which the class has no place for: such are
+    told a hole beside their picture."""
+    latent, picture = (_shape(shapes, f"{name}x_embedder.weight", 2)[1] for name in ("", "controlnet_"))
+    if picture != latent:
+        found = f"controlnet_x_embedder.weight: found {picture} channels, expected {latent}"
+        raise UnknownArchitecture(
+            f"ControlNet: {found}: diffusers has none for Flux that is told a hole beside its picture"
+        )
     head, hidden = _shape(shapes, "transformer_blocks.0.attn.norm_q.weight", 1)[0], _hidden(shapes, "x_embedder")
     modes = shapes.get("controlnet_mode_embedder.weight")
     hint = shapes.get("input_hint_block.conv_out.weight")
     return {
         "patch_size": 1 if hint is None else HINT_PATCH,
-        "in_channels": _shape(shapes, "x_embedder.weight", 2)[1],
+        "in_channels": latent,
         **_blocks(shapes, head, hidden),
         "num_single_layers": len(ShapeReader(shapes).numbers("single_transformer_blocks.")),
         "joint_attention_dim": _shape(shapes, "context_embedder.weight", 2)[1],
@@ -51,9 +58,8 @@ def sd3_control_config(shapes: Shapes) -> Config:
     """The arguments of `diffusers.SD3ControlNetModel`, as `flux_control_config`.
 
     No shape tells whether it was trained with a pooled text and with latents as the model has them. Those that embed
-    patches and texts themselves were not, those of SD3.5 large that do neither were, and so were those that are told a
-    mask beside the picture. Source: InstantX/SD3-Controlnet-Canny, alimama-creative/SD3-Controlnet-Inpainting and
-    stabilityai/stable-diffusion-3.5-large-controlnet-canny.
+    patches and texts themselves were not, those of SD3.5 large that do neither were. Source:
+    InstantX/SD3-Controlnet-Canny and stabilityai/stable-diffusion-3.5-large-controlnet-canny.
     """
     picture = _shape(shapes, "pos_embed_input.proj.weight", 4)
     hidden, patch, text = picture[0], picture[2], shapes.get("context_embedder.weight")
@@ -75,7 +81,7 @@ def sd3_control_config(shapes: Shapes) -> Config:
         "dual_attention_layers": tuple(n for n in layers if f"transformer_blocks.{n}.attn2.to_q.weight" in shapes),
         "qk_norm": "rms_norm" if norm else None,
         "use_pos_embed": own is not None,
-        "force_zeros_for_pooled_projection": text is not None and picture[1] == channels,
+        "force_zeros_for_pooled_projection": text is not None,
     }
 
 

@@ -30,7 +30,7 @@ CASES: Mapping[str, tuple[str, Make, Callable[[Mapping[str, Any]], dict[str, Any
     "sd3": ("Stable Diffusion 3", tiny_controls.sd3, tiny_controls.as_it_is),
     "sd3 with a mask": (
         "Stable Diffusion 3",
-        lambda: tiny_controls.sd3(extra_conditioning_channels=1, force_zeros_for_pooled_projection=False),
+        lambda: tiny_controls.sd3(extra_conditioning_channels=1),
         tiny_controls.as_it_is,
     ),
     "sd35 medium": (

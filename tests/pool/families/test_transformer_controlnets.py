@@ -450,15 +450,12 @@ def test_one_for_another_family_is_refused_by_name(case: str, family: str, compl
         ("flux_dev", lambda: tiny_controls.flux(joint_attention_dim=48), "text width 48"),
         ("flux_dev", lambda: tiny_controls.flux(in_channels=128), "latent channels 32"),
         ("flux_dev", lambda: tiny_controls.flux(num_attention_heads=4), "width 128"),
-        ("sd3", lambda: tiny_controls.sd3(extra_conditioning_channels=1), "channels beside the picture 1"),
-        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=4), "channels beside the picture 4"),
         ("z_image", lambda: tiny_controls.z_image(dim=96, n_heads=3, n_kv_heads=3), "width 96"),
     ],
 )
 def test_one_of_other_sizes_is_refused_by_name(
     case: str, make: Callable[[], Any], complaint: str, tmp_path: Path
 ) -> None:
-    """Those that are told a hole among them: no request says one to a ControlNet."""
     tiny_controls.write(tmp_path / "controlnet" / "canny.safetensors", make)
     tiny = TinyFamilyModel(tmp_path, FAMILIES[case])
     with pytest.raises(UnusableField, match=rf"controls: found .*ControlNet 'canny' \(.*{complaint}.*expected one for"):

@@ -1,0 +1,243 @@
+"""Pictures of transformers with ControlNets that are told a hole beside their picture are those of diffusers' pipelines
+on the same weights, texts and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pool.devices import sim
+from pool.devices.vram_policy import VramPolicy
+from pool.engine import Engine, EngineSettings
+from pool.errors import UnknownArchitecture, UnusableField
+from pool.spec import Stage
+from pool.work import EncodePictureWork, Latent, Member
+from tests.pool.controlnets import tiny_controls
+from tests.pool.families.test_from_pictures import picture
+from tests.pool.families.test_inpainting_controlnets import soft_mask
+from tests.pool.families.test_needs_shown import check
+from tests.pool.families.test_transformer_controlnets import (
+    CFG,
+    FIELDS,
+    HEIGHT,
+    SEED,
+    STEPS,
+    WIDTH,
+    assert_equal,
+)
+from tests.pool.families.tiny_model import QUIET, Made
+from tests.pool.families.tiny_shown import TinyFamilyModel
+from tests.pool.families.tiny_transformers import FAMILIES
+from tests.pool.families.told_pipelines import parts_of, texts_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+#: what is told a hole, by the models that it speaks to
+CONTROLS: Mapping[str, Callable[[], Any]] = {
+    "sd3": lambda: tiny_controls.sd3(extra_conditioning_channels=1),
+    "qwen_image": lambda: tiny_controls.qwen_image(extra_condition_channels=4),
+}
+#: of tiny models a sample of a ControlNet is large beside what its blocks hold at once
+MOST_OVER = 0.08
+
+
+@pytest.fixture(autouse=True)
+def mean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """diffusers draws a latent from what its VAE says of a picture; here it takes the mean, as we do."""
+    place = "diffusers.models.autoencoders.vae.DiagonalGaussianDistribution.sample"
+    monkeypatch.setattr(place, lambda latents, generator=None: latents.mode())
+
+
+def model_with(folder: Path, family: str, device: str = "cpu") -> tuple[TinyFamilyModel, Any]:
+    """The model, with a ControlNet called "hole" in a folder beside it, and that as diffusers has it."""
+    module = tiny_controls.write(folder / "controlnet" / "hole.safetensors", CONTROLS[family], 5)
+    return TinyFamilyModel(folder, FAMILIES[family], device=device), module
+
+
+def control(**fields: Any) -> dict[str, Any]:
+    return {"model": "hole", "image": picture(), "mask": soft_mask(), "strength": 0.7, **fields}
+
+
+def sd3_latent(tiny: TinyFamilyModel, made: Made, module: Any, call: dict[str, Any]) -> Tensor:
+    vae, model = parts_of(tiny)
+    pipeline = diffusers.StableDiffusion3ControlNetInpaintingPipeline(
+        model, FlowMatchEulerDiscreteScheduler(shift=3.0), vae, None, None, None, None, None, None, module
+    )
+    found: Tensor = pipeline(**texts_of(made), **call, guidance_scale=CFG).images
+    return found
+
+
+def qwen_latent(tiny: TinyFamilyModel, made: Made, module: Any, call: dict[str, Any]) -> Tensor:
+    vae, model = parts_of(tiny)
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+    )
+    pipeline = diffusers.QwenImageControlNetInpaintPipeline(scheduler, vae, None, None, model, module)
+    found = pipeline(**texts_of(made, "prompt_embeds_mask"), **call, true_cfg_scale=CFG).images
+    unpacked: Tensor = pipeline._unpack_latents(found, HEIGHT, WIDTH, pipeline.vae_scale_factor)
+    return unpacked[:, :, 0]
+
+
+PIPELINES: Mapping[str, Callable[[TinyFamilyModel, Made, Any, dict[str, Any]], Tensor]] = {
+    "sd3": sd3_latent,
+    "qwen_image": qwen_latent,
+}
+
+
+def expected_of(tiny: TinyFamilyModel, made: Made, module: Any, own: dict[str, Any]) -> Tensor:
+    """What the pipeline of diffusers comes to with the ControlNet `own`."""
+    call = {
+        "control_image": own["image"], "control_mask": own["mask"], "controlnet_conditioning_scale": own["strength"],
+        "control_guidance_start": own.get("start", 0.0), "control_guidance_end": own.get("end", 1.0),
+        "height": HEIGHT, "width": WIDTH, "num_inference_steps": STEPS, "output_type": "latent",
+        "generator": torch.Generator().manual_seed(SEED),
+    }  # fmt: skip
+    with torch.no_grad():
+        return PIPELINES[tiny.family.name](tiny, made, module, call)
+
+
+@pytest.mark.parametrize("family", CONTROLS)
+def test_one_that_is_told_a_hole_is_that_of_diffusers(family: str, tmp_path: Path) -> None:
+    """At two strengths, and in the middle of the steps alone; by a mask with every brightness."""
+    tiny, module = model_with(tmp_path, family)
+    plain = tiny.made(**FIELDS).latents[0]
+    for fields in ({}, {"strength": 0.3}, {"start": 0.25, "end": 0.75}):
+        own = control(**fields)
+        made = tiny.made(controls=[own], **FIELDS)
+        assert_equal(made.latents[0], expected_of(tiny, made, module, own))
+        assert float((made.latents[0] - plain).abs().max()) > 0.01 * float(plain.std())
+    other = tiny.made(controls=[control(mask=Image.fromarray(255 - np.asarray(soft_mask())))], **FIELDS)
+    assert not torch.allclose(other.latents[0], tiny.made(controls=[control()], **FIELDS).latents[0], atol=1e-3)
+    tiny.close()
+
+
+def test_of_stable_diffusion_3_it_is_told_no_pooled_text_whatever_its_folder_says(tmp_path: Path) -> None:
+    """As diffusers' pipeline has it, which does not look."""
+    path = tmp_path / "controlnet" / "hole" / "diffusion_pytorch_model.safetensors"
+    module = tiny_controls.write(path, CONTROLS["sd3"], 5)
+    (path.parent / "config.json").write_text('{"force_zeros_for_pooled_projection": false}')
+    tiny = TinyFamilyModel(tmp_path, FAMILIES["sd3"])
+    own = control(model=str(path))
+    made = tiny.made(controls=[own], **FIELDS)
+    assert_equal(made.latents[0], expected_of(tiny, made, module, own))
+    tiny.close()
+
+
+@pytest.mark.parametrize("family", CONTROLS)
+def test_the_picture_and_the_mask_of_the_request_are_those_that_it_is_told(family: str, tmp_path: Path) -> None:
+    """One picture and one mask, said once: outside of the hole all is kept, to the bit."""
+    tiny, _ = model_with(tmp_path, family)
+    fields = {**FIELDS, "image": picture(), "mask": soft_mask()}
+    made = tiny.made(controls=["hole:0.7"], **fields)
+    said = tiny.made(controls=[control()], **fields)
+    assert torch.equal(made.latents[0], said.latents[0])
+    assert not torch.allclose(made.latents[0], tiny.made(**fields).latents[0], atol=1e-3)
+    kept = np.asarray(soft_mask()) == 0
+    assert (made.pixels[kept] == np.asarray(picture())[kept]).all()
+    hidden = [work for work in made.works.values() if isinstance(work, EncodePictureWork)]
+    assert sorted((work.hides, work.black) for work in hidden) == [(False, False), (True, True)]
+    tiny.close()
+
+
+@pytest.mark.parametrize("family", CONTROLS)
+def test_one_without_a_mask_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    tiny, _ = model_with(tmp_path, family)
+    with pytest.raises(
+        UnusableField, match=r"controls.mask: found 'nothing', expected a mask.*ControlNet 'hole' is told"
+    ):
+        tiny.made(controls=[control(mask=None)], **FIELDS)
+    with pytest.raises(UnusableField, match=r"controls.image: found 'nothing', expected the path of a picture"):
+        tiny.made(controls=[control(image=None, mask=None)], **FIELDS)
+    tiny.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "make"),
+    [
+        ("sd3", lambda: tiny_controls.sd3(extra_conditioning_channels=2)),
+        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=8)),
+    ],
+)
+def test_one_that_is_told_more_than_a_mask_is_refused_by_name(
+    family: str, make: Callable[[], Any], tmp_path: Path
+) -> None:
+    tiny_controls.write(tmp_path / "controlnet" / "hole.safetensors", make)
+    tiny = TinyFamilyModel(tmp_path, FAMILIES[family])
+    with pytest.raises(UnusableField, match=r"controls: found .*masks beside the picture 2.*expected .*picture 1"):
+        tiny.made(controls=[control()], **FIELDS)
+    tiny.close()
+
+
+def test_one_for_flux_is_refused_by_name(tmp_path: Path) -> None:
+    """As alimama-creative publishes them; diffusers has no class with its channels."""
+    path = tmp_path / "controlnet" / "hole.safetensors"
+    tiny_controls.write(path, tiny_controls.flux)
+    tensors = load_file(path)
+    weight = tensors["controlnet_x_embedder.weight"]
+    save_file({**tensors, "controlnet_x_embedder.weight": torch.zeros(len(weight), weight.shape[1] + 4)}, path)
+    tiny = TinyFamilyModel(tmp_path, FAMILIES["flux_dev"])
+    with pytest.raises(
+        UnknownArchitecture, match=r"hole.*: found 68 channels, expected 64: .* none for Flux that is told"
+    ):
+        tiny.made(controls=[control()], **FIELDS)
+    tiny.close()
+
+
+@pytest.mark.parametrize("family", CONTROLS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_runs_hold_what_was_estimated(family: str, count: int, tmp_path: Path) -> None:
+    sim.install()
+    sim.configure(0, 1 << 28)
+    sim.recover(0)
+    for place in range(count):
+        tiny_controls.write(tmp_path / "controlnet" / f"hole{place}.safetensors", CONTROLS[family], place)
+    tiny = TinyFamilyModel(tmp_path, FAMILIES[family], device="sim")
+    controls = [control(model=f"hole{place}") for place in range(count)]
+    try:
+        check(tiny.made(controls=controls, **{**FIELDS, "steps": 6}), MOST_OVER)
+    finally:
+        tiny.close()
+
+
+@pytest.mark.parametrize("family", CONTROLS)
+def test_what_streams_gives_the_same_picture(family: str, tmp_path: Path) -> None:
+    tiny, _ = model_with(tmp_path, family)
+    fields = {"controls": [control()], **FIELDS}
+    whole = tiny.made(**fields)
+    tiny.close()
+    sim.install()
+    sim.configure(0, 512 << 20)
+    sim.recover(0)
+    tiny.engine = Engine.open(EngineSettings("sim", budget_bytes=512 << 20, vram_policy=VramPolicy.NONE))
+    streamed = tiny.made(**fields)
+    assert any(cost.streamed_bytes for cost in streamed.costs)
+    assert_equal(streamed.latents[0], whole.latents[0])
+    tiny.close()
+
+
+@pytest.mark.parametrize("family", CONTROLS)
+def test_several_pictures_with_holes_of_their_own_are_made_at_once(family: str, tmp_path: Path) -> None:
+    tiny, _ = model_with(tmp_path, family)
+    fields = {**FIELDS, "prompt": "red", "negative": "dog"}
+    other = Image.fromarray(np.asarray(soft_mask())[:, ::-1].copy())
+    made = [tiny.made(controls=[control(mask=mask)], **fields) for mask in (soft_mask(), other)]
+    members = []
+    for one in made:
+        (task,) = [task for task in one.tasks if task.stage is Stage.SAMPLE]
+        members.append(Member(task, one.works[task.task_id], tuple(one.results[need] for need in task.needs), QUIET))
+    assert len({member.task.together for member in members}) == 1
+    for outcome, one in zip(tiny.engine.run_together(members), made, strict=True):
+        assert isinstance(outcome, tuple)
+        assert isinstance(outcome[0], Latent)
+        assert outcome[1].batched == 2
+        assert_equal(torch.from_numpy(outcome[0].samples_CHW)[None], one.latents[0])
+    tiny.close()
