@@ -30,6 +30,9 @@ def _with_hole(order: ControlOrder, ref: ControlRef) -> ControlRef:
     if ref.hole is None and order.says_mask:
         raise unusable_field("controls.mask", "one", f"none: ControlNet {ref.name!r} is not told what is made anew")
     if order.mask is not None:
+        if ref.hole is HoleTold.BESIDE and order.image is None:
+            expected = f"a picture: ControlNet {ref.name!r} is told which part of it is made anew, beside its own"
+            raise unusable_field("image", "nothing", expected)
         return ref
     if ref.hole is HoleTold.ALWAYS:
         expected = (
@@ -41,12 +44,15 @@ def _with_hole(order: ControlOrder, ref: ControlRef) -> ControlRef:
 
 def control_pictures(order: SampleOrder, refs: Sequence[ControlRef]) -> Iterator[GivenOrder | EncodePictureOrder]:
     """What each of `refs`, the ControlNets of `order`, reads: its picture, or the latent that the model's own VAE makes
-    of that, in the size of what is made; and the mask of its hole."""
+    of that, in the size of what is made; where the hole is in another picture, the latent of that; and its mask."""
     for control, ref in zip(order.controls, refs, strict=True):
         if ref.reads_latent:
             size, hidden = (order.width, order.height), control.mask if ref.hole is HoleTold.ALWAYS else None
             encoded = EncodePictureOrder(control.picture, order.model, *size, hidden, order.scale)
             yield replace(encoded, bright=ref.bright, black=hidden is not None)
+            if ref.hole is HoleTold.BESIDE:
+                assert control.image is not None, f"ControlNet {ref.name} is told of a picture beside its own"
+                yield replace(encoded, picture=control.image, hidden=control.mask)
         else:
             yield control.picture
         if ref.hole is not None:

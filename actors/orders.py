@@ -79,8 +79,8 @@ class Hole:
 @dataclass(frozen=True, slots=True)
 class ControlOrder:
     """A ControlNet by name, the picture that it speaks of, how strongly, and from which share of the steps to which; of
-    one that has several modes, which. `mask` is what of a picture is made anew, its own (`says_mask`) or that of all.
-    """
+    one that has several modes, which. `mask` is what of a picture is made anew, its own (`says_mask`) or that of all;
+    `image` is what the request starts from."""
 
     model: str
     picture: GivenOrder
@@ -90,6 +90,7 @@ class ControlOrder:
     mode: str | int | None = None
     mask: GivenOrder | None = None
     says_mask: bool = False
+    image: GivenOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,7 @@ def _control(control: Control, image: GivenOrder | None, mask: GivenOrder | None
     picture, own_mask = _given(control.image) or image, _given(control.mask, is_mask=True)
     assert picture is not None, "a ControlNet has a picture"
     how = control.strength, control.start, control.end, control.mode
-    return ControlOrder(control.model, picture, *how, own_mask or mask, own_mask is not None)
+    return ControlOrder(control.model, picture, *how, own_mask or mask, own_mask is not None, image)
 
 
 def _reference(source: PictureSource) -> ReferenceOrder:

@@ -33,6 +33,7 @@ from pool.activation_needs import (
 )
 from pool.checkpoints.sampling_facts import FilmFacts, Sight
 from pool.checkpoints.transformers import TEXT_ROLES
+from pool.controlnets.needs import ControlStage
 from pool.controlnets.open_controlnet import OpenControlNet
 from pool.diffusion_models.cascade_model import empty_text
 from pool.division import ways as ways_of
@@ -230,9 +231,10 @@ class ActivationFigures:
         pictures = _empty_seen(opened, work.seen, config.hidden_size) if reading.sees else ()
         return TextStage(module, reading, text.tokenizer or self._load_tokenizer(), pictures)
 
-    def _control(self, control: ControlRef) -> StageModule:
+    def _control(self, control: ControlRef) -> ControlStage:
         opened = self._open_control(control)
-        return self._stage_module(opened.module, opened.form.compute_dtype)
+        stage = self._stage_module(opened.module, opened.form.compute_dtype)
+        return ControlStage(stage, control.hole is not None)
 
     def _stage_module(self, module: nn.Module, compute_dtype: torch.dtype) -> StageModule:
         return StageModule(module, compute_dtype, attention_form(self._device_kind), self._answers)
@@ -345,7 +347,7 @@ def _size_of(work: Work) -> tuple[object, ...]:
                 work.masked,
                 *shown,
                 len(work.regions),
-                *(control.content for control in work.controls),
+                *((control.content, control.hole) for control in work.controls),
             )
             size = (stage_of(work), role_of(work), work.width, work.height, work.frames)
             return (*size, work.cfg == 1, work.sampler, *reads)

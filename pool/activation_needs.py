@@ -22,7 +22,7 @@ from pool.activation import PeakCounter, peak_bytes
 from pool.checkpoints.families import LatentFacts, TextFacts
 from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from pool.controlnets.calls import Heard
-from pool.controlnets.needs import ControlBytes, control_bytes, hears_prompt
+from pool.controlnets.needs import ControlBytes, ControlStage, control_bytes, hears_prompt
 from pool.diffusion_models.cascade_model import prior_channels
 from pool.dry_run import META, AttentionForm
 from pool.latent_pixels import KL, codec_of, sampled_shape
@@ -120,7 +120,7 @@ def sample_bytes(
     most_at_once: int = 0,
     facts: SamplingFacts = PLAIN_SAMPLING,
     told: EmptyTold | None = None,
-    controls: Sequence[StageModule] = (),
+    controls: Sequence[ControlStage] = (),
 ) -> int:
     """Device memory beside weights for `work`. `controls` are the ControlNets that speak in it.
 

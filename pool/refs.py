@@ -55,6 +55,8 @@ class HoleTold(StrEnum):
     ALWAYS = "always"
     #: its picture has a hole there where a mask is given, and none, or one already, where none is
     MASKED = "masked"
+    #: where a mask is given, beside its own picture that which a request starts from, with a hole
+    BESIDE = "beside"
 
 
 @dataclass(frozen=True, slots=True)

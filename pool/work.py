@@ -96,8 +96,9 @@ class SampleWork:
     motion       how much moves in a film, of 255
     elevation    from how far above the middle a film looks at a thing, in degrees
     regions      reads an `Encoded` for each (after the negative prompt), and a `Mask` for each that has no box
-    controls     reads a `Picture` for each, in any size, that the ControlNet speaks of; for one that reads latents that
-                 of the picture, behind all other `Latent`s; for one that is told a hole a `Mask` too, behind all others
+    controls     reads a `Picture` for each, in any size, that the ControlNet speaks of, or the `Latent` of that behind
+                 all others; where it is told a hole (`HoleTold`) a `Mask` behind all others, and the `Latent` of a
+                 picture beside its own behind that
     switch       of a pair of models: steps of the schedule that are done when the one for low noise takes over, from
                  the `Halfway` that comes of the other's run; 0 where one model makes all
     low_noise    it is the run of the one for low noise; with `switch` it reads that `Halfway`, after all else

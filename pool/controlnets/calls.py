@@ -195,9 +195,9 @@ def call_z_image_control(module: nn.Module, heard: Heard) -> Residuals:
     config: Any = module.config
     context, mask = heard.context_BLD, heard.told.get(CONTEXT_MASK)
     texts = list(context) if mask is None else [text[real] for text, real in zip(context, mask, strict=True)]
-    # those that may be told a hole too are told none
+    # those that may be told a hole too, and are not
     hole = config.control_in_dim - heard.pictures_BC.shape[1]
-    picture_BCHW = functional.pad(heard.pictures_BC, (0, 0, 0, 0, 0, hole))
+    picture_BCHW = functional.pad(heard.pictures_BC, (0, 0, 0, 0, 0, hole)) if hole else heard.pictures_BC
     with _lent(module, heard.model):
         said = module(
             list(heard.x_BC.unsqueeze(2)),

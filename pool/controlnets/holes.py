@@ -44,6 +44,8 @@ def hole_told(
         return HoleTold.ALWAYS if is_told else None
     if kind.mask_channels(control):
         return HoleTold.ALWAYS
+    if kind.is_told_beside(control):
+        return HoleTold.BESIDE
     if kind.modes == UNION_MODES and mode == _REPAINT:
         return HoleTold.MASKED
     return None
@@ -55,8 +57,10 @@ def with_hole(pixels_CHW: Tensor, mask_HW: PixelArray, kind: ControlKind) -> Ten
     return pixels_CHW.masked_fill(torch.from_numpy(mask_HW >= HALF), nothing)
 
 
-def with_mask(latent_CHW: Tensor, mask_HW: PixelArray) -> Tensor:
-    """The latent of a picture with a hole, and behind it, as one more channel, which cells are kept: 1, and 0 where the
-    first pixel of a cell is hidden. Source: `prepare_image_with_mask` of diffusers' pipelines."""
+def with_mask(latent_CHW: Tensor, mask_HW: PixelArray, hidden_CHW: Tensor | None = None) -> Tensor:
+    """The latent of a picture and behind it, as one more channel, which cells are kept: 1, and 0 where the first pixel
+    of a cell is made anew. The hole is in that picture, or in another, the latent of which stands behind that. Source:
+    `prepare_image_with_mask` of diffusers' pipelines, and its ZImageControlNetInpaintPipeline."""
     cells = latent_CHW.shape[-2], latent_CHW.shape[-1]
-    return torch.cat((latent_CHW, 1 - cell_corners(mask_HW, cells)[None]))
+    kept = 1 - cell_corners(mask_HW, cells)[None]
+    return torch.cat((latent_CHW, kept) if hidden_CHW is None else (latent_CHW, kept, hidden_CHW))

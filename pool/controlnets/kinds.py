@@ -111,9 +111,16 @@ class ControlKind:
         channels = config.get("extra_conditioning_channels", 0) or config.get("extra_condition_channels", 0)
         return -(-int(channels) // self.patch)
 
-    def picture_channels(self, module: nn.Module) -> int:
-        """Of the latent that it reads as its picture, with what it must be told beside that."""
-        return self.latent_channels(module) + self.mask_channels(module)
+    def is_told_beside(self, module: nn.Module) -> bool:
+        """It may be told, beside its own picture, of another with a hole and of a mask. Source: diffusers'
+        ZImageControlNetInpaintPipeline."""
+        config: Any = module.config
+        return self.module is ZImageControlNetModel and config.control_in_dim == 2 * self.latent_channels(module) + 1
+
+    def picture_channels(self, module: nn.Module, has_hole: bool = False) -> int:
+        """Of the latent that it reads as its picture, with what it is told of a hole in one."""
+        beside = self.latent_channels(module) + 1 if has_hole and self.is_told_beside(module) else 0
+        return self.latent_channels(module) + self.mask_channels(module) + beside
 
     def mode_count(self, module: nn.Module) -> int | None:
         """How many modes it has; None for one alone, of which it is not told."""

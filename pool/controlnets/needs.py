@@ -36,6 +36,14 @@ PIXELS_PER_CELL = 8
 
 
 @dataclass(frozen=True, slots=True)
+class ControlStage:
+    """A ControlNet as it is used in a run: whether it is told a hole."""
+
+    stage: StageModule
+    has_hole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ControlBytes:
     """What the ControlNets of a run come to.
 
@@ -59,12 +67,12 @@ class ControlBytes:
         return {name: ForEachText(own, texts) for name, own in spread.items()} if self.to_prompt else spread
 
 
-def hears_prompt(controls: Sequence[StageModule]) -> bool:
+def hears_prompt(controls: Sequence[ControlStage]) -> bool:
     """Whether these are asked about the prompt alone, in whatever batches the diffusion model is."""
-    return any(kind_of(control.module).hears_prompt for control in controls)
+    return any(kind_of(control.stage.module).hears_prompt for control in controls)
 
 
-def control_bytes(controls: Sequence[StageModule], model: StageModule, heard: Heard) -> ControlBytes:
+def control_bytes(controls: Sequence[ControlStage], model: StageModule, heard: Heard) -> ControlBytes:
     """Of calls of ControlNets, one after the other, beside `model`, which is told what is `heard` but for the pictures:
     all float32 and without values."""
     if not controls:
@@ -73,11 +81,11 @@ def control_bytes(controls: Sequence[StageModule], model: StageModule, heard: He
     total: Said | None = None
     peak_bytes = pictures_bytes = 0
     for control in controls:
-        kind = kind_of(control.module)
-        picture_bytes = 4 * _empty_pictures(kind, control.module, cells, 1).numel()
+        kind = kind_of(control.stage.module)
+        picture_bytes = 4 * _empty_pictures(kind, control.stage.module, cells, 1, control.has_hole).numel()
         called_bytes, made = _called(control, model, kind, heard, cells)
         made_bytes, said_bytes = made.to(dtype).held_bytes, 0 if total is None else total.held_bytes
-        if dtype is not control.compute_dtype:
+        if dtype is not control.stage.compute_dtype:
             called_bytes = max(called_bytes, made.held_bytes + made_bytes)
         # while it is called, its picture is there once for each text; then it is added to what others said
         made = made.to(dtype)
@@ -86,7 +94,7 @@ def control_bytes(controls: Sequence[StageModule], model: StageModule, heard: He
         peak_bytes = max(peak_bytes, said_bytes + batch * picture_bytes + called_bytes, added_bytes)
         pictures_bytes += picture_bytes
     assert total is not None
-    to_prompt, blocks = hears_prompt(controls), blocks_of(kind_of(controls[0].module), model.module)
+    to_prompt, blocks = hears_prompt(controls), blocks_of(kind_of(controls[0].stage.module), model.module)
     held_bytes = pictures_bytes + (_prompt_bytes(heard) if to_prompt else 0)
     return ControlBytes(held_bytes + peak_bytes, held_bytes + total.held_bytes, total, blocks, to_prompt)
 
@@ -97,11 +105,12 @@ def _prompt_bytes(heard: Heard) -> int:
 
 
 def _called(
-    control: StageModule, model: StageModule, kind: ControlKind, heard: Heard, cells: tuple[int, int]
+    used: ControlStage, model: StageModule, kind: ControlKind, heard: Heard, cells: tuple[int, int]
 ) -> tuple[int, Said]:
     """The peak of one call beside its inputs, and what is said in it."""
     made: list[Said] = []
-    pictures = _empty_pictures(kind, control.module, cells, len(heard.x_BC)).to(control.compute_dtype)
+    control = used.stage
+    pictures = _empty_pictures(kind, control.module, cells, len(heard.x_BC), used.has_hole).to(control.compute_dtype)
     own = replace(heard, pictures_BC=pictures, mode=_first_mode(kind, control.module))
     if kind.reads_rows(control.module):
         own = replace(own, x_BC=_rows(heard.x_BC, control.module))
@@ -135,11 +144,13 @@ def _first_mode(kind: ControlKind, control: nn.Module) -> int | None:
     return None if kind.mode_count(control) is None else 0
 
 
-def _empty_pictures(kind: ControlKind, control: Any, cells: tuple[int, int], batch: int) -> Tensor:
+def _empty_pictures(
+    kind: ControlKind, control: Any, cells: tuple[int, int], batch: int, has_hole: bool = False
+) -> Tensor:
     if not kind.reads_latent:
         sides = tuple(cell * PIXELS_PER_CELL for cell in cells)
         return torch.empty((batch, 3, *sides), dtype=torch.float32, device=META)
-    return torch.empty((batch, kind.picture_channels(control), *cells), dtype=torch.float32, device=META)
+    return torch.empty((batch, kind.picture_channels(control, has_hole), *cells), dtype=torch.float32, device=META)
 
 
 def usual_call(control: nn.Module, dtype: torch.dtype) -> Callable[[nn.Module], object]:

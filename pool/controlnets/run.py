@@ -26,7 +26,7 @@ from pool.pictures import covering
 from pool.sampling.conditions import Condition
 from pool.sampling.controlled_transformer import ForEachText
 from pool.sampling.extras import Extras, Residuals
-from pool.work import ControlRef, Latent, Mask, Picture, Result, RunHooks, SampleWork
+from pool.work import ControlRef, HoleTold, Latent, Mask, Picture, Result, RunHooks, SampleWork
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,15 +161,18 @@ def _pictures_of(read: Sequence[Result], work: SampleWork, kinds: Sequence[Contr
     """The picture of each ControlNet, [C,H,W], in their order."""
     pixels = (one.pixels_HWC for one in read if isinstance(one, Picture))
     latents = [one.samples_CHW for one in read if isinstance(one, Latent)]
-    own = iter(latents[len(latents) - sum(ref.reads_latent for ref in work.controls) :])
+    count = sum(ref.reads_latent + (ref.hole is HoleTold.BESIDE) for ref in work.controls)
+    own = iter(latents[len(latents) - count :])
     masks = [one.values_HW for one in read if isinstance(one, Mask)]
     holes = iter(masks[len(masks) - sum(ref.hole is not None for ref in work.controls) :])
     size = work.width, work.height
     for ref, kind in zip(work.controls, kinds, strict=True):
         if ref.reads_latent:
             latent_CHW = torch.from_numpy(next(own).copy())
-            hidden = ref.hole is not None
-            yield with_mask(latent_CHW, covering(next(holes), *size)) if hidden else latent_CHW
+            if ref.hole is not None:
+                hidden_CHW = torch.from_numpy(next(own)) if ref.hole is HoleTold.BESIDE else None
+                latent_CHW = with_mask(latent_CHW, covering(next(holes), *size), hidden_CHW)
+            yield latent_CHW
             continue
         # a copy: what is of that size already may be another's, and not to be written
         whole = np.array(covering(next(pixels), *size), order="C")

@@ -75,11 +75,11 @@ LORAS = {
 }
 #: the model that is told which part of a picture to make anew
 FILLS_HOLES = "filler"
-CONTROLS = ("canny", "depth", "union", "inpaint", "repaint")
-#: the one that reads latents, and has modes
-READS_LATENT = "union"
+CONTROLS = ("canny", "depth", "union", "inpaint", "repaint", "beside")
+#: those that read latents; the first has modes
+READS_LATENT = ("union", "beside")
 #: those that are told a hole, and how
-HOLES = {"inpaint": HoleTold.ALWAYS, "repaint": HoleTold.MASKED}
+HOLES = {"inpaint": HoleTold.ALWAYS, "repaint": HoleTold.MASKED, "beside": HoleTold.BESIDE}
 #: models of films, one that may begin with a picture and one that must, and one of sound
 FILMS, BEGINS, SOUNDS = "films", "moves", "sounds"
 #: a model that makes no picture's latent, and the one that makes one of it
@@ -125,7 +125,7 @@ class FakeControls:
             raise unknown_name("ControlNet", name, CONTROLS)
         number = None if mode is None else ("canny", "depth").index(mode) if isinstance(mode, str) else mode
         place = f"/controls/{name}.safetensors"
-        own = strength, start, end, number, name == READS_LATENT
+        own = strength, start, end, number, name in READS_LATENT
         return ControlRef(name, place, sha(name), *own, hole=HOLES.get(name))
 
     def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:

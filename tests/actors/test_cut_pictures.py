@@ -226,6 +226,24 @@ def test_one_that_may_be_told_a_hole_is_told_where_there_is_a_mask() -> None:
     assert "mask_sha256" not in plain.pictures.of_the_digest()["controls"][0]
 
 
+def test_one_that_is_told_a_hole_beside_its_picture_reads_both_and_the_mask() -> None:
+    """The picture with the hole is that of the request; it is grey there. Without a mask it reads its own alone."""
+    beside = {"model": "beside", "image": 255 - PIXELS}
+    _, job, given = cut(image=PIXELS, controls=[{**beside, "mask": MASK}, UNION], cfg=1)
+    expected = [EncodeWork, *[EncodePictureWork] * 3, Mask, EncodePictureWork]
+    assert read_by(job, SampleWork, given) == expected
+    (sample,) = [task for task in job.job.tasks if task.stage is Stage.SAMPLE]
+    read = [job.works[need] for need in sample.needs if need in job.works]
+    hidden = [(work.hides, work.black) for work in read if isinstance(work, EncodePictureWork)]
+    assert hidden == [(False, False), (False, False), (True, False), (False, False)]
+    tasks = {task.task_id: task for task in job.job.tasks}
+    assert tasks[sample.needs[1]].needs[0] == tasks[sample.needs[3]].needs[0] != tasks[sample.needs[2]].needs[0]
+    _, job, given = cut(image=PIXELS, controls=[beside], cfg=1)
+    assert read_by(job, SampleWork, given) == [EncodeWork, EncodePictureWork, EncodePictureWork]
+    with pytest.raises(UnusableField, match=r"image: found 'nothing', expected a picture: ControlNet 'beside' is told"):
+        cut(controls=[{**beside, "mask": MASK}])
+
+
 @pytest.mark.parametrize("fields", [{"image": PIXELS}, {"controls": [{**INPAINT, "image": PIXELS}]}])
 def test_a_controlnet_that_must_be_told_a_hole_is_refused_without_one(fields: dict[str, Any]) -> None:
     expected = "controls.mask: found 'nothing', expected a mask, as the field mask is: ControlNet 'inpaint' is told"
@@ -283,6 +301,7 @@ FROM_PICTURES: list[dict[str, Any]] = [
     {"regions": [BOX, {"prompt": "a circle", "mask": MASK}], "cfg": 1},
     {"controls": [CANNY, {**CANNY, "image": 255 - PIXELS}], "image": PIXELS},
     {"controls": [UNION, {**UNION, "mode": 0}, CANNY], "image": PIXELS, "hires": 2},
+    {"controls": [{"model": "beside"}, INPAINT], "image": PIXELS, "mask": MASK},
     {"controls": [INPAINT, {**INPAINT, "image": 255 - PIXELS, "mask": ~MASK}], "image": PIXELS, "mask": MASK},
 ]
 

@@ -23,7 +23,7 @@ from pool.errors import UnknownArchitecture, UnusableField
 from pool.spec import Stage
 from pool.work import EncodePictureWork, Latent, Member
 from tests.pool.controlnets import tiny_controls
-from tests.pool.families.test_from_pictures import picture
+from tests.pool.families.test_from_pictures import mask, picture
 from tests.pool.families.test_inpainting_controlnets import soft_mask
 from tests.pool.families.test_needs_shown import check
 from tests.pool.families.test_transformer_controlnets import (
@@ -34,6 +34,7 @@ from tests.pool.families.test_transformer_controlnets import (
     STEPS,
     WIDTH,
     assert_equal,
+    in_its_share,
 )
 from tests.pool.families.tiny_model import QUIET, Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
@@ -41,11 +42,22 @@ from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.told_pipelines import parts_of, texts_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+def other_picture() -> Image.Image:
+    return Image.fromarray(np.asarray(picture())[::-1].copy())
+
+
 #: what is told a hole, by the models that it speaks to
 CONTROLS: Mapping[str, Callable[[], Any]] = {
     "sd3": lambda: tiny_controls.sd3(extra_conditioning_channels=1),
     "qwen_image": lambda: tiny_controls.qwen_image(extra_condition_channels=4),
+    "z_image": lambda: tiny_controls.z_image("2.1"),
 }
+#: those that must be told one
+ALWAYS = ("sd3", "qwen_image")
+#: those that are told it of a picture beside their own: beside a picture which all is made anew of
+BESIDE: Mapping[str, dict[str, Any]] = {"z_image": {"image": other_picture(), "strength": 1.0}}
 #: of tiny models a sample of a ControlNet is large beside what its blocks hold at once
 MOST_OVER = 0.08
 
@@ -87,9 +99,22 @@ def qwen_latent(tiny: TinyFamilyModel, made: Made, module: Any, call: dict[str, 
     return unpacked[:, :, 0]
 
 
+def z_image_latent(tiny: TinyFamilyModel, made: Made, module: Any, call: dict[str, Any]) -> Tensor:
+    vae, model = parts_of(tiny)
+    own = in_its_share(diffusers.ZImageControlNetModel.from_transformer(module, model), call)
+    pipeline = diffusers.ZImageControlNetInpaintPipeline(
+        FlowMatchEulerDiscreteScheduler(shift=3.0), vae, None, None, model, own
+    )
+    context, hidden = texts_of(made)["prompt_embeds"], call.pop("control_mask")
+    given = {**call, "image": other_picture(), "mask_image": hidden}
+    found: Tensor = pipeline(prompt_embeds=[context[0]], **given, guidance_scale=0.0).images
+    return found
+
+
 PIPELINES: Mapping[str, Callable[[TinyFamilyModel, Made, Any, dict[str, Any]], Tensor]] = {
     "sd3": sd3_latent,
     "qwen_image": qwen_latent,
+    "z_image": z_image_latent,
 }
 
 
@@ -109,14 +134,15 @@ def expected_of(tiny: TinyFamilyModel, made: Made, module: Any, own: dict[str, A
 def test_one_that_is_told_a_hole_is_that_of_diffusers(family: str, tmp_path: Path) -> None:
     """At two strengths, and in the middle of the steps alone; by a mask with every brightness."""
     tiny, module = model_with(tmp_path, family)
-    plain = tiny.made(**FIELDS).latents[0]
+    whole = {**FIELDS, **BESIDE.get(family, {})}
+    plain = tiny.made(**whole).latents[0]
     for fields in ({}, {"strength": 0.3}, {"start": 0.25, "end": 0.75}):
         own = control(**fields)
-        made = tiny.made(controls=[own], **FIELDS)
+        made = tiny.made(controls=[own], **whole)
         assert_equal(made.latents[0], expected_of(tiny, made, module, own))
         assert float((made.latents[0] - plain).abs().max()) > 0.01 * float(plain.std())
-    other = tiny.made(controls=[control(mask=Image.fromarray(255 - np.asarray(soft_mask())))], **FIELDS)
-    assert not torch.allclose(other.latents[0], tiny.made(controls=[control()], **FIELDS).latents[0], atol=1e-3)
+    other = tiny.made(controls=[control(mask=Image.fromarray(255 - np.asarray(soft_mask())))], **whole)
+    assert not torch.allclose(other.latents[0], tiny.made(controls=[control()], **whole).latents[0], atol=1e-3)
     tiny.close()
 
 
@@ -132,7 +158,7 @@ def test_of_stable_diffusion_3_it_is_told_no_pooled_text_whatever_its_folder_say
     tiny.close()
 
 
-@pytest.mark.parametrize("family", CONTROLS)
+@pytest.mark.parametrize("family", ALWAYS)
 def test_the_picture_and_the_mask_of_the_request_are_those_that_it_is_told(family: str, tmp_path: Path) -> None:
     """One picture and one mask, said once: outside of the hole all is kept, to the bit."""
     tiny, _ = model_with(tmp_path, family)
@@ -148,7 +174,23 @@ def test_the_picture_and_the_mask_of_the_request_are_those_that_it_is_told(famil
     tiny.close()
 
 
-@pytest.mark.parametrize("family", CONTROLS)
+def test_one_that_may_be_told_a_hole_is_told_that_of_the_request(tmp_path: Path) -> None:
+    """Beside the picture that it speaks of; without a mask it is told none."""
+    tiny, _ = model_with(tmp_path, "z_image")
+    fields = {**FIELDS, "image": other_picture(), "mask": soft_mask()}
+    own = {name: value for name, value in control().items() if name != "mask"}
+    made = tiny.made(controls=[own], **fields)
+    assert torch.equal(made.latents[0], tiny.made(controls=[control()], **fields).latents[0])
+    encoded = [work for work in made.works.values() if isinstance(work, EncodePictureWork)]
+    assert [(work.hides, work.black) for work in encoded].count((True, False)) == 1
+    plain = tiny.made(controls=[own], **{**fields, "mask": None, "strength": 1.0})
+    assert not any(work.hides for work in plain.works.values() if isinstance(work, EncodePictureWork))
+    told = tiny.made(controls=[control()], **{**fields, "mask": None, "strength": 1.0})
+    assert not torch.allclose(plain.latents[0], told.latents[0], atol=1e-3)
+    tiny.close()
+
+
+@pytest.mark.parametrize("family", ALWAYS)
 def test_one_without_a_mask_is_refused_by_name(family: str, tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, family)
     with pytest.raises(
@@ -174,6 +216,25 @@ def test_one_that_is_told_more_than_a_mask_is_refused_by_name(
     tiny = TinyFamilyModel(tmp_path, FAMILIES[family])
     with pytest.raises(UnusableField, match=r"controls: found .*masks beside the picture 2.*expected .*picture 1"):
         tiny.made(controls=[control()], **FIELDS)
+    tiny.close()
+
+
+def test_a_hole_is_filled_beside_one_that_is_told_none_as_diffusers_does(tmp_path: Path) -> None:
+    """What its pipelines for filling holes with ControlNets of Flux do, which speak of edges or depth."""
+    module = tiny_controls.write(tmp_path / "controlnet" / "canny.safetensors", tiny_controls.flux, 5)
+    tiny = TinyFamilyModel(tmp_path, FAMILIES["flux_dev"])
+    own = {"model": "canny", "image": other_picture(), "strength": 0.7}
+    made = tiny.made(controls=[own], image=picture(), mask=mask(), **{**FIELDS, "strength": 0.75})
+    vae, model = parts_of(tiny)
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, max_shift=1.15, base_shift=0.5)
+    pipeline = diffusers.FluxControlNetInpaintPipeline(scheduler, vae, None, None, None, None, model, module)
+    with torch.no_grad():
+        found = pipeline(
+            **texts_of(made), image=picture(), mask_image=mask(), control_image=other_picture(), strength=0.75,
+            controlnet_conditioning_scale=0.7, guidance_scale=CFG, height=HEIGHT, width=WIDTH,
+            num_inference_steps=STEPS, output_type="latent", generator=torch.Generator().manual_seed(SEED),
+        ).images  # fmt: skip
+    assert_equal(made.latents[0], pipeline._unpack_latents(found, HEIGHT, WIDTH, pipeline.vae_scale_factor))
     tiny.close()
 
 
@@ -203,7 +264,7 @@ def test_runs_hold_what_was_estimated(family: str, count: int, tmp_path: Path) -
     tiny = TinyFamilyModel(tmp_path, FAMILIES[family], device="sim")
     controls = [control(model=f"hole{place}") for place in range(count)]
     try:
-        check(tiny.made(controls=controls, **{**FIELDS, "steps": 6}), MOST_OVER)
+        check(tiny.made(controls=controls, **{**FIELDS, **BESIDE.get(family, {}), "steps": 6}), MOST_OVER)
     finally:
         tiny.close()
 
@@ -211,7 +272,7 @@ def test_runs_hold_what_was_estimated(family: str, count: int, tmp_path: Path) -
 @pytest.mark.parametrize("family", CONTROLS)
 def test_what_streams_gives_the_same_picture(family: str, tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, family)
-    fields = {"controls": [control()], **FIELDS}
+    fields = {"controls": [control()], **FIELDS, **BESIDE.get(family, {})}
     whole = tiny.made(**fields)
     tiny.close()
     sim.install()
@@ -227,7 +288,7 @@ def test_what_streams_gives_the_same_picture(family: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("family", CONTROLS)
 def test_several_pictures_with_holes_of_their_own_are_made_at_once(family: str, tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, family)
-    fields = {**FIELDS, "prompt": "red", "negative": "dog"}
+    fields = {**FIELDS, **BESIDE.get(family, {}), "prompt": "red", "negative": "dog"}
     other = Image.fromarray(np.asarray(soft_mask())[:, ::-1].copy())
     made = [tiny.made(controls=[control(mask=mask)], **fields) for mask in (soft_mask(), other)]
     members = []
