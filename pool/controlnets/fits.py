@@ -17,8 +17,8 @@ from pool.spec import Role
 
 #: what a ControlNet and the model that it speaks to have in common, in words
 Traits: TypeAlias = Mapping[str, Any]
-#: what those have that are told a hole beside their picture, one, and others do not
-_MASK = "masks beside the picture"
+#: a mask's, of those that are told a hole; others have none
+_BESIDE = "channels beside the picture"
 
 
 def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenModel) -> None:
@@ -87,11 +87,11 @@ def _kind(config: Any) -> dict[str, Any]:
 def _of_transformers(kind: ControlKind, control: Any, model: Any, channels: int) -> tuple[Traits, Traits]:
     own = control.config
     found = {"latent channels": kind.latent_channels(control), **_sizes(own)}
-    masks = kind.mask_channels(control)
-    expected = {"latent channels": channels, **_sizes(model.config), _MASK: min(masks, 1)}
+    beside = kind.beside_channels(control)
+    expected = {"latent channels": channels, **_sizes(model.config), _BESIDE: kind.patch if beside else 0}
     if "transformer_num_layers" in own:  # each of its samples is for one block
         found["blocks"], expected["blocks"] = own["transformer_num_layers"], model.config["num_layers"]
-    found[_MASK] = masks
+    found[_BESIDE] = beside
     # one that reads no text fits beside every one
     found["text width"] = found["text width"] or expected["text width"]
     return found, expected

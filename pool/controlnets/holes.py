@@ -42,7 +42,7 @@ def hole_told(
         # nothing says that those for SDXL which are called so read a hole alike
         is_told = said == INPAINT or (said is None and named and not config.addition_embed_type)
         return HoleTold.ALWAYS if is_told else None
-    if kind.mask_channels(control):
+    if kind.beside_channels(control):
         return HoleTold.ALWAYS
     if kind.is_told_beside(control):
         return HoleTold.BESIDE

@@ -104,12 +104,11 @@ class ControlKind:
         config: Any = module.config
         return self.channels or int(config.in_channels) // self.patch
 
-    def mask_channels(self, module: nn.Module) -> int:
-        """What it is told beside its picture: 1 is a mask, and with more it is told what nobody has. 0 where it has no
-        layer for that."""
+    def beside_channels(self, module: nn.Module) -> int:
+        """Of what it is told beside the latent of its picture, as many as its `patch` for a mask; 0 where it has no
+        place for that."""
         config: Any = module.config
-        channels = config.get("extra_conditioning_channels", 0) or config.get("extra_condition_channels", 0)
-        return -(-int(channels) // self.patch)
+        return int(config.get("extra_conditioning_channels", 0) or config.get("extra_condition_channels", 0))
 
     def is_told_beside(self, module: nn.Module) -> bool:
         """It may be told, beside its own picture, of another with a hole and of a mask. Source: diffusers'
@@ -120,7 +119,7 @@ class ControlKind:
     def picture_channels(self, module: nn.Module, has_hole: bool = False) -> int:
         """Of the latent that it reads as its picture, with what it is told of a hole in one."""
         beside = self.latent_channels(module) + 1 if has_hole and self.is_told_beside(module) else 0
-        return self.latent_channels(module) + self.mask_channels(module) + beside
+        return self.latent_channels(module) + self.beside_channels(module) // self.patch + beside
 
     def mode_count(self, module: nn.Module) -> int | None:
         """How many modes it has; None for one alone, of which it is not told."""
@@ -139,7 +138,7 @@ class ControlKind:
         holes, which were not."""
         config: Any = module.config
         is_unshifted = self.module is SD3ControlNetModel and bool(config.force_zeros_for_pooled_projection)
-        return is_unshifted and not self.mask_channels(module)
+        return is_unshifted and not self.beside_channels(module)
 
 
 def _as_it_is(shapes: Shapes) -> Convert:

@@ -203,18 +203,19 @@ def test_one_without_a_mask_is_refused_by_name(family: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("family", "make"),
+    ("family", "make", "complaint"),
     [
-        ("sd3", lambda: tiny_controls.sd3(extra_conditioning_channels=2)),
-        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=8)),
+        ("sd3", lambda: tiny_controls.sd3(extra_conditioning_channels=2), "2.*expected .*picture 1"),
+        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=8), "8.*expected .*picture 4"),
+        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=3), "3.*expected .*picture 4"),
     ],
 )
-def test_one_that_is_told_more_than_a_mask_is_refused_by_name(
-    family: str, make: Callable[[], Any], tmp_path: Path
+def test_one_that_is_told_other_things_than_a_mask_is_refused_by_name(
+    family: str, make: Callable[[], Any], complaint: str, tmp_path: Path
 ) -> None:
     tiny_controls.write(tmp_path / "controlnet" / "hole.safetensors", make)
     tiny = TinyFamilyModel(tmp_path, FAMILIES[family])
-    with pytest.raises(UnusableField, match=r"controls: found .*masks beside the picture 2.*expected .*picture 1"):
+    with pytest.raises(UnusableField, match=rf"controls: found .*channels beside the picture {complaint}"):
         tiny.made(controls=[control()], **FIELDS)
     tiny.close()
 
