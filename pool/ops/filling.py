@@ -1,8 +1,9 @@
 """Modules that were built without values get them.
 
-Does what `nn.Module.load_state_dict(assign=True)` does for modules whose keys and shapes are known to fit, in a quarter
-of its time: torch looks through all of the values again for each level of the tree. Knows torch's modules; no class of
-anybody else, and no file.
+Does what `nn.Module.load_state_dict(assign=True)` does for modules whose keys and shapes are known to fit, in less than
+a third of its time: torch looks through all of the values again for each level of the tree. Calls no hooks of loading,
+and a module that is in two places has one name, the first. Knows torch's modules; no class of anybody else, and no
+file.
 """
 
 from __future__ import annotations

@@ -276,8 +276,8 @@ def test_the_account_pays_for_what_waiting_is_worth_while_it_can(account: float,
 
 @pytest.mark.parametrize(("waited", "spent"), [(0.0, 0.0), (5.0, 1.5)])
 def test_the_account_does_not_pay_for_what_starts_since_the_cheaper_waits(waited: float, spent: float) -> None:
-    """The rest of PAINT takes little here, and its task waits for a worker that has all of it and is free in a second.
-    So DRAW starts, whoever waited; of its 10 s only three tenths of its wait are what waiting chose."""
+    """The rest of PAINT is cheaper here, but its task waits for a worker that has all of it and is free in a second. So
+    DRAW starts, whoever waited: of what its 10 s are more the account pays no more than what its wait was worth."""
     scene = Scene()
     scene.switch_seconds = 5.0
     scene.worker("idle", Resident(PAINT, 4))
@@ -287,6 +287,21 @@ def test_the_account_does_not_pay_for_what_starts_since_the_cheaper_waits(waited
     choice = scene.ask()
     assert choice is not None
     assert (choice.task, choice.why.rule, choice.spent_seconds) == (starting, Rule.CHEAPEST, spent)
+
+
+def test_a_wait_is_worth_no_more_than_a_run_to_the_account_too() -> None:
+    """DRAW takes 10 s, and 20 with what is wasted since another worker has it; PAINT's task would pay 2, and waits for
+    the worker that has all of it. A hundred seconds would be worth 30, but a run takes 10."""
+    scene = Scene()
+    scene.switch_seconds = 50.0
+    scene.worker("idle", Resident(PAINT, 10))
+    scene.worker("busy", whole(PAINT), free_in=0.1)
+    scene.worker("long", whole(DRAW), free_in=1000.0)
+    scene.task(sample(model=PAINT))
+    waiting = scene.task(sample(model=DRAW), waited=100.0)
+    choice = scene.ask()
+    assert choice is not None
+    assert (choice.task, choice.worker.worker_id, choice.spent_seconds) == (waiting, "idle", 10.0)
 
 
 @pytest.mark.parametrize(("is_elsewhere", "goes"), [(False, True), (True, False)])

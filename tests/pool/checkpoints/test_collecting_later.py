@@ -56,6 +56,22 @@ def test_it_is_on_when_threads_that_overlap_have_left() -> None:
     assert gc.isenabled()
 
 
+def test_one_that_enters_while_another_leaves_does_not_leave_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. One is inside. 2. Another asks whether it is on. 3. The first leaves. 4. The other goes on with its answer."""
+    first, is_on = collecting_later(), gc.isenabled
+
+    def while_first_leaves() -> bool:
+        was_on = is_on()
+        first.__exit__(None, None, None)
+        return was_on
+
+    first.__enter__()
+    monkeypatch.setattr(gc, "isenabled", while_first_leaves)
+    with collecting_later():
+        pass
+    assert is_on()
+
+
 def test_nothing_is_collected_while_a_model_is_built_and_it_goes_on_after(tmp_path: Path) -> None:
     path = write_tiny_checkpoint(tmp_path / "tiny.safetensors")
     phases: list[str] = []
