@@ -45,7 +45,7 @@ class Layout(StrEnum):
 _MODEL = typer.Argument(metavar="MODEL", help="A model by name or path.", show_default=False)
 _OUT = typer.Option("--out", "-o", help="Where to: a .safetensors file, or a new folder.", metavar="OUT")
 _DTYPE = typer.Option("--dtype", help="Store weights as this (default: as they are).", show_default=False)
-_TO = typer.Option("--to", help="One file in the layout that it has, or a folder of diffusers.")
+_TO = typer.Option("--to", help="One file, or a folder of diffusers.")
 _EMA = typer.Option("--ema/--no-ema", help="Keep averages of training (default: where no weight changes).")
 _FORCE = typer.Option("--force", help="Write over OUT.", metavar=" ")
 

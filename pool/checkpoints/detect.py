@@ -31,7 +31,12 @@ from pool.checkpoints.pairs import pair_of
 from pool.checkpoints.recognition.diffusion import DiffusionFacts, recognise_diffusion
 from pool.checkpoints.recognition.other_files import folder_part, other_file
 from pool.checkpoints.recognition.parts import split_second
-from pool.checkpoints.recognition.prediction import NOISE_WORD, VELOCITY_WORD, said_prediction
+from pool.checkpoints.recognition.prediction import (
+    NOISE_WORD,
+    VELOCITY_WORD,
+    ZERO_TERMINAL_MARK,
+    said_prediction,
+)
 from pool.checkpoints.recognition.signature import Naming
 from pool.checkpoints.running import LIST, why_not
 from pool.checkpoints.safetensors_file import Header, Shape
@@ -47,8 +52,6 @@ from pool.spec import Role
 
 #: float types that weights may be stored in
 WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
-#: an empty tensor that says: the last level of noise is noise alone
-_ZERO_TERMINAL = "ztsnr"
 #: families whose files may name the ends of their noise, and predict velocity then
 _WITH_ENDS_OF_NOISE = (SDXL.name, COSXL_EDIT.name)
 #: how often a norm saw a batch in training, and numbers of channels
@@ -173,7 +176,7 @@ def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str
     has_ends = EDM_SIGMA_MAX in header.tensors
     if (is_edm and family.name != PLAYGROUND_25.name) or (has_ends and family.name not in _WITH_ENDS_OF_NOISE):
         return " with another noise schedule (EDM)"
-    if _ZERO_TERMINAL in header.tensors and (is_edm or not (has_ends or _predicts_velocity(header))):
+    if ZERO_TERMINAL_MARK in header.tensors and (is_edm or not (has_ends or _predicts_velocity(header))):
         # what is noise alone says nothing of the noise that a model is to find in it
         return " with a noise schedule that ends in noise alone (zero terminal SNR) and without velocity prediction"
     if any(key.endswith(_SCALED_ENDS) for key in shapes):
@@ -189,7 +192,7 @@ def _as_the_file_says(family: Family, header: Header) -> Family:
         return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY, noise=VELOCITY_EDM_NOISE))
     if sampling.prediction is not Prediction.NOISE or not _predicts_velocity(header):
         return family
-    if _ZERO_TERMINAL in header.tensors:
+    if ZERO_TERMINAL_MARK in header.tensors:
         sampling = replace(sampling, noise=NoiseFacts(NoiseKind.ZERO_TERMINAL))
     pixels = SD2_VELOCITY_PIXELS if family.name == SD2.name else family.native_pixels
     return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY), native_pixels=pixels)

@@ -1,4 +1,4 @@
-"""The text models of open_clip in the spelling of transformers. A converter like those of diffusers.
+"""The text models of open_clip in the spelling of transformers, and back. A converter like those of diffusers.
 
 Ours, because diffusers' own leaves out the last layer of SD2's, which a LoRA may name and a saved file must have.
 """
@@ -10,7 +10,11 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from pool.checkpoints.safetensors_file import Shape
+
+_LEVEL = "text_model."
 _LAYERS, _OWN_LAYERS = "transformer.resblocks.", "text_model.encoder.layers."
+_PROJECTION, _OWN_PROJECTION = "text_projection", "text_projection.weight"
 _TABLES: Mapping[str, str] = MappingProxyType(
     {
         "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
@@ -29,6 +33,8 @@ _PARTS: Mapping[str, str] = MappingProxyType(
         "attn.out_proj": "self_attn.out_proj",
     }
 )
+#: what is one tensor in open_clip
+_FUSED = tuple(f"self_attn.{name}_proj" for name in "qkv")
 
 
 def open_clip_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -40,8 +46,8 @@ def open_clip_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _converted(key: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     if key in _TABLES:
         yield _TABLES[key], tensor
-    elif key == "text_projection":
-        yield "text_projection.weight", tensor.T
+    elif key == _PROJECTION:
+        yield _OWN_PROJECTION, tensor.T
     elif key.startswith(_LAYERS):
         number, _, part = key.removeprefix(_LAYERS).partition(".")
         for kind in ("weight", "bias"):
@@ -50,3 +56,32 @@ def _converted(key: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
                     yield f"{_OWN_LAYERS}{number}.self_attn.{name}_proj.{kind}", rows
             elif part.removesuffix(f".{kind}") in _PARTS and part.endswith(kind):
                 yield f"{_OWN_LAYERS}{number}.{_PARTS[part.removesuffix(f'.{kind}')]}.{kind}", tensor
+
+
+def open_clip_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The tensors of open_clip, without prefix, that `open_clip_text` makes parameters of `shapes` of, whose names may
+    lack the level of text models. Parameters that it never makes are left out."""
+    found: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        levelled = name if name.startswith((_LEVEL, _OWN_PROJECTION)) else _LEVEL + name
+        found |= _source(levelled, shape)
+    return found
+
+
+def _source(name: str, shape: Shape) -> dict[str, Shape]:
+    """The tensor that the parameter `name` is made of, where there is one; three of a layer are made of one."""
+    tables = {own: key for key, own in _TABLES.items()}
+    if name in tables:
+        return {tables[name]: shape}
+    if name == _OWN_PROJECTION:
+        return {_PROJECTION: shape[::-1]}
+    if not name.startswith(_OWN_LAYERS):
+        return {}
+    number, _, rest = name.removeprefix(_OWN_LAYERS).partition(".")
+    part, _, kind = rest.rpartition(".")
+    parts = {own: key for key, own in _PARTS.items()}
+    if part in parts:
+        return {f"{_LAYERS}{number}.{parts[part]}.{kind}": shape}
+    if part in _FUSED:
+        return {f"{_LAYERS}{number}.attn.in_proj_{kind}": (len(_FUSED) * shape[0], *shape[1:])}
+    return {}

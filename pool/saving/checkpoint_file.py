@@ -1,7 +1,8 @@
-"""`save_checkpoint`: a model with its patches, written back into the layout that it came from.
+"""`save_checkpoint`: a model with its patches as one file, in the layout that it came from or is published in.
 
 The door for those that save. Knows models, LoRAs and what a file is to say of them; what its tensors become is
-`pool.saving.single_file`, a folder of diffusers `pool.saving.diffusers_folder`.
+`pool.saving.single_file`, and of a folder's model `pool.saving.published_file`; a folder of diffusers is
+`pool.saving.diffusers_folder`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pool.errors import UnusableField, unusable_field
 from pool.open_model import OpenModel
 from pool.patches.patch_set import PatchSet
 from pool.saving.facts import Merged, Source, with_facts
+from pool.saving.left_out import left_out
+from pool.saving.published_file import PublishedFile
 from pool.saving.single_file import SingleFile
 from pool.saving.stream_writer import TensorToWrite, write_safetensors
 from pool.saving.tokenizer_tensors import tokenizer_tensors
@@ -39,7 +42,7 @@ class Saved:
     tensors   how many
     patched   weights of the model that patches changed
     lacks     what a pipeline of diffusers reads and its folder has not, with the reason, in words
-    left_out  tensors of the model that a folder of diffusers has no place for (`pool.saving.left_out`)
+    left_out  tensors of the model that the other layout has no place for (`pool.saving.left_out`)
     """
 
     path: Path
@@ -81,36 +84,41 @@ def save_checkpoint(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Saved:
-    """Write `model` to `path` in its original single-file layout, `loras` merged and then `patches`, in order.
+    """Write `model` to `path` in its original single-file layout, `loras` merged and then `patches`, in order. A folder
+    of diffusers becomes a file in the layout that its family is published in (`pool.saving.published_file`).
 
     Weights are computed as runs compute them: in float32, rounded once into the type that the file has them in, or into
-    `dtype`. Without any of these every tensor of the file comes back byte for byte. In memory is one weight at a time.
+    `dtype`. Without any of these every tensor of a file comes back byte for byte. In memory is one weight at a time.
     The tokenizer of a text encoder that is a GGUF file goes into the file (`pool.saving.tokenizer_tensors`).
 
     patches   of a patcher (`ModelPatcher.patches`), by component
     dtype     for the weights of components; quantized ones become plain. None keeps each type, and quantized weights
               that are patched are quantized again in their own form
     metadata  beside the source's and what was merged, and before them
-    keep_ema  averages of training; None keeps them where no weight changes
+    keep_ema  averages of training; None keeps them where no weight changes. Folders have none
 
     Raises OutputFailed for a place that is taken (unless `overwrite`) or cannot be written: nothing is left there then.
     Raises AdapterMismatch, CorruptFile and PatchFailed as patching does, BadQuantization for a patched weight that is
-    quantized in a form that is not made here, UnusableField for numbers beyond the range of the type.
+    quantized in a form that is not made here, UnusableField for numbers beyond the range of the type and for a folder
+    of a family that is not written so, UnknownArchitecture for a folder that a file would not be read as.
     """
     if path.suffix != SUFFIX:
         raise unusable_field("path", str(path), f"a name that ends in {SUFFIX}")
     expect_free(path, overwrite)
     found = patched_model(model, loras, patches)
-    if found.checkpoint.header.configs:
-        raise UnusableField(
-            f"model: found {found.checkpoint.header.path}, a folder of diffusers, expected it to be saved as one: its "
-            f"tensors have no names in single files"
-        )
-    file = SingleFile(found.checkpoint, found.patches, dtype, keep_ema)
+    is_folder, file = bool(found.checkpoint.header.configs), _file(found, dtype, keep_ema)
     tensors = (*file.tensors(), *tokenizer_tensors(found.checkpoint))
-    facts = with_facts(file.metadata(), found.source, found.merged, dtype is not None, metadata)
+    facts = with_facts(file.metadata(), found.source, found.merged, is_folder or dtype is not None, metadata)
+    left = left_out(found.checkpoint, ()) if is_folder else ()
     file_bytes = write_safetensors(path, tensors, facts, overwrite=overwrite, on_bytes=counting(tensors, progress))
-    return Saved(path, file_bytes, len(tensors), found.patched)
+    return Saved(path, file_bytes, len(tensors), found.patched, left_out=left)
+
+
+def _file(model: PatchedModel, dtype: torch.dtype | None, keep_ema: bool | None) -> SingleFile | PublishedFile:
+    """What is written of a model: its own file again, or the one that its folder would be."""
+    if model.checkpoint.header.configs:
+        return PublishedFile(model.checkpoint, model.patches, dtype)
+    return SingleFile(model.checkpoint, model.patches, dtype, keep_ema)
 
 
 def patched_model(

@@ -85,9 +85,10 @@ class ComponentWeights:
         expect_in_range(name, before, result)
         return result
 
-    def source(self, key: str, dtype: torch.dtype) -> Tensor:
-        """The checkpoint's tensor `key` with the patches of what it becomes, in `dtype`. Raises as `parameter` does."""
-        return self.key_map.source(key, _Parameters(self, dtype))
+    def source(self, key: str, dtype: torch.dtype, key_map: KeyMap | None = None) -> Tensor:
+        """The checkpoint's tensor `key` with the patches of what it becomes, in `dtype`; with a `key_map` between
+        another layout and the same parameters, that layout's tensor. Raises as `parameter` does."""
+        return (key_map or self.key_map).source(key, _Parameters(self, dtype))
 
     def expect_packable(self, key: str, file: str) -> str:
         """The parameter that is the checkpoint's quantized weight `key`, when patches can go into it.

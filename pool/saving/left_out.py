@@ -1,4 +1,5 @@
-"""Tensors of a checkpoint that its folder of diffusers has no place for, though they may matter to somebody.
+"""Tensors of a checkpoint that no component takes: they have no place where a file becomes a folder of diffusers, or a
+folder a file, though they may matter to somebody.
 
 Not told of are those that by design have none: averages of training, noise schedules and marks (the scheduler's
 configuration says them), tables that modules make themselves, counts and losses of training, tokenizers as bytes, heads
@@ -43,7 +44,7 @@ _OF_VAE = ("loss.", EMA_PREFIX)
 
 
 def left_out(checkpoint: Checkpoint, told: Collection[Role]) -> tuple[str, ...]:
-    """The keys of the tensors of `checkpoint` that no folder has, in the order of the file; those of the components
+    """The keys of the tensors of `checkpoint` that no component has, in the order of the file; those of the components
     `told` are told of elsewhere."""
     family, shapes = checkpoint.family, checkpoint.shapes
     taken = {key for role in told for key in family.shapes_of(role, shapes)}

@@ -1,4 +1,5 @@
-"""From the names that latent diffusion autoencoders have in single files to those of diffusers' modules.
+"""From the names that latent diffusion autoencoders have in single files to those of diffusers' modules; of the plain
+ones also back.
 
 The first of them gave its names to many: levels are `encoder.down.N.block.M` and `decoder.up.N.block.M`, and attention
 is a convolution with a kernel of one. Like diffusers' own converters, these functions rename, cut and reshape tensors
@@ -13,6 +14,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
+
+from pool.checkpoints.safetensors_file import Shape
 
 Tensors = Mapping[str, Tensor]
 Rules = Sequence[tuple[str, str]]
@@ -67,6 +70,36 @@ def renamed(key: str, rules: Rules) -> str:
 def convert_kl(tensors: Tensors) -> dict[str, Tensor]:
     """Autoencoders of Stable Diffusion and Flux, and HunyuanVideo's, whose convolutions have one level more."""
     return _converted(tensors, (*_COMMON, *_ATTENTION), _flat_attention)
+
+
+#: undoes `_COMMON` and `_ATTENTION`
+_BACK: Rules = (
+    (r"^encoder\.down_blocks\.", "encoder.down."),
+    (r"\.mid_block\.resnets\.0\.", ".mid.block_1."),
+    (r"\.mid_block\.resnets\.1\.", ".mid.block_2."),
+    (r"\.mid_block\.attentions\.0\.group_norm\.", ".mid.attn_1.norm."),
+    (r"\.mid_block\.attentions\.0\.to_([qkv])\.", r".mid.attn_1.\1."),
+    (r"\.mid_block\.attentions\.0\.to_out\.0\.", ".mid.attn_1.proj_out."),
+    (r"\.resnets\.", ".block."),
+    (r"\.conv_shortcut\.", ".nin_shortcut."),
+    (r"\.downsamplers\.0\.", ".downsample."),
+    (r"\.upsamplers\.0\.", ".upsample."),
+    (r"\.conv_norm_out\.", ".norm_out."),
+)
+_LEVEL_UP = re.compile(r"^decoder\.up_blocks\.(\d+)\.")
+
+
+def kl_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The tensors of an autoencoder of pictures in single files, without prefix, that `convert_kl` makes parameters of
+    `shapes` of."""
+    deepest = max((int(match[1]) for name in shapes if (match := _LEVEL_UP.match(name))), default=0)
+    found: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        level = _LEVEL_UP.match(name)
+        key = name if level is None else f"decoder.up.{deepest - int(level[1])}.{name[level.end() :]}"
+        is_flat = ".attentions." in name and len(shape) == 2
+        found[renamed(key, _BACK)] = (*shape, 1, 1) if is_flat else shape
+    return found
 
 
 def convert_flux2(tensors: Tensors) -> dict[str, Tensor]:

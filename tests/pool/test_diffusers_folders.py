@@ -18,7 +18,7 @@ from pool.catalog import Catalog
 from pool.checkpoints.build import open_checkpoint
 from pool.checkpoints.sampling_facts import NoiseKind, Prediction
 from pool.engine import Engine
-from pool.errors import CorruptFile, UnknownArchitecture, UnsafeFile, UnusableField
+from pool.errors import CorruptFile, UnknownArchitecture, UnsafeFile
 from pool.saving.checkpoint_file import save_checkpoint
 from pool.saving.diffusers_folder import save_diffusers
 from pool.spec import Role
@@ -84,6 +84,20 @@ def test_a_folder_makes_the_picture_of_the_single_file(tmp_path: Path, engine: E
     # open_clip stores the projection of a pooled text with rows for columns, and kernels round that otherwise
     at_most = 1 if layout in ("tiny_sdxl", "tiny_sdxl_refiner") else 0
     assert np.abs(pictures[0] - pictures[1]).max() <= at_most
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"sd2", "sd2 to noise alone"}))
+def test_the_file_made_of_a_folder_makes_the_picture_of_the_first(tmp_path: Path, engine: Engine, case: str) -> None:
+    """It has nothing but the same bits, and is read as the first."""
+    layout, more = CASES[case]
+    _, folder = both(tmp_path, layout, more)
+    save_checkpoint(open_checkpoint(folder), tmp_path / "again.safetensors")
+    catalog = Catalog([tmp_path], [], "sim", tmp_path / "state")
+    listed = {model.name: model for model in catalog.models()}
+    told = [(m.family, m.width, m.height, m.problem) for m in (listed["again"], listed["file"])]
+    assert told[0] == told[1]
+    painter = Painter(engine, catalog)
+    assert np.array_equal(painter.picture("again"), painter.picture("file"))
 
 
 def test_the_same_lora_does_the_same_to_both(tmp_path: Path, engine: Engine) -> None:
@@ -253,12 +267,10 @@ def test_a_folder_is_not_left(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_saved_as_a_folder(tmp_path: Path) -> None:
-    """Tensor for tensor; as a single file it would have names that nothing reads."""
+    """Tensor for tensor."""
     _, folder = both(tmp_path, "tiny_sdxl")
     save_diffusers(open_checkpoint(folder), tmp_path / "again")
     for file in folder.rglob("*.safetensors"):
         before, after = load_file(file), load_file(tmp_path / "again" / file.relative_to(folder))
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before)
-    with pytest.raises(UnusableField, match="a folder of diffusers, expected it to be saved as one"):
-        save_checkpoint(open_checkpoint(folder), tmp_path / "single.safetensors")

@@ -12,18 +12,22 @@ from collections.abc import Collection, Mapping
 
 from pool.checkpoints.recognition.facts import PredictionHint
 
+#: empty tensors that say: it predicts velocity; the last level of noise is noise alone
+VELOCITY_MARK, ZERO_TERMINAL_MARK = "v_pred", "ztsnr"
 #: the surest first; the first of two that say different things is meant
 _TENSORS: tuple[tuple[str, str], ...] = (
     ("edm_vpred.sigma_max", "edm-v"),
     ("edm_mean", "edm"),
-    ("v_pred", "v"),
-    ("ztsnr", "zero-terminal-snr"),
+    (VELOCITY_MARK, "v"),
+    (ZERO_TERMINAL_MARK, "zero-terminal-snr"),
 )
 #: in our spelling: what a model says that predicts noise, or velocity
 NOISE_WORD, VELOCITY_WORD = "epsilon", "v"
 #: kinds of tensors that tell of the noise, and not of what is predicted
 _OF_NOISE = frozenset({"edm-v", "edm", "zero-terminal-snr"})
-_ENTRIES = ("modelspec.prediction_type", "modelspec.predict_key")
+#: the entry of ModelSpec
+PREDICTION_KEY = "modelspec.prediction_type"
+_ENTRIES = (PREDICTION_KEY, "modelspec.predict_key")
 #: the ways in which the same thing is written
 _WORDS: Mapping[str, str] = {
     "v": "v",

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.actors.cli.conftest import Command
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.families.tiny_transformers import FAMILIES, seeded
 
 
@@ -52,6 +52,30 @@ def test_a_folder_of_diffusers_is_replaced_with_force_and_another_is_not(command
     assert refused.code == 2
     assert "folder: holds other things, which would be lost: notes.txt; expected a new name" in refused.err
     assert (tmp_path / "folder" / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_of_diffusers_becomes_a_file_again(command: Command, model: Path, tmp_path: Path) -> None:
+    """As `convert` and `merge` do unasked; a folder of transformers does not."""
+    assert command("convert", "toy", "-o", "folder", "--to", "diffusers").code == 0
+    ended = command("convert", "./folder", "-o", "again.safetensors")
+    assert ended.code == 0, ended.err
+    assert "again.safetensors is written: 502 tensors" in ended.err
+    before, after = load_file(model), load_file(tmp_path / "again.safetensors")
+    assert before.keys() - after.keys() == {"cond_stage_model.transformer.text_model.embeddings.position_ids"}
+    assert all(torch.equal(value, before[key]) for key, value in after.items())
+    (tmp_path / "loras").mkdir()
+    write_tiny_lora(tmp_path / "loras" / "light.safetensors")
+    ended = command("merge", "./folder", "loras/light.safetensors:0.5", "-o", "merged.safetensors", "--dtype", "bf16")
+    assert ended.code == 0, ended.err
+    assert "6 weights of the model patched" in ended.err
+    assert {value.dtype for value in load_file(tmp_path / "merged.safetensors").values()} == {torch.bfloat16}
+    family = FAMILIES["flux_dev"]
+    save_file(family.file(), tmp_path / "models" / "flux.safetensors")
+    assert command("convert", "flux", "-o", "other", "--to", "diffusers").code == 0
+    refused = command("convert", "./other", "-o", "flux.safetensors")
+    assert refused.code == 2
+    assert "a folder of diffusers of Flux dev, expected it to be saved as a folder" in " ".join(refused.err.split())
+    assert not (tmp_path / "flux.safetensors").exists()
 
 
 def test_tensors_that_a_folder_has_no_place_for_are_told(command: Command, model: Path) -> None:

@@ -68,6 +68,25 @@ def test_it_is_saved_as_it_was_and_as_a_folder(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "folder").config(Role.TEXT_ENCODER)["num_hidden_layers"] == 23
 
 
+def test_a_file_made_of_its_folder_reads_and_draws_the_same(tmp_path: Path) -> None:
+    """A folder has 23 layers and no projection, as its pipeline reads it: so has the file."""
+    whole(tmp_path / "whole")
+    for place in ("folder", "file"):
+        (tmp_path / place).mkdir()
+    save_diffusers(open_checkpoint(tmp_path / "whole" / "tiny.safetensors"), tmp_path / "folder" / "tiny")
+    path = save_checkpoint(open_checkpoint(tmp_path / "folder" / "tiny"), tmp_path / "file" / "tiny.safetensors").path
+    assert not [key for key in load_file(path) if key == PROJECTION or key.startswith(LAST)]
+    drawn = []
+    for place in ("whole", "folder", "file"):
+        tiny = TinyModel.of_folder(tmp_path / place)
+        made = tiny.made(**RUN)
+        drawn.append((made.texts["prompt_embeds"], made.latents[0]))
+        tiny.close()
+    for texts, latents in drawn[1:]:
+        assert torch.equal(texts, drawn[0][0])
+        assert torch.equal(latents, drawn[0][1])
+
+
 def test_a_text_encoder_that_is_told_of_as_a_vector_needs_its_projection(tmp_path: Path) -> None:
     """SDXL's second."""
     layout = {key: shape for key, shape in layouts.tiny_sdxl().items() if not key.endswith("text_projection")}
