@@ -25,7 +25,13 @@ from pool.checkpoints.families import FAMILIES, SD2, Architecture, Family
 from pool.checkpoints.infer import CLIP_END_TOKEN
 from pool.checkpoints.key_map import KeyMap
 from pool.checkpoints.published_shapes import published_shapes
-from pool.checkpoints.recognition.prediction import NOISE_WORD, PREDICTION_KEY, VELOCITY_MARK, ZERO_TERMINAL_MARK
+from pool.checkpoints.recognition.prediction import (
+    NOISE_WORD,
+    PREDICTION_ENTRIES,
+    PREDICTION_KEY,
+    VELOCITY_MARK,
+    ZERO_TERMINAL_MARK,
+)
 from pool.checkpoints.safetensors_file import Header, Shape, TensorEntry
 from pool.checkpoints.sampling_facts import NoiseKind, Prediction
 from pool.checkpoints.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX, EDM_SIGMA_MIN
@@ -37,6 +43,8 @@ from pool.saving.stream_writer import TensorToWrite
 from pool.saving.tensor_bytes import made
 from pool.spec import Role
 
+#: metadata of a folder's files that may be wrong of the file: its weights are plain, its prediction is the scheduler's
+_NOT_KEPT = frozenset({QUANTIZATION_KEY, *PREDICTION_ENTRIES})
 #: the type of a file's tensors, where it does not matter yet
 _ANY_DTYPE = "F32"
 #: attributes of modules that change in which type something is computed, and not what
@@ -83,7 +91,7 @@ class PublishedFile:
     def _recognised(self, shapes: Mapping[str, Shape]) -> tuple[Header, Family]:
         """The header of the file, and the family that it is read as, which is the folder's."""
         own, path = self._checkpoint.family, self._checkpoint.header.path
-        metadata = {key: text for key, text in self._checkpoint.header.metadata.items() if key != QUANTIZATION_KEY}
+        metadata = {key: text for key, text in self._checkpoint.header.metadata.items() if key not in _NOT_KEPT}
         if own.name == SD2.name and own.sampling.prediction is Prediction.NOISE:
             metadata[PREDICTION_KEY] = NOISE_WORD  # its weights may look like those of velocity
         everything = {**shapes, **{key: tuple(mark.shape) for key, mark in self._marks.items()}}
@@ -102,7 +110,10 @@ class PublishedFile:
 
     def _key_map(self, role: Role, weights: ComponentWeights, family: Family, shapes: Mapping[str, Shape]) -> KeyMap:
         """The map between the tensors of the file and the parameters of `role`, which are built alike from both."""
-        plan = plan_component(family, role, family.shapes_of(role, shapes))
+        try:
+            plan = plan_component(family, role, family.shapes_of(role, shapes))
+        except UnknownArchitecture as error:
+            raise self._refused(f"{role.value}: {error}") from error
         found, expected = plan.key_map.shapes, weights.shapes
         differing = [name for name in (*expected, *found) if found.get(name) != expected.get(name)]
         if differing or plan.key_map.unused:

@@ -25,9 +25,9 @@ _TENSORS: tuple[tuple[str, str], ...] = (
 NOISE_WORD, VELOCITY_WORD = "epsilon", "v"
 #: kinds of tensors that tell of the noise, and not of what is predicted
 _OF_NOISE = frozenset({"edm-v", "edm", "zero-terminal-snr"})
-#: the entry of ModelSpec
+#: metadata that say it; the first is that of ModelSpec
 PREDICTION_KEY = "modelspec.prediction_type"
-_ENTRIES = (PREDICTION_KEY, "modelspec.predict_key")
+PREDICTION_ENTRIES = (PREDICTION_KEY, "modelspec.predict_key")
 #: the ways in which the same thing is written
 _WORDS: Mapping[str, str] = {
     "v": "v",
@@ -47,7 +47,7 @@ def prediction_hints(keys: Collection[str], metadata: Mapping[str, str]) -> tupl
     by_tensor = [PredictionHint(kind, f"tensor {key}") for key, kind in _TENSORS if key in keys]
     by_entry = [
         PredictionHint(prediction_word(metadata[entry]), f"metadata {entry}")
-        for entry in _ENTRIES
+        for entry in PREDICTION_ENTRIES
         if metadata.get(entry, "").strip()
     ]
     return (*by_tensor, *by_entry)

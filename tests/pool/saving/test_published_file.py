@@ -25,6 +25,7 @@ from pool.checkpoints.describe import describe
 from pool.checkpoints.families import FAMILIES, SD_X4
 from pool.checkpoints.published_shapes import published_shapes
 from pool.checkpoints.safetensors_file import Shape, read_header
+from pool.checkpoints.sampling_facts import Prediction
 from pool.errors import UnknownArchitecture, UnusableField
 from pool.open_model import OpenModel
 from pool.patches.patch_set import PatchSet
@@ -210,6 +211,17 @@ def test_sd2_that_predicts_noise_says_so_whatever_its_weights_look_like(tmp_path
     save_diffusers(open_checkpoint(file), tmp_path / "folder")
     saved = save_checkpoint(open_checkpoint(tmp_path / "folder"), tmp_path / "again.safetensors")
     assert open_checkpoint(saved.path).family.sampling == open_checkpoint(file).family.sampling
+
+
+def test_the_scheduler_of_a_folder_counts_and_not_what_metadata_of_its_weights_say(tmp_path: Path) -> None:
+    """Of the file that the UNet once came from."""
+    _, folder = both(tmp_path)
+    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    save_file(load_file(weights), weights, {"modelspec.prediction_type": "v", "modelspec.predict_key": "v"})
+    checkpoint = open_checkpoint(folder)
+    saved = save_checkpoint(checkpoint, tmp_path / "a.safetensors")
+    assert checkpoint.family.sampling.prediction is Prediction.NOISE
+    assert open_checkpoint(saved.path).family.sampling == checkpoint.family.sampling
 
 
 def test_tensors_that_no_component_takes_are_told(tmp_path: Path) -> None:
