@@ -132,3 +132,27 @@ def test_a_layer_that_the_model_has_in_another_form_is_refused(tmp_path: Path) -
     values = load_file(out)[key].flatten(1)
     wanted = open_checkpoint(source).build(Role.VAE).module.get_parameter(name).data.float()
     assert torch.equal(values, patches[Role.VAE].functions(name)[0](wanted.clone()))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_quantized_weights_of_a_folder_are_plain_in_its_file(tmp_path: Path, form: str) -> None:
+    """Of the type that they stand for, or of another; no factor of theirs stays, and the rest is the same bits."""
+    save_diffusers(open_checkpoint(write_tiny_checkpoint(tmp_path / "plain.safetensors")), tmp_path / "folder")
+    weights = tmp_path / "folder" / "unet" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(weights)
+    chosen = {f"{OWN}{part}.weight" for part in ("to_q", "to_k", "to_v", "to_out.0")}
+    save_file(save({**tensors, **{key: quantize(tensors[key], form, FORMS[form]) for key in chosen}}), weights)
+    checkpoint, before = open_checkpoint(tmp_path / "folder"), load_file(tmp_path / "plain.safetensors")
+    assert len(checkpoint.layers) == 4
+    for dtype in (None, torch.float32):
+        saved = save_checkpoint(checkpoint, tmp_path / f"{dtype}.safetensors", dtype=dtype)
+        found, module = load_file(saved.path), checkpoint.build(Role.DIFFUSION_MODEL).module
+        assert not open_checkpoint(saved.path).layers
+        assert saved.left_out == ()
+        assert found.keys() == {key for key in before if not key.endswith(".position_ids")}
+        for part in ("to_q", "to_k", "to_v", "to_out.0"):
+            packed = module.get_parameter(f"{OWN}{part}.weight").data
+            assert isinstance(packed, PackedWeight)
+            value = found.pop(f"{UNET}{BLOCK}{part}.weight")
+            assert torch.equal(value, packed.unpack(torch.float32).to(dtype or packed.dtype))
+        assert all(torch.equal(value, before[key].to(value.dtype)) for key, value in found.items())
