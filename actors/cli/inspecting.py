@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from actors.config import ModelsSection
-    from actors.recipe import Recipe
     from pool.checkpoints.describe import CheckpointInfo, LoraInfo
     from pool.checkpoints.recognition.facts import FileFacts
 
@@ -168,6 +167,7 @@ def _runs(folder: Path, allow_pickle: bool) -> tuple[bool, str]:
 
 
 def _picture(file: Path) -> Findings:
+    from actors.cli.recipe_facts import recipe_facts
     from actors.cli.tables import facts_table
     from actors.outputs.png_text import read_parameters, read_recipe
 
@@ -188,6 +188,7 @@ def _picture(file: Path) -> Findings:
 
 
 def _film(file: Path) -> Findings:
+    from actors.cli.recipe_facts import recipe_facts
     from actors.cli.tables import facts_table
     from actors.outputs.finished import read_film_recipe
 
@@ -195,35 +196,6 @@ def _film(file: Path) -> Findings:
     kind = "film" if recipe.frames else "sound"
     plain = {"kind": kind, "path": str(file), "digest": recipe.digest, "recipe": recipe.as_json()}
     return Findings(plain, (facts_table([(kind, str(file)), *recipe_facts(recipe)]),))
-
-
-def _extent_facts(recipe: Recipe) -> list[tuple[str, str]]:
-    """How large and how long it is."""
-    if recipe.seconds:
-        return [("length", f"{recipe.seconds:g} seconds")]
-    size = [("size", f"{recipe.width}x{recipe.height}")]
-    if not recipe.frames:
-        return size
-    told = [("motion", recipe.motion), ("noise on its picture", recipe.image_noise), ("elevation", recipe.elevation)]
-    frames = ("frames", f"{recipe.frames}, {recipe.frame_rate:g} a second")
-    return [*size, frames, *((name, f"{value:g}") for name, value in told if value)]
-
-
-def recipe_facts(recipe: Recipe) -> list[tuple[str, str]]:
-    """A recipe, line by line."""
-    loras = [(f"LoRA {lora.name}", f"strength {lora.strength:g}  (sha256 {lora.sha256})") for lora in recipe.loras]
-    return [
-        ("prompt", recipe.prompt),
-        ("negative", recipe.negative),
-        ("model", f"{recipe.model}  (sha256 {recipe.model_sha256})"),
-        *loras,
-        ("sampler", f"{recipe.sampler}, {recipe.schedule} schedule, {recipe.steps} steps"),
-        ("guidance", f"{recipe.cfg:g}"),
-        *_extent_facts(recipe),
-        ("seed", str(recipe.seed)),
-        ("recipe", recipe.digest),
-        ("made with", ", ".join(f"{name} {version}" for name, version in sorted(recipe.versions.items()))),
-    ]
 
 
 def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str) -> Findings:
