@@ -14,16 +14,26 @@ if TYPE_CHECKING:
     from pool.checkpoints.recognition.facts import ComponentFacts, FileFacts, FolderFacts, PredictionHint
 
 _BILLION, _MILLION = 10**9, 10**6
+#: how files are used that are no models, by what their titles begin with
+_USES = {
+    "a ControlNet": "beside a model of the kind that it was made for: --control NAME=PICTURE",
+    "a textual inversion embedding": "in a prompt: embedding:NAME",
+}
+#: the options of `modelpool models assemble` for parts of models, by the name of their kind
+_PART_OPTIONS = {"VAE": "--vae", "text encoder": "--text-encoder", "vision encoder": "--vision-encoder"}
 
 
 def file_facts(path: Path, facts: FileFacts, problem: str = "") -> tuple[dict[str, Any], tuple[RenderableType, ...]]:
-    """What a file is, for programs and for people; `problem` says why this version does not run it."""
+    """What a file is, for programs and for people; `problem` says why this version does not run it by itself."""
     from actors.cli.plain import plain_value
     from actors.cli.tables import facts_table
 
     told = {"kind": facts.kind.value, "path": str(path), **_without(plain_value(facts), "kind"), "problem": problem}
     lines = [("file", str(path)), ("what it is", verdict(facts))]
-    if problem:
+    use = _use(facts)
+    if problem and use:
+        lines.append(("to use it", use))
+    elif problem:
         lines.append(("to run it", problem))
     if facts.prediction:
         lines.append(("prediction", predictions(facts.prediction)))
@@ -36,6 +46,14 @@ def file_facts(path: Path, facts: FileFacts, problem: str = "") -> tuple[dict[st
     if facts.diffusion is not None:
         tables.append(facts_table(sizes(facts.diffusion)))
     return told, tuple(tables)
+
+
+def _use(facts: FileFacts) -> str:
+    """How a file that is no model by itself is used with one; empty for others."""
+    option = _PART_OPTIONS.get(facts.kind.value)
+    if option and any(each.name for each in facts.components):
+        return f"in a model of separate files: modelpool models assemble NAME {option} FILE ..."
+    return next((use for title, use in _USES.items() if facts.title.startswith(title)), "")
 
 
 def folder_facts(path: Path, facts: FolderFacts) -> tuple[dict[str, Any], tuple[RenderableType, ...]]:

@@ -19,6 +19,9 @@ from tests.actors.cli.test_looking import LIGHT, MODEL, weights_file
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.recognition.published import shapes_of
 from tests.pool.checkpoints.recognition.test_reading import model_folder
+from tests.pool.checkpoints.tiny_checkpoint import write_hollow_checkpoint
+from tests.pool.controlnets.layouts import ldm_controlnet
+from tests.pool.text_encoders import cases as texts
 
 
 def listed(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "F16") -> str:
@@ -58,6 +61,22 @@ def test_a_model_that_this_version_does_not_run_says_why(command: Command, tmp_p
     assert re.search(rf"^to run it +recognised as {found['title']}, ", command("inspect", str(path)).out, re.M)
 
 
+def test_what_is_used_beside_a_model_says_how(command: Command, tmp_path: Path) -> None:
+    """And asks for no whole checkpoint in its place."""
+    encoder = {key: tuple(tensor.shape) for key, tensor in texts.clip_file(texts.clip()).items()}
+    uses = {
+        "in a prompt: embedding:NAME": {"emb_params": (2, 32)},
+        "--control NAME=PICTURE": ldm_controlnet(layouts.TINY_UNET),
+        "modelpool models assemble NAME --vae FILE": layouts.ldm_vae(layouts.LdmVae(), ""),
+        "modelpool models assemble NAME --text-encoder FILE": encoder,
+    }
+    for place, (use, shapes) in enumerate(uses.items()):
+        path = write_hollow_checkpoint(tmp_path / f"{place}.safetensors", shapes)
+        shown = command("inspect", str(path)).out
+        assert re.search(rf"^to use it +.*{re.escape(use)}", shown, re.M), shown
+        assert "expected a whole checkpoint" not in shown
+
+
 def _small(model: str) -> dict[str, tuple[int, ...]]:
     """A published model's tensors but for its blocks after the first, a sixteenth as large each way."""
     shapes = {key: shape for key, shape in shapes_of(model).items() if not re.search(r"\.[1-9]\d*\.", key)}
@@ -77,7 +96,7 @@ def test_what_is_no_model_is_told_as_what_it_is(
     ended = command("inspect", str(weights_file(tmp_path / "x.safetensors", **shapes)))
     assert ended.code == 0
     assert re.search(rf"^what it is +{re.escape(said)}$", ended.out, re.MULTILINE)
-    assert f"this is {said.partition(' (')[0]}" in ended.out
+    assert re.search(r"^to use it +", ended.out, re.MULTILINE)
 
 
 def test_a_vae_alone_is_told_with_its_name(command: Command, tmp_path: Path) -> None:
