@@ -20,6 +20,7 @@ from pool.checkpoints.recognition.reading import recognise_file
 from pool.errors import MissingParts, UserError
 from pool.registry.folders import Form
 from pool.registry.kinds import MODELS, Kind
+from pool.registry.names import folded
 from pool.registry.registry import Registry
 from pool.saving.whole_file import expect_free, whole_file
 
@@ -83,6 +84,7 @@ def assemble(
     not known, UnsafeFile for one that does not lie there, OutputFailed for a place that is taken.
     """
     plain_name(name, "the name of a model")
+    _expect_no_alias(registry, name)
     found = Assembly(
         name,
         _path(registry, "checkpoint", chosen.checkpoint),
@@ -102,6 +104,16 @@ def assemble(
         file.write(json.dumps(said, indent=2).encode() + b"\n")
     is_known = any(path.is_relative_to(known.path) for known in registry.places() if known.path.is_dir())
     return Assembled(path, info, is_known)
+
+
+def _expect_no_alias(registry: Registry, name: str) -> None:
+    """Raise UserError where `name` is an alias, which goes before the names of files: the model would not be found."""
+    for alias in registry.aliases():
+        if folded(alias.name) == folded(name):
+            raise UserError(
+                f"the name of a model: {alias.name!r} is an alias already, of {alias.target}; expected another name, "
+                f"or `modelpool models remove {alias.name}` before"
+            )
 
 
 def expect_whole(registry: Registry, assembly: Assembly, allow_pickle: bool) -> None:

@@ -303,11 +303,14 @@ class Registry:
             is_what = f"a {kind.value}" if kind is not None else "of no known kind"
             return UnknownName(f"{name!r} is {is_what}, expected a {what} ({file.path})")
         # by their folders: to read the headers of thousands of files would take longer than anybody waits for this
-        likely = {file.path: file.folder_kind for file in found.files if file.folder_kind in {*kinds, None}}
+        forms = Form if MODELS.intersection(kinds) else (Form.FILE, Form.SHARDED)  # the others are models always
+        readable = [file for file in found.files if file.form in forms]
+        likely = {file.path: file.folder_kind for file in readable if file.folder_kind in {*kinds, None}}
         names = [*_names(likely, ()).values(), *(alias.name for alias in self.aliases())]
         unknown = unknown_name(what, name, names)
         if as_digits(name) is None:
-            return unknown
+            hint = f" There is a folder of it here: ./{name}" if _given(f"./{name}") is not None else ""
+            return UnknownName(f"{unknown}{hint}")
         records = self._records()
         unread = sum(self._known(file, records.get(str(file.real_path))) is None for file in found.files)
         hint = f" {unread} files were not hashed yet: `modelpool models scan` does it." if unread else ""

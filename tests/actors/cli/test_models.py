@@ -227,6 +227,45 @@ def test_separate_files_are_made_one_model(command: Command, apart: Path) -> Non
     assert command("plan", "whole").code == 0
 
 
+def test_a_model_is_not_assembled_under_the_name_of_an_alias(command: Command, apart: Path) -> None:
+    """An alias goes before the names of files, so that its file would be used in the place of the new model."""
+    assert command("models", "add", str(apart)).code == 0
+    assert command("models", "alias", "mine", "shapes_vae").code == 0
+    parts = ("--diffusion-model", "shapes_unet", "--vae", "shapes_vae", "--text-encoder", "shapes_clip")
+    refused = command("models", "assemble", "Mine", *parts)
+    assert refused.code == 2
+    assert f"'mine' is an alias already, of {apart / 'vae' / 'shapes_vae.safetensors'}" in refused.err
+    assert "`modelpool models remove mine`" in refused.err
+    assert not (apart / "Mine.model.json").exists()
+    assert command("models", "remove", "mine").code == 0
+    assert command("models", "assemble", "Mine", *parts).code == 0
+
+
+def test_only_what_may_be_a_lora_is_listed_as_known_ones(command: Command, apart: Path) -> None:
+    """A model of separate files lies in no folder that says what it is, and is a model all the same."""
+    assert command("models", "add", str(apart)).code == 0
+    parts = ("--diffusion-model", "shapes_unet", "--vae", "shapes_vae", "--text-encoder", "shapes_clip")
+    assert command("models", "assemble", "whole", *parts).code == 0
+    unknown = command("plan", "whole", "--lora", "nothing:1")
+    assert unknown.code == 2
+    assert "unknown LoRA 'nothing'" in unknown.err
+    assert "whole" not in unknown.err.split("unknown LoRA 'nothing'")[1]
+
+
+def test_a_folder_here_that_is_named_without_its_path_is_pointed_at(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bare names are those of the registry."""
+    monkeypatch.chdir(tmp_path)
+    source = str(SHAPES / "models" / "shapes.safetensors")
+    assert command("convert", source, "--to", "diffusers", "-o", "fold").code == 0
+    unknown = command("plan", "fold")
+    assert unknown.code == 2
+    assert "unknown model 'fold'" in unknown.err
+    assert "There is a folder of it here: ./fold" in unknown.err
+    assert command("plan", "./fold").code == 0
+
+
 def test_a_model_is_assembled_where_all_files_lie(command: Command, apart: Path, tmp_path: Path) -> None:
     files = [f"{apart}/{name}.safetensors" for name in ("unet/shapes_unet", "vae/shapes_vae", "clip/shapes_clip")]
     given = ("--diffusion-model", files[0], "--vae", files[1], "--text-encoder", files[2])

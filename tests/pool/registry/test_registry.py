@@ -116,6 +116,11 @@ def test_every_name_that_is_shown_finds_its_file(registry: Registry) -> None:
         assert registry.find(entry.name, kinds).path == entry.file.path
 
 
+def test_an_unknown_name_like_no_other_is_a_sentence_before_what_is_known(registry: Registry) -> None:
+    with pytest.raises(UnknownName, match=r"unknown file 'quux'\. Known: "):
+        registry.find("quux")
+
+
 def test_an_unknown_name_suggests_the_nearest(registry: Registry) -> None:
     with pytest.raises(UnknownName, match="unknown LoRA 'lihgt'; did you mean 'light'"):
         registry.find("lihgt", LORAS, "LoRA")
