@@ -113,7 +113,9 @@ def sort_wanted(wanted: Sequence[Wanted], pool: Pool, finished: Mapping[str, Kep
 
 
 def make_all(run: Run, pool: Pool) -> int:
-    """Make what `run` wants and is not there; the exit code. Raises UserError."""
+    """Make what `run` wants and is not there; the exit code. Raises UserError, and PoolLost when it has told what stays
+    and how to go on."""
+    from actors.outcomes import PoolLost
     from actors.outputs.folder import OutputFolder
 
     console = people_console()
@@ -127,8 +129,13 @@ def make_all(run: Run, pool: Pool) -> int:
         already = "is" if len(plan.kept) == 1 else "are"
         say(console, f"{counted(len(plan.kept), 'picture')} {already} in {run.output} already, and left as found")
     with StopRequest() as stop:
-        with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
-            failures, summary, whys = _make(run, pool, plan, stop, stream)
+        try:
+            with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
+                failures, summary, whys = _make(run, pool, plan, stop, stream)
+        except PoolLost:
+            _tell(console, run, folder.contact_sheet() if folder.finished() else None, (), None)
+            say(console, f"The pool has ended; what is finished stays. To go on: {run.how_to_go_on}", "yellow")
+            raise
         if run.tell_why:
             _tell_whys(console, whys, 0 if summary is None else summary.succeeded)
         _tell(console, run, folder.contact_sheet() if folder.finished() else None, failures, summary)

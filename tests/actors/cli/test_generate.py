@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from actors.cli.generate import how_to_go_on, prompts_and_seeds
+from actors.outcomes import PoolLost
 from actors.outputs.png_text import read_recipe
 from actors.requests import GenerateRequest, LoraChoice
 from pool.spec import RunErrorKind
@@ -209,6 +210,24 @@ def test_an_output_folder_that_cannot_be_written_is_told_before_anything_is_made
     assert ended.code == 2
     assert "taken: cannot be written" in ended.err
     assert pool.submitted == []
+
+
+def test_a_pool_that_ends_meanwhile_leaves_what_is_finished_and_how_to_go_on(command: Command) -> None:
+    """1. Of four pictures two are finished. 2. The pool is ended by somebody. 3. What is there is on the contact sheet,
+    and the command for the others has the seed that was drawn."""
+
+    def end(index: int) -> None:
+        if index == 1:
+            raise PoolLost("the pool's controller is gone")
+
+    pool = FakePool(before_each=end)
+    ended = command("generate", "a red circle", "-n", "4", "--out", "p", pool=pool)
+    assert ended.code == 1
+    assert len(list(Path("p").glob("a-red-circle-*.png"))) == 2
+    assert "contact sheet: p/contact_sheet.png" in ended.err
+    [line] = [line for line in ended.err.splitlines() if line.startswith("The pool has ended; ")]
+    assert re.search(rf"To go on: modelpool generate .* --seed {pool.submitted[0].seed} --resume$", line)
+    assert ended.err.endswith("modelpool: the pool's controller is gone\n")
 
 
 def test_ctrl_c_stops_keeps_what_is_finished_and_says_how_to_go_on(command: Command) -> None:
