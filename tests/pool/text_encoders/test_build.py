@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.testing import assert_close
 
 from pool.checkpoints.mapped_file import MappedFile
 from pool.checkpoints.recognition.text_encoders import SIGNATURES
 from pool.errors import UnknownArchitecture
 from pool.ops import compute, swap_to_casting
 from pool.text_encoders.build import TextEncoderPlan, facts_named, plan_text_encoder
+from tests.nearly import assert_nearly
 from tests.pool.text_encoders import cases
 from tests.pool.text_encoders.cases import CASES, WORDS, Case
 
@@ -56,7 +56,7 @@ def test_a_published_file_is_transformers_module_and_the_file_again(case: Case, 
     plan = planned(case, file)
     ours = plan.build(tensors)
     for mine, expected in zip(states(ours, case.name), states(theirs, case.name), strict=True):
-        assert_close(mine, expected)
+        assert_nearly(mine, expected)
     assert set(plan.key_map.unused) == set(case.unused)
     saved = plan.save(ours, tensors)
     assert saved.keys() == file.keys()
@@ -77,7 +77,7 @@ def test_weights_stored_in_fewer_bits_run_as_if_they_were_converted(case: Case, 
     with compute(torch.device("cpu"), torch.float32):
         mine = states(ours, case.name)
     for x, expected in zip(mine, states(theirs, case.name), strict=True):
-        assert_close(x, expected)
+        assert_nearly(x, expected)
 
 
 @pytest.mark.parametrize("name", ["clip_l", "t5xxl", "umt5_xxl", "hydit_bert", "qwen3_4b"])
@@ -89,7 +89,7 @@ def test_a_prefix_inside_a_checkpoint_changes_nothing(name: str) -> None:
     plan = planned(case, file, prefix)
     ours = plan.build(file)
     for mine, expected in zip(states(ours, name), states(theirs, name), strict=True):
-        assert_close(mine, expected)
+        assert_nearly(mine, expected)
     assert plan.save(ours, file).keys() == file.keys() - {"model.x.weight"}
 
 
@@ -112,7 +112,7 @@ def test_the_last_state_of_the_first_layers_of_mistral_is_not_normed(layers: int
         del file["model.norm.weight"]
     plan = plan_text_encoder(shapes_of(file), facts=facts_named("mistral3_24b_pruned"))
     ours = plan.build(file)
-    assert_close(ours(input_ids=IDS).last_hidden_state, _after_layer(whole, layers))
+    assert_nearly(ours(input_ids=IDS).last_hidden_state, _after_layer(whole, layers))
     assert plan.save(ours, file).keys() == file.keys()
 
 

@@ -22,6 +22,7 @@ from pool.quantization.gguf_codec import CHUNK_SCRATCH_BYTES
 from pool.saving.stream_writer import write_safetensors
 from pool.saving.tensor_bytes import carried, cast
 from pool.text_encoders.build import facts_named, plan_text_encoder
+from tests.nearly import assert_nearly
 from tests.pool.checkpoints.files.gguf_files import rounded, write_gguf
 from tests.pool.text_encoders import cases
 from tests.pool.text_encoders.gguf_encoders import ARCHITECTURES, PUBLISHED, in_turns, published, written
@@ -66,7 +67,7 @@ def test_it_says_what_the_module_says_that_the_file_was_made_from(name: str, kin
     with compute(torch.device("cpu"), torch.float32):
         found = states(ours, name)
     for mine, expected in zip(found, states(theirs, name), strict=True):
-        assert torch.equal(mine, expected)
+        assert_nearly(mine, expected)
 
 
 @pytest.mark.parametrize(("name", "architecture"), [*ARCHITECTURES.items(), ("mistral3_24b", "mistral3")])

@@ -19,7 +19,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from torch.testing import assert_close
 
 from pool.checkpoints import private_names
 from pool.checkpoints.mapped_file import MappedFile
@@ -29,6 +28,7 @@ from pool.errors import UnknownArchitecture
 from pool.vaes import classes
 from pool.vaes.build import plan_vae
 from pool.vaes.classes import ARCHITECTURES, Architecture, self_test
+from tests.nearly import assert_nearly
 from tests.pool.damaged_shapes import damaged
 from tests.pool.vaes import published
 from tests.pool.vaes.cases import CASES, Case, decode, encode
@@ -58,8 +58,8 @@ def test_a_published_file_is_diffusers_module_and_the_file_again(case: Case, tmp
     generator = torch.Generator().manual_seed(5)
     latents = torch.randn(case.latent, generator=generator)
     pixels = torch.randn(case.pixels, generator=generator).clamp(-1, 1)
-    assert_close(decode(case, ours, latents), decode(case, theirs, latents))
-    assert_close(encode(ours, pixels), encode(theirs, pixels))
+    assert_nearly(decode(case, ours, latents), decode(case, theirs, latents))
+    assert_nearly(encode(ours, pixels), encode(theirs, pixels))
     assert set(plan.key_map.unused) == set(case.unused)
     saved = plan.save(ours, tensors)
     assert saved.keys() == file.keys()
@@ -90,7 +90,7 @@ def test_a_prefix_inside_a_checkpoint_changes_nothing(name: str) -> None:
     plan = plan_vae({key: tuple(tensor.shape) for key, tensor in file.items()}, "vae.")
     ours = plan.build(file)
     latents = torch.ones(case.latent)
-    assert_close(decode(case, ours, latents), decode(case, theirs, latents))
+    assert_nearly(decode(case, ours, latents), decode(case, theirs, latents))
     assert plan.save(ours, file).keys() == file.keys() - {"model.x.weight"}
 
 
@@ -192,7 +192,7 @@ def test_without_a_convolution_at_the_latent_numbers_pass_as_they_are() -> None:
     }
     ours = plan_vae({key: tuple(tensor.shape) for key, tensor in file.items()}).build(file)
     pixels = torch.randn(case.pixels, generator=torch.Generator().manual_seed(2))
-    assert_close(encode(ours, pixels), encode(theirs, pixels))
+    assert_nearly(encode(ours, pixels), encode(theirs, pixels))
 
 
 @pytest.mark.parametrize(
@@ -212,11 +212,11 @@ def test_half_a_vae_runs_and_the_other_half_says_what_is_missing(name: str, half
     ours = plan.build(file)
     latents, pixels = torch.ones(case.latent), torch.ones(case.pixels)
     if half == "decoder":
-        assert_close(decode(case, ours, latents), decode(case, theirs, latents))
+        assert_nearly(decode(case, ours, latents), decode(case, theirs, latents))
         with pytest.raises(UnknownArchitecture, match=r"has no encoder: use one that has it"):
             encode(ours, pixels)
     else:
-        assert_close(encode(ours, pixels), encode(theirs, pixels))
+        assert_nearly(encode(ours, pixels), encode(theirs, pixels))
         with pytest.raises(UnknownArchitecture, match=r"has no decoder: use one that has it"):
             decode(case, ours, latents)
     assert plan.save(ours, file).keys() == file.keys()
@@ -272,7 +272,7 @@ def test_a_file_in_the_naming_of_diffusers_is_built_by_its_shapes(name: str, old
     assert (plan.facts.name, plan.facts.layout) == (case.name, "diffusers")
     ours = plan.build(file)
     latents = torch.randn(case.latent, generator=torch.Generator().manual_seed(5))
-    assert_close(decode(case, ours, latents), decode(case, theirs, latents))
+    assert_nearly(decode(case, ours, latents), decode(case, theirs, latents))
     assert plan.save(ours, file).keys() == file.keys()
 
 
@@ -286,4 +286,4 @@ def test_a_counter_of_batches_may_be_left_out() -> None:
     theirs = case.module()
     file = {key: x for key, x in case.file(theirs).items() if not key.endswith("num_batches_tracked")}
     ours = plan_vae({key: tuple(tensor.shape) for key, tensor in file.items()}).build(file)
-    assert_close(decode(case, ours, torch.ones(case.latent)), decode(case, theirs, torch.ones(case.latent)))
+    assert_nearly(decode(case, ours, torch.ones(case.latent)), decode(case, theirs, torch.ones(case.latent)))
