@@ -57,6 +57,8 @@ class Sorted:
     kept: tuple[tuple[Wanted, KeptPicture], ...]
     #: with what is wrong
     refused: tuple[tuple[Wanted, str], ...]
+    #: what each of them is: picture, film, sound, or file where they are not all the same
+    noun: str = "picture"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +104,17 @@ def sort_wanted(wanted: Sequence[Wanted], pool: Pool, finished: Mapping[str, Kep
     to_make: list[Wanted] = []
     kept: list[tuple[Wanted, KeptPicture]] = []
     refused: list[tuple[Wanted, str]] = []
+    nouns: set[str] = set()
     for one, recipe in zip(wanted, pool.recipes([one.request for one in wanted]), strict=True):
         if isinstance(recipe, UserError):
             refused.append((one, str(recipe)))
-        elif recipe.digest in finished:
+            continue
+        nouns.add("film" if recipe.frames else "sound" if recipe.seconds else "picture")
+        if recipe.digest in finished:
             kept.append((one, finished[recipe.digest]))
         else:
             to_make.append(one)
-    return Sorted(tuple(to_make), tuple(kept), tuple(refused))
+    return Sorted(tuple(to_make), tuple(kept), tuple(refused), nouns.pop() if len(nouns) == 1 else "file")
 
 
 def make_all(run: Run, pool: Pool) -> int:
@@ -127,18 +132,18 @@ def make_all(run: Run, pool: Pool) -> int:
         say(console, f"{one.origin}{message}", "red")
     if plan.kept:
         already = "is" if len(plan.kept) == 1 else "are"
-        say(console, f"{counted(len(plan.kept), 'picture')} {already} in {run.output} already, and left as found")
+        say(console, f"{counted(len(plan.kept), plan.noun)} {already} in {run.output} already, and left as found")
     with StopRequest() as stop:
         try:
             with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
                 failures, summary, whys = _make(run, pool, plan, stop, stream)
         except PoolLost:
-            _tell(console, run, folder.contact_sheet() if folder.finished() else None, (), None)
+            _tell(console, run, plan.noun, folder.contact_sheet() if folder.finished() else None, (), None)
             say(console, f"The pool has ended; what is finished stays. To go on: {run.how_to_go_on}", "yellow")
             raise
         if run.tell_why:
             _tell_whys(console, whys, 0 if summary is None else summary.succeeded)
-        _tell(console, run, folder.contact_sheet() if folder.finished() else None, failures, summary)
+        _tell(console, run, plan.noun, folder.contact_sheet() if folder.finished() else None, failures, summary)
     if summary is not None and summary.cancelled:
         say(console, f"Stopped. To go on: {run.how_to_go_on}", "yellow")
         return EXIT_INTERRUPTED
@@ -256,6 +261,7 @@ def _watched(jobs: Jobs, view: View, stop: StopRequest) -> Iterator[None]:
 def _tell(
     console: Console,
     run: Run,
+    noun: str,
     sheet: Path | None,
     failures: Sequence[JobFailure],
     summary: Summary | None,
@@ -265,12 +271,12 @@ def _tell(
         if summary.tasks:
             show(console, summary_table(summary))
             console.print()
-        say(console, _headline(summary), "bold")
+        say(console, _headline(summary, noun), "bold")
         for line in memory_lines(summary.tasks):
             say(console, line, "yellow")
     _tell_internal_error(console, failures)
     if sheet is not None:
-        say(console, f"pictures: {run.output}   contact sheet: {sheet}")
+        say(console, f"{noun}s: {run.output}   contact sheet: {sheet}")
 
 
 def _tell_whys(console: Console, whys: Mapping[int, str], jobs: int) -> None:
@@ -292,8 +298,8 @@ def memory_lines(tasks: Sequence[TaskSummary]) -> list[str]:
     return lines + [f"out of GPU memory in {counted(count, 'run')}; helped: {what}" for what, count in rungs.items()]
 
 
-def _headline(summary: Summary) -> str:
-    parts = [f"{counted(summary.succeeded, 'picture')} in {duration(summary.seconds)}"]
+def _headline(summary: Summary, noun: str) -> str:
+    parts = [f"{counted(summary.succeeded, noun)} in {duration(summary.seconds)}"]
     if summary.succeeded and summary.seconds > 0:
         rate = summary.succeeded / summary.seconds
         parts[0] += f" ({rate:.2g} a second)" if rate >= 0.1 else f" ({duration(1 / rate)} each)"

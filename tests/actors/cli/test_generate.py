@@ -7,7 +7,10 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,9 @@ from PIL import Image
 from actors.cli.generate import how_to_go_on, prompts_and_seeds
 from actors.outcomes import PoolLost
 from actors.outputs.png_text import read_recipe
+from actors.recipe import Recipe
 from actors.requests import GenerateRequest, LoraChoice
+from pool.errors import UserError
 from pool.spec import RunErrorKind
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool, pixels_for, recipe_for
@@ -131,6 +136,38 @@ def test_people_read_stderr_in_plain_lines_where_there_is_no_terminal(command: C
     assert re.search(r"^together +4 +3 \(75%\)", ended.err, re.MULTILINE)
     assert "pictures: p   contact sheet: p/contact_sheet.png" in ended.err
     assert Path("p/contact_sheet.png").exists()
+
+
+class ChangedPool(FakePool):
+    """One whose recipes are `changed`, in turn."""
+
+    def __init__(self, *changed: dict[str, Any]) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
+        return tuple(
+            one if isinstance(one, UserError) else replace(one, **self._changed[place % len(self._changed)])
+            for place, one in enumerate(super().recipes(requests))
+        )
+
+
+@pytest.mark.parametrize(
+    ("changed", "first", "noun"),
+    [
+        (({},), "2 pictures in", "pictures: p "),
+        (({"frames": 5, "frame_rate": 8.0},), "2 films in", "films: p "),
+        (({"seconds": 2.0},), "2 sounds in", "sounds: p "),
+        (({}, {"seconds": 2.0}), "2 files in", "files: p "),
+    ],
+)
+def test_what_is_made_is_called_what_it_is(
+    command: Command, changed: tuple[dict[str, Any], ...], first: str, noun: str
+) -> None:
+    ended = command("generate", "a red circle", "-n", "2", "--seed", "7", "--out", "p", pool=ChangedPool(*changed))
+    assert ended.code == 0, ended.err
+    assert first in ended.err
+    assert noun in ended.err
 
 
 @pytest.mark.parametrize(
