@@ -273,8 +273,10 @@ def _class_name(facts: PipelineFacts, parts: Sequence[FolderPart], said: object)
     pictures (FluxKontextPipeline) has the model of one that makes them, and no tensor tells."""
     model = next((part.config for part in parts if part.role is Role.DIFFUSION_MODEL), None)
     name = pipeline_name(facts, model or {})
+    if said in (name, None) or name != facts.name:  # else nothing of diffusers' pipelines is imported for it
+        return name
     other = getattr(diffusers, said, None) if isinstance(said, str) else None
-    if name != facts.name or not (isinstance(other, type) and issubclass(other, DiffusionPipeline)):
+    if not (isinstance(other, type) and issubclass(other, DiffusionPipeline)):
         return name
     own, theirs = (inspect.signature(kind).parameters.keys() for kind in (getattr(diffusers, name), other))
     return other.__name__ if own == theirs else name
