@@ -24,6 +24,7 @@ from pool.sampling.noise import PictureNoise
 from pool.sampling.schedules import flow_table, make_sigmas
 from pool.spec import JobId, Role, Stage
 from pool.work import Film, Halfway, Latent, Member, Result, RunHooks, SampleWork, Stopped
+from tests.nearly import assert_nearly
 from tests.pool.families.test_shown_pictures import assert_equal
 from tests.pool.families.tiny_model import QUIET, Made
 from tests.pool.families.tiny_pairs import TINY, TinyPair, flow_scheduler
@@ -154,7 +155,7 @@ def test_films_are_made_together_by_each_model(tmp_path: Path) -> None:
             assert cost.batched == 2
             one = made.results[made.tasks[place].task_id]
             for ours, own in zip(arrays_of(found), arrays_of(one), strict=True):
-                np.testing.assert_allclose(ours, own, atol=1e-4)
+                assert_nearly(torch.from_numpy(ours), torch.from_numpy(own))
     assert alone[0].tasks[2].together != alone[0].tasks[3].together
     model.close()
 
