@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from actors.config import ModelsSection
+    from actors.recipe import Recipe
     from pool.checkpoints.describe import CheckpointInfo, LoraInfo
     from pool.checkpoints.recognition.facts import FileFacts
 
@@ -166,8 +167,17 @@ def _runs(folder: Path, allow_pickle: bool) -> tuple[bool, str]:
     return True, f"as {info.title}, {info.width}x{info.height} pixels"
 
 
-def _picture(file: Path) -> Findings:
+def _recipe_lines(file: Path, recipe: Recipe) -> list[tuple[str, str]]:
+    """A recipe, line by line. Raises UserError for one with values of other types than a recipe has."""
     from actors.cli.recipe_facts import recipe_facts
+
+    try:
+        return recipe_facts(recipe)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{file}: the recipe in this file cannot be read ({error})") from error
+
+
+def _picture(file: Path) -> Findings:
     from actors.cli.tables import facts_table
     from actors.outputs.png_text import read_parameters, read_recipe
 
@@ -184,18 +194,17 @@ def _picture(file: Path) -> Findings:
             (facts_table([("picture", f"{file} (A1111 parameters; no recipe of modelpool)"), *facts]),),
         )
     plain = {"kind": "picture", "path": str(file), "digest": recipe.digest, "recipe": recipe.as_json()}
-    return Findings(plain, (facts_table([("picture", str(file)), *recipe_facts(recipe)]),))
+    return Findings(plain, (facts_table([("picture", str(file)), *_recipe_lines(file, recipe)]),))
 
 
 def _film(file: Path) -> Findings:
-    from actors.cli.recipe_facts import recipe_facts
     from actors.cli.tables import facts_table
     from actors.outputs.finished import read_film_recipe
 
     recipe = read_film_recipe(file)
     kind = "film" if recipe.frames else "sound"
     plain = {"kind": kind, "path": str(file), "digest": recipe.digest, "recipe": recipe.as_json()}
-    return Findings(plain, (facts_table([(kind, str(file)), *recipe_facts(recipe)]),))
+    return Findings(plain, (facts_table([(kind, str(file)), *_recipe_lines(file, recipe)]),))
 
 
 def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str) -> Findings:

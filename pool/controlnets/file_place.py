@@ -16,6 +16,8 @@ from pool.errors import CorruptFile
 
 #: what the weights of a folder of diffusers are called, and what lies beside them there
 _FOLDER_WEIGHTS, _FOLDER_CONFIG = "diffusion_pytorch_model", "config.json"
+#: what a cache of a hub calls its folders
+_REVISIONS, _REPOSITORY = "snapshots", "models--"
 #: what of a configuration beside a file counts: what no shape tells
 SAID_ALONE = frozenset({"force_zeros_for_pooled_projection"})
 
@@ -39,5 +41,14 @@ def said_beside(path: Path, config: Mapping[str, Any]) -> tuple[tuple[str, bool]
 
 def is_named(path: Path, word: str) -> bool:
     """Whether the name of the file, or of its folder where all files are called alike, has `word` in it."""
-    name = path.parent.name if path.name.startswith(_FOLDER_WEIGHTS) else path.name
-    return word in name.lower()
+    return word in _own_name(path).lower()
+
+
+def _own_name(path: Path) -> str:
+    """What a ControlNet is called: its file, or its folder; in a cache of a hub, where folders go by their revision,
+    the repository (`models--OWNER--NAME/snapshots/REVISION`)."""
+    if not path.name.startswith(_FOLDER_WEIGHTS):
+        return path.name
+    folder = path.parent
+    is_revision = folder.parent.name == _REVISIONS and folder.parent.parent.name.startswith(_REPOSITORY)
+    return folder.parent.parent.name if is_revision else folder.name

@@ -20,6 +20,7 @@ from pool.patches.patch_set import PatchSet
 from pool.saving.facts import Merged, Source, with_facts
 from pool.saving.left_out import left_out
 from pool.saving.published_file import PublishedFile
+from pool.saving.replaced_folder import expect_outside
 from pool.saving.single_file import SingleFile
 from pool.saving.stream_writer import TensorToWrite, write_safetensors
 from pool.saving.tokenizer_tensors import tokenizer_tensors
@@ -106,7 +107,10 @@ def save_checkpoint(
         raise unusable_field("path", str(path), f"a name that ends in {SUFFIX}")
     expect_free(path, overwrite)
     found = patched_model(model, loras, patches)
-    is_folder, file = bool(found.checkpoint.header.configs), _file(found, dtype, keep_ema)
+    is_folder = bool(found.checkpoint.header.configs)
+    if is_folder:
+        expect_outside(path, Path(found.checkpoint.header.path))
+    file = _file(found, dtype, keep_ema)
     tensors = (*file.tensors(), *tokenizer_tensors(found.checkpoint))
     facts = with_facts(file.metadata(), found.source, found.merged, is_folder or dtype is not None, metadata)
     left = left_out(found.checkpoint, ()) if is_folder else ()

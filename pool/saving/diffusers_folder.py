@@ -24,7 +24,7 @@ from pool.checkpoints.build import Checkpoint
 from pool.checkpoints.cascades import with_text_encoder
 from pool.checkpoints.files.folder_header import CLASS
 from pool.checkpoints.transformers import TRANSFORMERS
-from pool.errors import FilesWouldBeLost, OutputFailed
+from pool.errors import OutputFailed
 from pool.open_model import OpenModel
 from pool.open_tokenizer import reading_of_role, tokenizer_of
 from pool.patches.patch_set import PatchSet
@@ -35,7 +35,7 @@ from pool.saving.left_out import left_out
 from pool.saving.llava_folder import is_llava
 from pool.saving.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
 from pool.saving.pipelines import noisy_scheduler_facts, pipeline_facts, scheduler_facts
-from pool.saving.replaced_folder import lost_files
+from pool.saving.replaced_folder import expect_outside, lost_files
 from pool.saving.shards import SHARD_BYTES, write_shards
 from pool.saving.single_file import refuse_blocks
 from pool.saving.text_tokenizer_files import tokenizer_class, write_text_tokenizer
@@ -86,6 +86,8 @@ def save_diffusers(
     """
     expect_free(path, overwrite)
     found = patched_model(model, loras, patches)
+    if found.checkpoint.header.configs:
+        expect_outside(path, Path(found.checkpoint.header.path))
     refuse_blocks(found.checkpoint, dtype)
     family = found.checkpoint.family
     checkpoint = replace(found.checkpoint, family=with_text_encoder(family, found.checkpoint.shapes))
@@ -101,7 +103,6 @@ def save_diffusers(
     missing = [Lack(folder, why) for folder, why in facts.missing.items()]
     lacks = [one for one in (*_absent(checkpoint, facts, parts), *each, *read, *missing) if isinstance(one, Lack)]
     left = left_out(checkpoint, [role for role in checkpoint.roles if _is_told(facts, lacks, role)])
-    _expect_elsewhere(path, checkpoint, left)
     said = with_facts({"format": "pt"}, found.source, found.merged, dtype is not None, metadata)
     on_bytes = counting([tensor for part in parts for tensor in part.tensors], progress)
     with whole_folder(path, lost_files, overwrite=overwrite) as folder:
@@ -123,15 +124,6 @@ def save_diffusers(
 def _is_told(facts: PipelineFacts, lacks: Sequence[Lack], role: Role) -> bool:
     """Whether `lacks` say that the component `role` is not written."""
     return any(lack.folder == facts.folders.get(role) for lack in lacks)
-
-
-def _expect_elsewhere(path: Path, checkpoint: Checkpoint, left: Sequence[str]) -> None:
-    """Raise FilesWouldBeLost where `path` is the model itself, of which `left` would be nowhere then."""
-    if left and checkpoint.header.configs and path.exists() and path.samefile(checkpoint.header.path):
-        raise FilesWouldBeLost(
-            f"{path}: is the model itself, and {len(left)} of its tensors have no place in what would replace it, "
-            f"{left[0]} first; expected a new name"
-        )
 
 
 def _absent(checkpoint: Checkpoint, facts: PipelineFacts, parts: Sequence[FolderPart]) -> Iterator[Lack]:

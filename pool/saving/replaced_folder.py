@@ -17,7 +17,7 @@ from pool.checkpoints.files.folder_header import READ
 from pool.checkpoints.files.model_folder import INDEX_FILE
 from pool.checkpoints.files.regular_file import read_text_file
 from pool.checkpoints.files.strict_json import BadJson, read_object
-from pool.errors import CorruptFile
+from pool.errors import CorruptFile, FilesWouldBeLost
 
 #: what `save_pretrained` of diffusers 0.42 and transformers 5.23 calls what is no weights
 _SETTINGS = frozenset({
@@ -32,6 +32,15 @@ _STEMS: Mapping[str, str] = {"transformers": "model"}
 _STEM = "diffusion_pytorch_model"
 #: what programs that show folders leave in them unasked
 _OF_DESKTOPS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
+
+
+def expect_outside(path: Path, model: Path) -> None:
+    """Raise FilesWouldBeLost where `path` is the folder of the `model` that is saved, or in it: what a folder says in
+    tokenizers, schedulers and processors is not all in what is made of it."""
+    place, own = Path(os.path.realpath(path)), Path(os.path.realpath(model))
+    if place == own or own in place.parents:
+        where = "is" if place == own else "is in"
+        raise FilesWouldBeLost(f"{path}: {where} the folder of the model that is saved; expected another place")
 
 
 def lost_files(folder: Path) -> Iterator[str]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 import struct
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from actors.outputs.finished import encoded
 from actors.outputs.folder import write_whole
-from actors.outputs.png_text import encode_png
+from actors.outputs.png_text import RECIPE_KEY, encode_png
+from actors.recipe import RecipePictures
 from pool.work import Film, Sound
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import MODELS, FakePool, pixels_for
@@ -128,6 +130,19 @@ def test_a_picture_shows_its_recipe(command: Command, tmp_path: Path) -> None:
     ended = command("inspect", str(path))
     for fact in ("prompt +a red circle", "LoRA light +strength 0.8", "sampler +euler, karras schedule, 20 steps"):
         assert re.search(rf"^{fact}", ended.out, re.MULTILINE), fact
+
+
+@pytest.mark.parametrize("wrong", [{"hires": "2:0.5"}, {"image_cfg": "much"}, {"more_references": 5}])
+def test_a_recipe_with_values_of_other_types_is_refused(
+    command: Command, tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    text = PngInfo()
+    text.add_text(RECIPE_KEY, json.dumps({**RECIPE.as_json(), "pictures": {**asdict(RecipePictures()), **wrong}}))
+    path = tmp_path / "strange.png"
+    Image.new("RGB", (8, 8)).save(path, pnginfo=text)
+    ended = command("inspect", str(path))
+    assert ended.code == 2
+    assert re.search(r"strange\.png: the recipe in this (file|picture) cannot be read", ended.err)
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,8 @@ def test_a_configuration_that_is_none_is_refused_by_name(config: str, complaint:
         ("depth.safetensors", tiny_controls.as_it_is, False),
         (f"sd35-controlnet-canny/{IN_A_FOLDER}", tiny_controls.as_it_is, True),
         ("canny/depth.safetensors", tiny_controls.as_it_is, False),
+        (f"models--owner--sd35-canny/snapshots/0a1b/{IN_A_FOLDER}", tiny_controls.as_it_is, True),
+        (f"canny/snapshots/0a1b/{IN_A_FOLDER}", tiny_controls.as_it_is, False),
     ],
 )
 def test_which_pictures_one_of_sd35_large_reads_is_said_by_its_file_or_else_its_name(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pool.checkpoints.build import open_checkpoint
 from pool.errors import FilesWouldBeLost
+from pool.saving.checkpoint_file import Saved, save_checkpoint
 from pool.saving.diffusers_folder import save_diffusers
 from pool.saving.replaced_folder import lost_files
 from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
@@ -50,15 +52,33 @@ def test_a_users_file_is_not_lost(source: Path, folder: Path, name: str) -> None
 
 
 def test_what_saving_writes_is_replaced(source: Path, folder: Path) -> None:
-    """In shards, with what showing a folder leaves in it; the folder may be the model itself."""
+    """In shards, with what showing a folder leaves in it."""
     assert len(list((folder / "unet").glob("*.safetensors"))) > 1
     (folder / "unet" / ".DS_Store").write_bytes(b"")
     (folder / "empty").mkdir()
     assert list(lost_files(folder)) == []
     save_diffusers(open_checkpoint(source), folder, overwrite=True)
     assert {path.name for path in (folder / "unet").iterdir()} == {"config.json", "diffusion_pytorch_model.safetensors"}
-    save_diffusers(open_checkpoint(folder), folder, overwrite=True)
     assert open_checkpoint(folder).family.name == "sd1"
+
+
+@pytest.mark.parametrize(
+    ("save", "place"),
+    [
+        (save_diffusers, "."),
+        (save_diffusers, "../folder"),
+        (save_diffusers, "new"),
+        (save_checkpoint, "unet/diffusion_pytorch_model.safetensors"),
+    ],
+)
+def test_nothing_is_written_over_or_into_the_folder_that_is_saved(
+    folder: Path, save: Callable[..., Saved], place: str
+) -> None:
+    """What a tokenizer or a scheduler says beside what is read would be gone, and a component that is written over."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(FilesWouldBeLost, match="the folder of the model that is saved; expected another place"):
+        save(open_checkpoint(folder), folder / place, overwrite=True)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_links_are_not_followed_and_not_lost(folder: Path, tmp_path: Path) -> None:
