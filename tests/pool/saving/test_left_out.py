@@ -82,7 +82,7 @@ def test_a_folder_is_not_written_over_with_itself_where_something_would_be_lost(
     (folder / "image_encoder" / "config.json").write_text("{}")
     save_file({"visual_projection.weight": torch.ones(2)}, folder / "image_encoder" / "model.safetensors")
     left_out = ("image_encoder.visual_projection.weight",)
-    with pytest.raises(FilesWouldBeLost, match=rf"1 of its tensors have no place .*, {left_out[0]} first"):
+    with pytest.raises(FilesWouldBeLost, match="is the folder of the model that is saved; expected another place"):
         save_diffusers(open_checkpoint(folder), folder, overwrite=True)
     assert (folder / "image_encoder" / "model.safetensors").is_file()
     assert save_diffusers(open_checkpoint(folder), tmp_path / "other").left_out == left_out
