@@ -22,7 +22,7 @@ from actors.fits import check_fits
 from actors.orders import Order
 from actors.recipe import Recipe
 from actors.requests import GenerateRequest
-from pool.checkpoints.files.assembly import Assembly
+from pool.assembly import Assembly
 from pool.checkpoints.sampling_facts import MadeFor
 from pool.errors import UserError
 from pool.recent import Recent

@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_
 from actors.separate_models import SeparateModel, separate_models
 from actors.strict import Strict
 from actors.terms import check_user
-from pool.checkpoints.files.assembly import Assembly
+from pool.assembly import Assembly
 from pool.devices.vram_policy import VramPolicy
 from pool.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
 from pool.spec import UserId

@@ -22,13 +22,14 @@ from actors.dispatcher import Dispatcher
 from actors.feed import ClientFeed
 from actors.fleet import Clock, Fleet
 from actors.host_memory import HostMemory
+from actors.job_terms import on_terms, on_terms_of
 from actors.outcomes import TaskSummary
 from actors.recipe import Recipe
 from actors.recorder import Recorder
 from actors.requests import GenerateRequest
 from actors.status import PoolStatus, pool_status
 from actors.task_book import TaskBook
-from actors.terms import on_terms, on_terms_of, too_late
+from actors.terms import too_late
 from actors.wire import (
     ClientId,
     JobEnded,

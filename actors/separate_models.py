@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import field_validator
 
 from actors.strict import Strict
-from pool.checkpoints.files.assembly import Assembly
+from pool.assembly import Assembly
 from pool.errors import UserError, unknown_name, unusable_field
 
 

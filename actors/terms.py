@@ -9,16 +9,12 @@ import getpass
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pool.errors import unusable_field
-from pool.spec import UserId
 
 if TYPE_CHECKING:
-    from actors.cut import CutJob
-    from actors.requests import GenerateRequest
-    from actors.wire import Submission
+    pass
 
 #: fields of a request that say nothing about the picture
 TERMS = frozenset({"priority", "user", "deadline"})
@@ -70,19 +66,6 @@ def user_of_this_process() -> str:
         return check_user(getpass.getuser())
     except (OSError, KeyError, ImportError, ValueError):  # what it raises differs by version and system
         return ""
-
-
-def on_terms(cut: CutJob, batch: str, user: str, priority: int = 0, deadline: float | None = None) -> CutJob:
-    """`cut` with these terms. `deadline` is on the scheduler's clock; jobs of one `batch` were asked for together."""
-    job = replace(cut.job, priority=priority, user=UserId(user), deadline=deadline, batch=batch)
-    return replace(cut, job=job)
-
-
-def on_terms_of(request: GenerateRequest, cut: CutJob, submission: Submission, began_at: float) -> CutJob:
-    """`cut` with the terms of its request; its submission began at that time of the scheduler's clock."""
-    user = submission.user if request.user is None else request.user
-    deadline = None if request.deadline is None else began_at + request.deadline
-    return on_terms(cut, submission.submission_id, user, request.priority, deadline)
 
 
 def too_late(least_seconds: Sequence[float]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -96,3 +97,17 @@ class PeakCounter(TorchDispatchMode):
 
     def _forget(self, size: int) -> None:
         self.live_bytes -= size
+
+
+@dataclass(frozen=True, slots=True)
+class StageModule:
+    """What a stage runs: a built module, as `peak_bytes` takes it."""
+
+    module: nn.Module
+    compute_dtype: torch.dtype
+    attention: AttentionForm = AttentionForm.FUSED
+    answers: MetaAnswers | None = None
+
+    def peak_bytes(self, call: Callable[[nn.Module], object]) -> int:
+        """See `pool.activation.peak_bytes`."""
+        return peak_bytes(self.module, self.compute_dtype, call, self.attention, self.answers)

@@ -13,13 +13,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pool.activation import WITHOUT_MARGIN, attention_form, with_margin
+from pool.activation import WITHOUT_MARGIN, StageModule, attention_form, with_margin
 from pool.activation_book import ActivationBook, ActivationError, ActivationKey, measured_activations
 from pool.activation_needs import (
     TILES,
     USUAL_TOKENS,
     EmptyTold,
-    StageModule,
     TextShape,
     TextStage,
     decode_bytes,
@@ -44,10 +43,9 @@ from pool.module_work import module_work
 from pool.open_model import OpenModel
 from pool.recent import Recent
 from pool.residency import ModuleBytes
-from pool.sampling.asking import CONTEXT, IMAGE_CONTEXT
+from pool.sampling.extras import CONTEXT, IMAGE_CONTEXT
 from pool.sizing import module_bytes
 from pool.spec import Division, Role, RunCost, TaskSpec
-from pool.stages import latent_cells
 from pool.text.chunks import spelled_out
 from pool.text.pictures import SeenPicture
 from pool.text.tokenizer import ClipTokenizer
@@ -163,7 +161,7 @@ class ActivationFigures:
         if isinstance(work, SampleWork) and (work.cfg != 1 or work.regions):
             yield Division(0, batch=1, slowdown=APART_SLOWDOWN)
         if isinstance(work, (EncodePictureWork, DecodeWork)):
-            cells = latent_cells(work.width, work.height, self._open(model).latent)
+            cells = self._open(model).latent.sides(work.width, work.height)
             yield from (Division(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in TILES if t < max(cells))
 
     def _counted_ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int]) -> tuple[Division, ...]:
@@ -212,7 +210,7 @@ class ActivationFigures:
             case SeePictureWork():
                 return see_bytes(self._module(opened, role_of(work)), family.sampling, (work.width, work.height))
             case EncodePictureWork():
-                cells = latent_cells(work.width, work.height, latent)
+                cells = latent.sides(work.width, work.height)
                 return encode_picture_bytes(self._module(opened, role_of(work)), cells, latent, way.tile, work.frames)
             case DecodeWork():
                 shape = sampled_shape(work, latent)

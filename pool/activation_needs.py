@@ -18,19 +18,18 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pool.activation import PeakCounter, peak_bytes
-from pool.checkpoints.families import LatentFacts, TextFacts
+from pool.activation import PeakCounter, StageModule
 from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from pool.controlnets.calls import Heard
 from pool.controlnets.needs import ControlBytes, ControlStage, control_bytes, hears_prompt
 from pool.diffusion_models.cascade_model import prior_channels
-from pool.dry_run import META, AttentionForm
+from pool.dry_run import META
+from pool.family_facts import LatentFacts, TextFacts
 from pool.latent_pixels import KL, codec_of, sampled_shape
-from pool.meta_answers import MetaAnswers
-from pool.sampling.asking import CONTEXT, FRAME_RATE, ask, numbers_told
+from pool.sampling.asking import ask, numbers_told
 from pool.sampling.beginnings import beginning_shape, told_of_beginning
 from pool.sampling.conditions import Condition
-from pool.sampling.extras import IMAGE, Residuals, empty_extras
+from pool.sampling.extras import CONTEXT, FRAME_RATE, IMAGE, Residuals, empty_extras
 from pool.sampling.inpainting import Inpainting
 from pool.sampling.own_ways import own_ways
 from pool.sampling.regions import Regions
@@ -75,20 +74,6 @@ def text_shape(tokenizer: ClipTokenizer, text: str) -> TextShape:
     """The shape of `text`. Raises UnusableField as `parse_weights` does."""
     chunks: tuple[Chunk, ...] = split_prompt(tokenizer, text)
     return TextShape(any(chunk.is_weighted for chunk in chunks), len(chunks) * CHUNK_TOKENS)
-
-
-@dataclass(frozen=True, slots=True)
-class StageModule:
-    """What a stage runs: a built module, as `peak_bytes` takes it."""
-
-    module: nn.Module
-    compute_dtype: torch.dtype
-    attention: AttentionForm = AttentionForm.FUSED
-    answers: MetaAnswers | None = None
-
-    def peak_bytes(self, call: Callable[[nn.Module], object]) -> int:
-        """See `pool.activation.peak_bytes`."""
-        return peak_bytes(self.module, self.compute_dtype, call, self.attention, self.answers)
 
 
 @dataclass(frozen=True, slots=True)

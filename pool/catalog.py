@@ -12,14 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from pool.activation_figures import ActivationFigures
+from pool.assembly import Assembly
 from pool.checkpoints.cascades import pooled_width
 from pool.checkpoints.content import component_digests
 from pool.checkpoints.describe import native_size
 from pool.checkpoints.detect import detect
-from pool.checkpoints.files.assembly import Assembly, read_description
-from pool.checkpoints.files.weights_file import files_of, read_weights_header
+from pool.checkpoints.files.assembly import read_description
+from pool.checkpoints.files.weights_file import files_of
 from pool.checkpoints.sampling_facts import MadeFor
 from pool.checkpoints.small_tensors import settled
+from pool.checkpoints.weights_header import read_weights_header
 from pool.controlnets.shelf import ControlShelf
 from pool.decoders import decoder_among, decoder_titles
 from pool.devices.capabilities import DeviceCapabilities

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import torch
 
-from pool.checkpoints.mapped_file import TORCH_DTYPES
 from pool.devices.capabilities import DeviceCapabilities
 from pool.ops.context import LinearKernel
 from pool.ops.cublas_half import cublas_half_linear
+from pool.ops.dtypes import TORCH_DTYPES
 from pool.ops.pick import FP8_WEIGHTS, OperationFlags, Operations, OperationsKind, dtype_name, pick_operations
 from pool.precision import compute_dtype
 from pool.quantization.formats import FORMATS

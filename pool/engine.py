@@ -20,7 +20,6 @@ import torch
 from pool.activation_book import ActivationError
 from pool.activation_needs import text_width
 from pool.checkpoints.assembled import members_of
-from pool.checkpoints.families import LatentFacts
 from pool.compute_tools import ComputeTools
 from pool.controlnets.patchers import ControlPatchers
 from pool.devices.capabilities import DeviceCapabilities, detect_capabilities
@@ -34,6 +33,7 @@ from pool.devices.vram_policy import (
     reserve_for,
     rules_for,
 )
+from pool.family_facts import LatentFacts
 from pool.open_model import OpenModel
 from pool.ops.attention import attention_priority
 from pool.out_of_memory import give_back_unused

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pool.checkpoints.families import LatentFacts
 from pool.errors import CorruptFile
+from pool.family_facts import LatentFacts
 from pool.latent_pixels import encoded
 from pool.patcher import ModelPatcher
 from pool.pictures import HALF, covering

@@ -13,9 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pool.checkpoints.families import LatentFacts
 from pool.checkpoints.recognition.latent_formats import LatentFormat
 from pool.checkpoints.recognition.vae_facts import VaeFacts
+from pool.family_facts import LatentFacts
 from pool.patcher import ModelPatcher
 from pool.sampling.noise import PictureNoise
 from pool.spec import Division

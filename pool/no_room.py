@@ -21,12 +21,6 @@ def taken_by_others(refused: DoesNotFit, taken_bytes: int, in_run: bool = False)
     return RanOutOfMemory(f"{refused}; {who} have taken {format_bytes(taken_bytes)} of the device")
 
 
-def must_be_whole(uses: Sequence[ComponentUse], least_bytes: int, budget_bytes: int, why: str) -> DoesNotFit:
-    """All weights of `uses` have to be resident, `why`, for which `least_bytes` are needed."""
-    named = " with ".join(use.component for use in uses)
-    return does_not_fit(named, least_bytes, budget_bytes, f"with all weights resident: {why}")
-
-
 def no_room_as_is(
     uses: Sequence[ComponentUse], now: Residency, run_bytes: int, budget_bytes: int
 ) -> DoesNotFit | RanOutOfMemory:

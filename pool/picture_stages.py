@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from pool.checkpoints.families import LatentFacts
+from pool.family_facts import LatentFacts
 from pool.followed_videos import encode_followed
 from pool.patcher import ModelPatcher
 from pool.pictures import covering, pasted

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pool.checkpoints.files.assembly import Assembly, Source
+from pool.assembly import Assembly, Source
 from pool.spec import ComponentKey, Role
 
 

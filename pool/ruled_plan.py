@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pool.devices.vram_policy import ResidencyRules
-from pool.no_room import must_be_whole
+from pool.errors import DoesNotFit, does_not_fit
 from pool.outlook import Outlook
 from pool.residency import Residency, ResidencyPlan, needed_bytes, plan
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse
@@ -81,3 +81,9 @@ def _capped(now: Residency, ask: Ask, rules: ResidencyRules) -> Residency:
         allowed_bytes = min(allowed_bytes, ask.most_weight_bytes)
     stays_bytes = fixed_bytes(now, ask.leased, ask.outlook.floors)
     return replace(now, capacity_bytes=min(now.capacity_bytes, ask.run_bytes + max(allowed_bytes, stays_bytes)))
+
+
+def must_be_whole(uses: Sequence[ComponentUse], least_bytes: int, budget_bytes: int, why: str) -> DoesNotFit:
+    """All weights of `uses` have to be resident, `why`, for which `least_bytes` are needed."""
+    named = " with ".join(use.component for use in uses)
+    return does_not_fit(named, least_bytes, budget_bytes, f"with all weights resident: {why}")

@@ -19,7 +19,7 @@ from pool.checkpoints.sampling_facts import SamplingFacts, Sight
 from pool.errors import CorruptFile
 from pool.patcher import ModelPatcher
 from pool.pictures import covering
-from pool.sampling.asking import IMAGE_CONTEXT
+from pool.sampling.extras import IMAGE_CONTEXT
 from pool.stopping import stop_check, stop_if_asked
 from pool.vision.qwen import grid_of, patches_of, read_patches
 from pool.vision.showing import shown, side_of, states

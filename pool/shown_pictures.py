@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pool.checkpoints.families import LatentFacts
 from pool.checkpoints.infer import shown_channels
 from pool.checkpoints.sampling_facts import Beginning, SamplingFacts, Shown
+from pool.family_facts import LatentFacts
 from pool.followed_form import CONTROL, followed_channels
 from pool.latent_pixels import as_vae_has_it
 from pool.pictures import HALF, covering

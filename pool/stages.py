@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pool.checkpoints.families import PLAIN_TEXT, LatentFacts, TextFacts
 from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from pool.controlnets.run import controls_of
 from pool.errors import CorruptFile
+from pool.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
 from pool.latent_pixels import decoded, encoded, sampled_shape
 from pool.patcher import ModelPatcher
 from pool.pictures import HALF
@@ -59,11 +59,6 @@ from pool.work import (
     Seen,
     Sound,
 )
-
-
-def latent_cells(width: int, height: int, latent: LatentFacts) -> tuple[int, int]:
-    """Height and width of the latent of a picture of this many pixels."""
-    return latent.sides(width, height)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +172,7 @@ def sample_together(
     work = works[0]
     most_at_once = 0 if division is None else division.batch
     shape_CHW = sampled_shape(work, latent)
-    cells = latent_cells(work.width, work.height, latent)
+    cells = latent.sides(work.width, work.height)
     start, shown = start_of(works, inputs, cells), told_of_pictures(works, inputs, facts, latent, cells)
     cond, uncond, regions = _conditions(works, inputs, most_at_once != 1, facts, shown, cells)
     speaking = controls_of(works, inputs, controls, latent, cond, stop_check(hooks))

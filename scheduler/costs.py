@@ -18,8 +18,9 @@ from pool.residency import Residency, plan
 from pool.spec import ComponentKey, ComponentSpec, RunCost, TaskReport, TaskSpec, WorkerId
 from scheduler.estimates import Estimate
 from scheduler.nodes import Expected, Node, Nodes, Reads
+from scheduler.predict import predict
 from scheduler.run_kinds import RunKinds, gpu_name
-from scheduler.signatures import Known, Setup, Signature, SignatureKey, new_signature, predict, signature_key
+from scheduler.signatures import Known, Setup, Signature, SignatureKey, new_signature, signature_key
 from scheduler.workers import Worker
 
 #: weight of the newest measurement in an exponential average. An assumption: about the last five count

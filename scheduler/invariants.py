@@ -13,7 +13,7 @@ from pool.residency import Resident, needed_bytes, plan
 from pool.spec import JobId, Rung, Stage
 from scheduler.hurried import AT_ONCE
 from scheduler.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
-from scheduler.signatures import predict
+from scheduler.predict import predict
 from scheduler.state import SchedulerState
 from scheduler.story_lines import dump
 from scheduler.ticks import LEAST_TICK_SECONDS

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, TypeAlias
 
 from pool.spec import ComponentKey, JobId, JobSpec, Rung, TaskId, TaskSpec, UserId, WorkerId
 from scheduler.rungs import MemoryFailure
-from scheduler.shares import NO_TAG, NOBODY, Flow
 from scheduler.signatures import Signature
 from scheduler.story import Status
+from scheduler.user_flow import NO_TAG, NOBODY, Flow
 
 #: minus priority, the tag of its user's share (`scheduler.shares`), then the place in the order of submission: an int,
 #: a float and two ints. Not said in the type: the compiler would keep these apart, and make a tuple of them for every

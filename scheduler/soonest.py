@@ -38,8 +38,9 @@ from scheduler.jobs import Order, Task
 from scheduler.placement import Choice, Question, choice_of
 from scheduler.promises import Look, first_for_idle, is_sooner_elsewhere
 from scheduler.shared_loads import seconds_of_others
-from scheduler.shares import NO_TAG, turn_end
+from scheduler.shares import turn_end
 from scheduler.signatures import LAST_RANK, Signature
+from scheduler.user_flow import NO_TAG
 from scheduler.why import Rule
 from scheduler.workers import Worker
 

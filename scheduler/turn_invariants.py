@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from pool.spec import UserId
 from scheduler.deadlines import SAFETY
 from scheduler.jobs import Job, JobStatus, Task, TaskStatus
-from scheduler.shares import LEAST_AHEAD, NO_TAG, Account, Flow
+from scheduler.shares import LEAST_AHEAD
+from scheduler.user_flow import NO_TAG, Account, Flow
 
 if TYPE_CHECKING:
     from scheduler.state import SchedulerState

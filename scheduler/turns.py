@@ -23,8 +23,9 @@ from scheduler.deadlines import Deadlines
 from scheduler.jobs import Job, Task, TaskStatus
 from scheduler.limits import RunningLimits
 from scheduler.messages import Outcome
-from scheduler.shares import Flow, Shares
+from scheduler.shares import Shares
 from scheduler.story import Story
+from scheduler.user_flow import Flow
 
 #: tags are given for so many times the window of shares: what is tagged must not run out within it
 AHEAD_WINDOWS = 2.0

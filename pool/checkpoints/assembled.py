@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pool.assembly import Assembly
 from pool.checkpoints.assembled_parts import (
     Part,
     diffusion_model_of,
@@ -21,7 +22,6 @@ from pool.checkpoints.assembled_parts import (
     without_prefix,
 )
 from pool.checkpoints.families import FAMILIES, SDXL, SDXL_REFINER, Architecture, Family
-from pool.checkpoints.files.assembly import Assembly
 from pool.checkpoints.film_unets import FILM_UNETS
 from pool.checkpoints.pairs import misnamed
 from pool.checkpoints.recognition.diffusion import DiffusionFacts

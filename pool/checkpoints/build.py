@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from pool.assembly import Source
 from pool.checkpoints.collecting_later import collecting_later
 from pool.checkpoints.component_plans import ComponentPlan, plan_component, refuse_other_shapes, vae_plan
 from pool.checkpoints.detect import detect
-from pool.checkpoints.families import Family, LatentFacts
-from pool.checkpoints.files.assembly import Source
+from pool.checkpoints.families import Family
 from pool.checkpoints.files.ggml_types import is_block_type
 from pool.checkpoints.infer import Config, latent_facts
 from pool.checkpoints.key_map import KeyMap
@@ -26,7 +26,9 @@ from pool.checkpoints.mapped_file import MappedFile
 from pool.checkpoints.modules import config_of
 from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.small_tensors import settled
+from pool.checkpoints.weights_header import read_weights_header
 from pool.errors import UnknownArchitecture
+from pool.family_facts import LatentFacts
 from pool.ops.filling import assert_filled, fill
 from pool.ops.packed import PackedWeight
 from pool.quantization.formats import round_up
@@ -175,10 +177,10 @@ def open_checkpoint(source: Source, *, allow_pickle: bool = False, whole: bool =
     a folder of diffusers; reads headers and the smallest tensors only. Where it need not be `whole`, one that runs on a
     transformer may have some of its components alone (`pool.checkpoints.incomplete`).
 
-    Raises CorruptFile and UnsafeFile as `MappedFile.open` does, UnknownArchitecture when it is no checkpoint that this
-    version runs, BadQuantization when quantized layers are not stored as they say.
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture when it is no checkpoint that
+    this version runs, BadQuantization when quantized layers are not stored as they say.
     """
-    mapped = MappedFile.open(source, allow_pickle=allow_pickle)
+    mapped = MappedFile.of(read_weights_header(source, allow_pickle=allow_pickle))
     return Checkpoint(settled(detect(mapped.header, whole=whole), mapped.header), mapped, layers_in_file(mapped.header))
 
 

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from pool.checkpoints.families import Architecture, Family, LatentFacts, TextFacts
+from pool.checkpoints.families import Architecture, Family
 from pool.checkpoints.recognition.latent_formats import LATENT_FORMATS
 from pool.checkpoints.recognition.signatures import SIGNATURES
 from pool.checkpoints.safetensors_file import Shape
 from pool.checkpoints.sampling_facts import SamplingFacts, UsualRun
 from pool.diffusion_models.cascade_facts import CASCADE_FACTS
 from pool.errors import UnknownArchitecture
+from pool.family_facts import LatentFacts, TextFacts
 from pool.spec import Role
 
 _MODEL_PREFIX = "model.diffusion_model."

@@ -12,16 +12,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pool.assembly import Source
 from pool.checkpoints.adapter_keys import looks_like_lora, split_key
 from pool.checkpoints.detect import detect
-from pool.checkpoints.families import Family, LatentFacts
-from pool.checkpoints.files.assembly import Source
-from pool.checkpoints.files.weights_file import read_weights_header
+from pool.checkpoints.families import Family
 from pool.checkpoints.infer import latent_facts
 from pool.checkpoints.lora_names import style_of
 from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.checkpoints.small_tensors import read_number, settled
+from pool.checkpoints.weights_header import read_weights_header
 from pool.errors import UnknownArchitecture
+from pool.family_facts import LatentFacts
 from pool.quantization.layers import QuantizedLayer, layers_in_file, logical_shapes
 from pool.spec import Role
 

@@ -9,7 +9,8 @@ import hashlib
 import os
 from collections.abc import Callable
 
-from pool.checkpoints.files.assembly import Assembly, is_description, read_description
+from pool.assembly import Assembly
+from pool.checkpoints.files.assembly import is_description, read_description
 from pool.checkpoints.files.gguf_parts import is_split
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.weights_file import files_of

@@ -9,12 +9,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pool.assembly import Assembly
 from pool.checkpoints.detect import detect
-from pool.checkpoints.files.assembly import Assembly
 from pool.checkpoints.files.gguf_parts import is_split
 from pool.checkpoints.files.ranges import ByteRange, joined
 from pool.checkpoints.files.shard_index import is_index
-from pool.checkpoints.files.weights_file import read_weights_header
+from pool.checkpoints.weights_header import read_weights_header
 from pool.spec import Role
 
 

@@ -23,7 +23,6 @@ from pool.checkpoints.families import (
     VELOCITY_EDM_NOISE,
     Architecture,
     Family,
-    TextFacts,
 )
 from pool.checkpoints.files.folder_header import CLASS
 from pool.checkpoints.files.model_folder import INDEX_FILE
@@ -35,6 +34,7 @@ from pool.checkpoints.safetensors_file import Header, Shape
 from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from pool.checkpoints.transformer_folder import TRANSFORMER, transformer_folder_family
 from pool.errors import UnknownArchitecture
+from pool.family_facts import TextFacts
 from pool.spec import Role
 
 Said: TypeAlias = Mapping[str, Any]

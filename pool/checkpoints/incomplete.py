@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from pool.checkpoints.families import Family, LatentFacts
+from pool.checkpoints.families import Family
 from pool.checkpoints.infer import latents_with
 from pool.checkpoints.recognition.latent_formats import LATENT_FORMATS
 from pool.checkpoints.recognition.vae_facts import VaeFacts
 from pool.checkpoints.recognition.vaes import FACTS
+from pool.family_facts import LatentFacts
 from pool.spec import Role
 
 

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pool.checkpoints.cascades import check_stage
-from pool.checkpoints.families import Architecture, Family, LatentFacts
+from pool.checkpoints.families import Architecture, Family
 from pool.checkpoints.recognition.vae_facts import VaeFacts
 from pool.checkpoints.safetensors_file import Shape
 from pool.checkpoints.sampling_facts import Shown, SizeConditions
 from pool.checkpoints.spliced_vae import names_in_vae
 from pool.errors import UnknownArchitecture
+from pool.family_facts import LatentFacts
 from pool.spec import Role
 from pool.vaes.measures import measured_folder_vae, measured_vae
 

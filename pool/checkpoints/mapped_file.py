@@ -9,6 +9,7 @@ A checkpoint of several files is several mappings behind the same names.
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,38 +17,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pool.checkpoints.files.assembly import Source
 from pool.checkpoints.files.ggml_types import is_block_type
 from pool.checkpoints.files.ranges import ByteRange, joined
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.strict_json import brief
-from pool.checkpoints.files.weights_file import read_weights_header
+from pool.checkpoints.files.weights_file import read_part
 from pool.checkpoints.page_tables import Wanted, begin_bringing
 from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.errors import CorruptFile
+from pool.ops.dtypes import TORCH_DTYPES
 from pool.quantization.gguf_codec import gguf_tensor, gguf_values, in_halves
-
-TORCH_DTYPES: Mapping[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F32": torch.float32,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
 
 #: bytes looked at in one go by `find_non_finite`; bounds its memory to a few times as many
 CHECK_BLOCK_BYTES = 4 << 20
@@ -66,12 +45,12 @@ class MappedFile:
     _storages: Mapping[str, torch.UntypedStorage]
 
     @classmethod
-    def open(cls, source: Source, *, allow_pickle: bool = False) -> MappedFile:
-        """Map the files that the weights at `source` are in; reads only headers.
+    def open(cls, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> MappedFile:
+        """Map the weights at `path`: a file, an index of shards or a folder. Reads only headers.
 
-        Raises CorruptFile and UnsafeFile as `read_weights_header` does, of which `allow_pickle` is.
+        Raises CorruptFile and UnsafeFile as `read_part` does.
         """
-        return cls.of(read_weights_header(source, allow_pickle=allow_pickle))
+        return cls.of(read_part(os.fspath(path), allow_pickle=allow_pickle))
 
     @classmethod
     def of(cls, header: Header) -> MappedFile:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pool.checkpoints.families import Architecture, Family, TextFacts
+from pool.checkpoints.families import Architecture, Family
 from pool.checkpoints.infer import clip_text_config
 from pool.checkpoints.safetensors_file import Shape
+from pool.family_facts import TextFacts
 
 _OPEN_CLIP_KEY, _TRANSFORMERS_KEY = "ln_final.weight", "final_layer_norm.weight"
 _OPEN_CLIP_LAYERS = "transformer.resblocks."

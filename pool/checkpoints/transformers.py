@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from pool.checkpoints.cascades import CASCADES
-from pool.checkpoints.families import SEEING_PARTS, Architecture, Family, TextFacts, is_weight
+from pool.checkpoints.families import SEEING_PARTS, Architecture, Family, is_weight
 from pool.checkpoints.recognition.diffusion import DiffusionFacts
 from pool.checkpoints.recognition.facts import Kind
 from pool.checkpoints.recognition.latent_formats import LATENT_FORMATS
@@ -36,6 +36,7 @@ from pool.diffusion_models.facts import ModelFacts
 from pool.diffusion_models.image_facts import IMAGE_FACTS
 from pool.diffusion_models.video_facts import VIDEO_FACTS
 from pool.errors import UnknownArchitecture
+from pool.family_facts import TextFacts
 from pool.spec import Role
 from pool.text_encoders.readings import ROW_OF, RUN_WITHOUT, readings_of
 from pool.vision.qwen_layout import qwen_vision_config

@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from pool.diffusion_models.image_calls import TIMESTEPS, hunyuan_dit_told
 from pool.diffusion_models.patches import packed, patch_ids
-from pool.sampling.asking import CONTEXT, GUIDANCE, POOLED, as_told
-from pool.sampling.extras import IMAGE, MIDDLE, SKIPS, Extras, Residuals
+from pool.sampling.asking import as_told
+from pool.sampling.extras import CONTEXT, GUIDANCE, IMAGE, MIDDLE, POOLED, SKIPS, Extras, Residuals
 
 #: what diffusers' transformers take from ControlNets, by the names of their arguments
 DOUBLE, SINGLE = "controlnet_block_samples", "controlnet_single_block_samples"

@@ -20,12 +20,11 @@ from pool.controlnets.calls import Heard
 from pool.controlnets.kinds import ControlKind, kind_of
 from pool.diffusion_models.image_configs import PATCH
 from pool.dry_run import META
-from pool.sampling.asking import GUIDANCE, POOLED
 from pool.sampling.controlled_transformer import ForEachText
-from pool.sampling.extras import Residuals
+from pool.sampling.extras import GUIDANCE, POOLED, Residuals
 
 if TYPE_CHECKING:
-    from pool.activation_needs import StageModule
+    from pool.activation import StageModule
 
 #: height and width of a latent, and length of a text, of a run of a usual size
 USUAL_CELLS, USUAL_TOKENS = (64, 64), 3 * 77

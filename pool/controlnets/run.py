@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pool.checkpoints.families import LatentFacts
 from pool.controlnets.block_samples import Said, blocks_of
 from pool.controlnets.calls import Heard
 from pool.controlnets.holes import with_hole, with_mask
 from pool.controlnets.kinds import ControlKind, kind_of
+from pool.family_facts import LatentFacts
 from pool.patcher import ModelPatcher
 from pool.pictures import covering
 from pool.sampling.conditions import Condition

@@ -14,8 +14,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from pool.checkpoints.mapped_file import TORCH_DTYPES
 from pool.errors import BadQuantization
+from pool.ops.dtypes import TORCH_DTYPES
 from pool.ops.packed import STANDS_FOR, PackedWeight, packed_weight
 from pool.quantization.formats import Shape, round_up
 from pool.quantization.layers import MARKER, QuantizedLayer, find_layers, has_layers, is_old_marker, plain_factors

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pool.assembly import Assembly
 from pool.checkpoints.assembled import Lack, shortcomings
 from pool.checkpoints.describe import CheckpointInfo, describe
-from pool.checkpoints.files.assembly import ENDING, Assembly, described
+from pool.checkpoints.files.assembly import ENDING, described
 from pool.checkpoints.files.containment import plain_name
 from pool.checkpoints.files.weights_file import read_part
 from pool.checkpoints.recognition.facts import ComponentFacts

@@ -13,8 +13,9 @@ from typing import Any
 from pool.checkpoints.detect import recognise
 from pool.checkpoints.files.regular_file import open_regular
 from pool.checkpoints.files.strict_json import BadJson, read_object
-from pool.checkpoints.files.weights_file import SAFETENSORS_SUFFIXES, read_weights_header
+from pool.checkpoints.files.weights_file import SAFETENSORS_SUFFIXES
 from pool.checkpoints.safetensors_file import Header
+from pool.checkpoints.weights_header import read_weights_header
 from pool.errors import MIB, CorruptFile, UnknownArchitecture, UnsafeFile, UserError
 from pool.registry.folders import PIPELINE_FILE, Form, WeightsFile
 from pool.registry.kinds import Kind, kind_of_keys

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from pool.checkpoints.files.assembly import Assembly, is_description
+from pool.assembly import Assembly
+from pool.checkpoints.files.assembly import is_description
 from pool.checkpoints.files.ranges import ByteRange
 from pool.checkpoints.files.shard_index import is_index
 from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES

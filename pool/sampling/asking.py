@@ -16,13 +16,21 @@ from torch import Tensor, nn
 from pool.checkpoints.sampling_facts import FilmFacts, SamplingFacts
 from pool.diffusion_models.rows import ARCHITECTURES
 from pool.sampling.controlled_transformer import AddedTo
-from pool.sampling.extras import Extras, Residuals, call_unet
+from pool.sampling.extras import (
+    CONTEXT,
+    FRAME_RATE,
+    GUIDANCE,
+    IMAGE_CONTEXT,
+    POOLED,
+    SECONDS,
+    SIZE,
+    Extras,
+    Residuals,
+    call_unet,
+)
 from pool.sampling.film_numbers import NUMBERS, numbers_of_film
 from pool.work import Encoded, FloatArray, SampleWork
 
-#: what a model is told of a text beside its states, in the spelling of `pool.diffusion_models.architecture`
-CONTEXT, POOLED, GUIDANCE, SIZE, FRAME_RATE = "context", "pooled", "guidance", "size", "frame_rate"
-SECONDS, IMAGE_CONTEXT = "seconds", "image_context"
 #: what stays float32, since half precision has no digits for it
 _NUMBERS = frozenset({GUIDANCE, SIZE, FRAME_RATE, SECONDS, NUMBERS})
 

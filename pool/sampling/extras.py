@@ -85,3 +85,10 @@ def call_unet(
         x_BCHW, timestep_B, context_BLD, added_cond_kwargs=added or None, return_dict=False, **beside
     )[0]
     return predicted_BCHW
+
+
+#: what a model is told of a text beside its states, in the spelling of `pool.diffusion_models.architecture`
+CONTEXT, POOLED, GUIDANCE, SIZE, FRAME_RATE = "context", "pooled", "guidance", "size", "frame_rate"
+
+
+SECONDS, IMAGE_CONTEXT = "seconds", "image_context"

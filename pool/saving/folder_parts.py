@@ -31,13 +31,14 @@ from transformers import (
 from pool.checkpoints.build import Checkpoint
 from pool.checkpoints.component_plans import plan_component
 from pool.checkpoints.describe import native_size
-from pool.checkpoints.families import Architecture, TextFacts
+from pool.checkpoints.families import Architecture
 from pool.checkpoints.files.folder_header import PROJECTION
-from pool.checkpoints.mapped_file import TORCH_DTYPES
 from pool.checkpoints.modules import empty_module, said_module
 from pool.diffusion_models.audio_seconds import SECONDS
 from pool.diffusion_models.build import plan_diffusion_model
+from pool.family_facts import TextFacts
 from pool.open_tokenizer import reading_of_role
+from pool.ops.dtypes import TORCH_DTYPES
 from pool.patches.patch_set import PatchSet
 from pool.saving.component_weights import ComponentWeights
 from pool.saving.llava_folder import is_llava, llava, llava_names, llava_tensors

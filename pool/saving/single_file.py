@@ -19,9 +19,9 @@ import torch
 
 from pool.checkpoints.build import Checkpoint
 from pool.checkpoints.files.ggml_types import is_block_type
-from pool.checkpoints.mapped_file import TORCH_DTYPES
 from pool.checkpoints.safetensors_file import TensorEntry
 from pool.errors import unusable_field
+from pool.ops.dtypes import TORCH_DTYPES
 from pool.ops.packed import PackedWeight
 from pool.patches.patch_set import PatchSet
 from pool.quantization.layers import METADATA_KEY as QUANTIZATION_KEY

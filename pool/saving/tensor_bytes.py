@@ -11,8 +11,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from pool.checkpoints.mapped_file import TORCH_DTYPES, MappedFile
+from pool.checkpoints.mapped_file import MappedFile
 from pool.errors import UnusableField
+from pool.ops.dtypes import TORCH_DTYPES
 from pool.ops.packed import PackedWeight
 from pool.saving.stream_writer import TensorToWrite
 

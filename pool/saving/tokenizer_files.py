@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pool.checkpoints.families import CLIP_END_ID
+from pool.family_facts import CLIP_END_ID
 from pool.text.tokenizer import BEGIN_TOKEN, END_TOKEN, build_vocabulary, read_merges
 
 #: what CLIP reads at most, begin and end included

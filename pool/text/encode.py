@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pool.checkpoints.families import PLAIN_TEXT, TextFacts
+from pool.family_facts import PLAIN_TEXT, TextFacts
 from pool.text.chunks import Chunk, empty_chunk, split_prompt
 from pool.text.pictures import SeenPicture, shown_among_words, with_pictures
 from pool.text.reading import MaskTold, Padding, Pooled, Reading, check_layers, reading_of

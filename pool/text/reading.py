@@ -17,7 +17,7 @@ from pool.arguments import whole_number
 from pool.errors import unusable_field
 
 if TYPE_CHECKING:
-    from pool.checkpoints.families import TextFacts
+    from pool.family_facts import TextFacts
 
 
 #: the token of a template that a picture takes the place of

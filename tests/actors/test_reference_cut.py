@@ -17,7 +17,7 @@ from actors.given_pictures import GivenPictures
 from actors.outputs.png_text import recipe_from_json
 from actors.recipe import Recipe
 from actors.requests import GenerateRequest
-from pool.checkpoints.files.assembly import Assembly
+from pool.assembly import Assembly
 from pool.checkpoints.sampling_facts import PLAIN_SAMPLING, MadeFor, SamplingFacts, Shown, TextSight
 from pool.errors import UnusableField, UserError
 from pool.spec import ComponentSpec, JobId, Role

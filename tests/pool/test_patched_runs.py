@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pool.checkpoints.families import LatentFacts
 from pool.devices import sim
+from pool.family_facts import LatentFacts
 from pool.options.model_options import ModelOptions
 from pool.options.transformer_options import TransformerOptions
 from pool.patcher import ModelPatcher, WeightsTarget

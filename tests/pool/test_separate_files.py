@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pool.assembly import Assembly
 from pool.catalog import Catalog
 from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.files.assembly import Assembly
 from pool.engine import Engine
 from pool.errors import MissingParts
 from pool.spec import Role

@@ -17,9 +17,9 @@ import torch
 
 from examples.shapes.drawing import Scene, ShapeInScene, draw
 from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.families import LatentFacts
 from pool.devices import sim
 from pool.errors import UnusableField
+from pool.family_facts import LatentFacts
 from pool.patcher import ModelPatcher, WeightsTarget
 from pool.spec import ComponentKey, Division, Role
 from pool.stages import TextEncoder, decode, encode, sample, vae_encode

@@ -10,7 +10,7 @@ import pytest
 from pool.errors import UnusableField
 from pool.spec import JobSpec, RunCost, UserId
 from scheduler.config import SchedulerConfig
-from scheduler.shares import NO_TAG
+from scheduler.user_flow import NO_TAG
 from scheduler.user_share import EVERYBODY, UserShare
 from tests.scheduler.world import DRAW, PAINT, Shell, alone, encode, picture, sample
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pool.residency import Resident
 from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec
 from scheduler.costs import Costs
-from scheduler.signatures import predict, predict_by_plan, predict_whole
+from scheduler.predict import predict, predict_by_plan, predict_whole
 
 KEYS = tuple(ComponentKey(name) for name in ("text", "unet", "vae"))
 LORAS = tuple(ComponentKey(name) for name in ("lora-1", "lora-2"))

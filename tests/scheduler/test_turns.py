@@ -11,7 +11,8 @@ from scheduler.batching import Batching
 from scheduler.config import SchedulerConfig
 from scheduler.deadlines import SAFETY, Deadlines
 from scheduler.jobs import Job
-from scheduler.shares import NO_TAG, Shares
+from scheduler.shares import Shares
+from scheduler.user_flow import NO_TAG
 from scheduler.user_share import UserShare
 from tests.scheduler.scene import Scene, whole
 from tests.scheduler.world import DRAW, PAINT, Shell, alone, sample

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pool.checkpoints.assembled import assembled_header
-from pool.checkpoints.files.assembly import Assembly, Source, is_description, read_description
+from pool.assembly import Assembly, Source
+from pool.checkpoints.files.assembly import is_description, read_description
 from pool.checkpoints.files.containment import contained
 from pool.checkpoints.files.folder_header import read_folder_header
 from pool.checkpoints.files.gguf_entries import MAGIC as GGUF_MAGIC
@@ -33,22 +33,6 @@ PLAIN_SUFFIXES = (*SAFETENSORS_SUFFIXES, GGUF_SUFFIX)
 
 #: how a person allows pickles, for messages
 PICKLE_FLAG = "allow_pickle"
-
-
-def read_weights_header(source: Source, *, allow_pickle: bool = False) -> Header:
-    """Read and check what the weights at `source` say of their tensors: a file, the index of several, the first of
-    several GGUF files, the description of a model in separate files (or what it would say), or a folder of diffusers.
-
-    `allow_pickle` reads PyTorch's pickles too; nothing in them is run even so. Raises UnsafeFile for a pickle that was
-    not allowed or that has code in it, and for an index or a description that leads out of its folder; MissingParts for
-    separate files that do not make a model; CorruptFile for anything else that is not whole.
-    """
-    if not isinstance(source, Assembly):
-        place = os.fspath(source)
-        if not is_description(place):
-            return read_part(place, allow_pickle=allow_pickle)
-        source = read_description(place)
-    return assembled_header(source, lambda part: read_part(part, allow_pickle=allow_pickle))
 
 
 def read_part(path: str, *, allow_pickle: bool = False) -> Header:

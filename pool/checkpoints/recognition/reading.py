@@ -22,7 +22,7 @@ from pool.checkpoints.files.model_folder import (
 )
 from pool.checkpoints.files.regular_file import read_text_file
 from pool.checkpoints.files.strict_json import BadJson, brief, read_object
-from pool.checkpoints.files.weights_file import loose_weights, read_weights_header
+from pool.checkpoints.files.weights_file import loose_weights
 from pool.checkpoints.recognition.diffusion import recognise_diffusion
 from pool.checkpoints.recognition.facts import (
     ComponentFacts,
@@ -37,6 +37,7 @@ from pool.checkpoints.recognition.parts import component, diffusion_component, r
 from pool.checkpoints.recognition.prediction import prediction_word
 from pool.checkpoints.recognition.recognise import recognise_contents
 from pool.checkpoints.safetensors_file import DTYPE_BITS, Header
+from pool.checkpoints.weights_header import read_weights_header
 from pool.errors import CorruptFile, UnknownArchitecture, UserError
 from pool.quantization.layers import layers_in_file, logical_shapes
 

@@ -9,15 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pool.assembly import Assembly
 from pool.checkpoints.assembled import assembled_header
 from pool.checkpoints.build import open_checkpoint
 from pool.checkpoints.detect import detect
 from pool.checkpoints.families import SD2
 from pool.checkpoints.file_parts import FilePart, byte_ranges
-from pool.checkpoints.files.assembly import Assembly
-from pool.checkpoints.files.weights_file import read_part, read_weights_header
+from pool.checkpoints.files.weights_file import read_part
 from pool.checkpoints.safetensors_file import Header, TensorEntry
 from pool.checkpoints.spellings import as_spelled
+from pool.checkpoints.weights_header import read_weights_header
 from pool.errors import MissingParts, UnknownArchitecture, UnsafeFile
 from pool.quantization.layers import MARKER, METADATA_KEY
 from pool.quantization.published import save

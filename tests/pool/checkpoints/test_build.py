@@ -15,8 +15,8 @@ from torch import nn
 from transformers import CLIPTextModel
 
 from pool.checkpoints.build import BuiltComponent, Checkpoint, open_checkpoint
-from pool.checkpoints.families import LatentFacts
 from pool.errors import CorruptFile, UnknownArchitecture
+from pool.family_facts import LatentFacts
 from pool.spec import Role
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.tiny_checkpoint import write_hollow_checkpoint, write_tiny_checkpoint, write_tiny_lora

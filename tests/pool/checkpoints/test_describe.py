@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from pool.checkpoints.build import open_checkpoint
 from pool.checkpoints.describe import describe, describe_lora
-from pool.checkpoints.families import LatentFacts
 from pool.errors import UnknownArchitecture
+from pool.family_facts import LatentFacts
 from pool.spec import Role
 from tests.pool.checkpoints import layouts
 from tests.pool.checkpoints.tiny_checkpoint import write_hollow_checkpoint, write_tiny_checkpoint, write_tiny_lora

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from pool.checkpoints.families import SD1, LatentFacts
+from pool.checkpoints.families import SD1
 from pool.checkpoints.infer import check, clip_text_config, latent_facts, unet_config
 from pool.errors import UnknownArchitecture
+from pool.family_facts import LatentFacts
 from pool.spec import Role
 from pool.vaes.configs import kl_config
 from tests.pool.checkpoints import layouts

@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from actors.separate_models import separate_models
+from pool.assembly import Assembly
 from pool.checkpoints.build import open_checkpoint
 from pool.checkpoints.describe import describe
-from pool.checkpoints.files.assembly import Assembly, read_description
+from pool.checkpoints.files.assembly import read_description
 from pool.checkpoints.lora_names import lora_key_map
 from pool.checkpoints.pairs import misnamed
 from pool.checkpoints.recognition.reading import recognise_file

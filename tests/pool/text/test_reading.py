@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pool.checkpoints.families import TextFacts
 from pool.errors import UnusableField
+from pool.family_facts import TextFacts
 from pool.text.chunks import CHUNK_TOKENS, split_prompt
 from pool.text.encode import read_texts
 from pool.text.reading import Cleaning, Padding, Pooled, Reading, cleaned, with_layers_skipped

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pool.checkpoints.files.assembly import ENDING, Assembly, described, is_description, read_description
+from pool.assembly import Assembly
+from pool.checkpoints.files.assembly import ENDING, described, is_description, read_description
 from pool.errors import CorruptFile, UnsafeFile, UserError
 
 WHOLE = {

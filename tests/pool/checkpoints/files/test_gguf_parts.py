@@ -15,9 +15,10 @@ from pool.checkpoints.file_hash import file_sha256, weights_sha256
 from pool.checkpoints.file_parts import FilePart, byte_ranges
 from pool.checkpoints.files.gguf_header import read_gguf_header
 from pool.checkpoints.files.gguf_parts import MOST_PARTS, is_split, part_name, parts_of
-from pool.checkpoints.files.weights_file import files_of, read_own_header, read_weights_header
+from pool.checkpoints.files.weights_file import files_of, read_own_header
 from pool.checkpoints.mapped_file import MappedFile, find_non_finite
 from pool.checkpoints.recognition.reading import recognise_folder
+from pool.checkpoints.weights_header import read_weights_header
 from pool.errors import CorruptFile, UnknownArchitecture, UnsafeFile
 from pool.ops.packed import PackedWeight
 from pool.registry.changes import add_place, hash_all, unhashed

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from pool.checkpoints.file_hash import file_sha256, weights_sha256
 from pool.checkpoints.file_parts import FilePart, byte_ranges
 from pool.checkpoints.files.shard_index import is_index
-from pool.checkpoints.files.weights_file import files_of, read_weights_header
+from pool.checkpoints.files.weights_file import files_of
 from pool.checkpoints.mapped_file import MappedFile, find_non_finite
+from pool.checkpoints.weights_header import read_weights_header
 from pool.errors import CorruptFile, UnsafeFile
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pool.checkpoints.files.torch_legacy import MAGIC
-from pool.checkpoints.files.weights_file import read_weights_header
 from pool.checkpoints.mapped_file import MappedFile
+from pool.checkpoints.weights_header import read_weights_header
 from pool.errors import CorruptFile, UnsafeFile
 
 MIB = 1 << 20
