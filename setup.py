@@ -18,8 +18,8 @@ from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
 #: What is compiled: what the core runs with every event, and the values that it reads and makes. Those of them that are
-#: sent between processes are `pool.sent.Sent`: a compiled frozen dataclass cannot be unpickled otherwise. What is made
-#: for people alone stays Python (snapshots, histories). tests/scheduler/test_compiled.py
+#: sent between processes are `pool.core.sent.Sent`: a compiled frozen dataclass cannot be unpickled otherwise. What is
+#: made for people alone stays Python (snapshots, histories). tests/scheduler/test_compiled.py
 COMPILED = {
     "pool": "ahead moves outlook residency resident sent spec streaming_order",
     "scheduler": """
@@ -39,7 +39,7 @@ explicit_package_bases = true
 namespace_packages = true
 follow_imports = skip
 
-[mypy-scheduler.*,pool.division,pool.errors]
+[mypy-scheduler.*,pool.core.division,pool.core.errors]
 follow_imports = normal
 """
 

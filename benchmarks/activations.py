@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pool.devices import sim
+from modelpool.pool.devices.sim import device as sim
 from tests.pool.zoo import FAMILIES, build
 from tests.pool.zoo.peaks import Peak, peaks_of
 from tests.pool.zoo.sizes import sizes_of

@@ -17,10 +17,9 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-import scheduler.state
-from scheduler.config import CORE_GC_OBJECTS, SchedulerConfig
-from scheduler.messages import Event, Submitted
-from scheduler.state import SchedulerState
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.tables.config import CORE_GC_OBJECTS, SchedulerConfig
+from modelpool.scheduler.tables.messages import Event, Submitted
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def replay(events: Sequence[Event]) -> Seconds:
     ended = time.process_time()
     gc.unfreeze()
     gc.set_threshold(*usual)
-    is_compiled = not str(scheduler.state.__file__).endswith(".py")
+    is_compiled = not str(state.__file__).endswith(".py")
     return Seconds(between - begun, ended - between, len(events) - last - 1, is_compiled)
 
 

@@ -25,16 +25,16 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.compiled_core import ROOT, build
 from benchmarks.core_replay import Seconds, replay
-from pool.errors import GIB
-from pool.spec import WorkerId
-from scheduler.config import SchedulerConfig
-from scheduler.messages import Command, Event
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.machines import SimulatedGpu
-from scheduler.state import SchedulerState
-from scheduler.workloads.arrivals import all_at_once, poisson
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import WorkerId
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Command, Event
+from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
 
 SEED = 1
 LORAS = ("", "lora-1", "lora-2", "lora-3")

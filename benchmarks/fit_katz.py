@@ -1,7 +1,7 @@
 """How near the generated requests come to the Katz trace's curves, and a search for parameters that come nearer.
 
 Run from the repository: `python -m benchmarks.fit_katz` prints the errors of the tables in
-`scheduler/workloads/katz_habits.py`; `python -m benchmarks.fit_katz SERVICE (loras|controlnets) SECONDS [SEED]` goes on
+`benchmarks/lab/katz_habits.py`; `python -m benchmarks.fit_katz SERVICE (loras|controlnets) SECONDS [SEED]` goes on
 from them by simulated annealing and prints what it found, to be put there. Imports neither torch nor Ray.
 """
 
@@ -19,9 +19,9 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from scheduler.workloads.caches import lfu_loads, lru_loads
-from scheduler.workloads.katz import Ranks, controlnet_choices, lora_choices
-from scheduler.workloads.katz_habits import SERVICES, ControlNetHabits, KatzService, LoraHabits
+from modelpool.benchmarks.lab.caches import lfu_loads, lru_loads
+from modelpool.benchmarks.lab.katz import Ranks, controlnet_choices, lora_choices
+from modelpool.benchmarks.lab.katz_habits import SERVICES, ControlNetHabits, KatzService, LoraHabits
 
 CURVES = Path(__file__).with_suffix("").with_name("katz_workload_curves.json")
 SLOTS = 10

@@ -20,14 +20,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from benchmarks.weights_loading import anonymous_bytes
-from pool.checkpoints.mapped_file import MappedFile
-from pool.compute_tools import ComputeTools
-from pool.devices.upload_road import UploadRoad
-from pool.patcher import ModelPatcher, WeightsTarget
-from pool.patches.patch_set import PatchSet
-from pool.residency import choose_modules
-from pool.spec import ComponentKey, Role
-from pool.weight_form import WeightForm
+from modelpool.pool.core.spec import ComponentKey, Role
+from modelpool.pool.devices.transfer_pipeline import UploadRoad
+from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.patcher.compute_context import ComputeTools
+from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.plan.residency import choose_modules
 
 MIB = 1 << 20
 TURNS = 7

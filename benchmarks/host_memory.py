@@ -11,10 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from actors.controller import Controller
 from modelpool import GenerateRequest, ModelPool
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.actors.control.controller import Controller
+from tests.pool.loading import layouts
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 MIB = 1 << 20
 #: about 230 million parameters

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pool.checkpoints.build import open_checkpoint
-from pool.spec import Role
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.layouts import Layout
-from tests.pool.checkpoints.tiny_checkpoint import random_tensor
+from modelpool.pool.core.spec import Role
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from tests.pool.families.tiny_transformers import FAMILIES
+from tests.pool.loading import layouts
+from tests.pool.loading.layouts import Layout
+from tests.pool.loading.tiny_checkpoint import random_tensor
 
 PREFIX = "model.diffusion_model."
 #: the name that diffusers looks for in a component's folder

@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import CLIPTextModelWithProjection as CLIPTextModelWithProjection
 
-from actors.storage_meter import StorageMeter
 from benchmarks.loading_files import MODELS, Files, Model
-from pool.checkpoints.build import open_checkpoint
-from pool.ops import compute, swap_to_casting
-from pool.spec import Role
+from modelpool.actors.worker.storage_meter import StorageMeter
+from modelpool.pool.core.spec import Role
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.ops.classes import swap_to_casting
+from modelpool.pool.ops.context import compute
 
 CPU = torch.device("cpu")
 ROLLUP, STATUS, CLEAR = (Path("/proc/self") / name for name in ("smaps_rollup", "status", "clear_refs"))

@@ -10,9 +10,9 @@ import dataclasses
 import time
 from pathlib import Path
 
-from actors.config import PoolConfig
 from modelpool import GenerateRequest, ModelPool
-from pool.spec import Stage
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.pool.core.spec import Stage
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "laptop.toml"

@@ -13,9 +13,9 @@ import statistics
 import time
 from collections.abc import Callable
 
-from actors.client import ModelPool
-from actors.controller import Controller
-from actors.requests import GenerateRequest
+from modelpool.actors.api.client import ModelPool
+from modelpool.actors.control.controller import Controller
+from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.fakes import start_fake_pool
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from actors.cluster import PLAIN, ControllerActor
-from actors.cut import cut_order
-from actors.orders import EncodeOrder
-from actors.packing import packed, unpacked
-from actors.pool_plan import PoolPlan
-from actors.ray_fleet import COMPUTE
-from actors.wire import ClientId, RunRequest, StageSubmission, SubmissionId
-from pool.spec import JobId
+from modelpool.actors.control.pool_plan import PoolPlan
+from modelpool.actors.graph.build_graph import cut_order
+from modelpool.actors.graph.orders import EncodeOrder
+from modelpool.actors.ray.cluster import PLAIN, ControllerActor
+from modelpool.actors.ray.ray_fleet import COMPUTE
+from modelpool.actors.wire.messages import ClientId, RunRequest, StageSubmission, SubmissionId
+from modelpool.actors.wire.packing import packed, unpacked
+from modelpool.pool.core.spec import JobId
 from tests.actors.fakes import MODELS, FakeCatalog
 
 NEWS_SECONDS = 60.0

@@ -37,13 +37,13 @@ from benchmarks.ray_trace import (
     measured,
     run,
 )
-from pool.ahead import Held, plan_ahead
-from pool.outlook import Outlook
-from pool.residency import Residency, plan
-from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
-from pool.stopping import ASK_EVERY_SECONDS
-from pool.work import Coming, Encoded, EncodeWork, LoraRef, ModelRef, Result, RunHooks, Work
-from scheduler.simulated.machines import Beside
+from modelpool.pool.core.outlook import Outlook
+from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
+from modelpool.pool.core.stage_params import Coming, Encoded, EncodeWork, LoraRef, ModelRef, Result, RunHooks, Work
+from modelpool.pool.core.stopping import ASK_EVERY_SECONDS
+from modelpool.pool.plan.preload_plan import Held, plan_ahead
+from modelpool.pool.plan.residency import Residency, plan
+from modelpool.scheduler.simulator.machines import Beside
 from tests.actors.fakes import Facts, FakeCatalog, FakeEngine, fake_plan, sha
 
 MIB = 1 << 20
@@ -161,9 +161,9 @@ class TraceEngine(FakeEngine):
 @contextlib.contextmanager
 def modelpool(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
     """Our pool, through its client: a request is one task of one stage."""
-    from actors.client import ModelPool
-    from actors.config import PoolConfig
-    from actors.opening import start_pool
+    from modelpool.actors.api.client import ModelPool
+    from modelpool.actors.api.opening import start_pool
+    from modelpool.actors.settings.config import PoolConfig
 
     def make_plan(config: PoolConfig, gpu_count: int, can_grow: bool) -> Any:
         idle = fake_plan(config, gpu_count, can_grow)
@@ -258,7 +258,7 @@ def data(workers: int, options: Mapping[str, float]) -> Iterator[Callable[[Seque
 @contextlib.contextmanager
 def _ray(cpus: int) -> Iterator[None]:
     """A Ray of this process's own, as our pool starts it."""
-    from actors.ray_session import open_session
+    from modelpool.actors.ray.ray_session import open_session
 
     session = open_session(None, "race", cpus)
     try:

@@ -18,20 +18,25 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from random import Random
 
-from pool.errors import GIB
-from pool.spec import Role
-from scheduler.peers import POLICIES
-from scheduler.peers.bounds import least_adapter_loads, least_load_seconds, least_makespan_seconds, task_adapters
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.figures import figures
-from scheduler.simulated.gpu_lists import NodeShape, parse_gpus, simulated_gpus
-from scheduler.workloads.generators import bursting, heterogeneous, offline_batch, shifting, zipf
-from scheduler.workloads.katz import katz_workload
-from scheduler.workloads.katz_habits import SERVICES
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
-from scheduler.workloads.sizes import SDXL
-from scheduler.workloads.workload import Workload
+from modelpool.benchmarks.lab.bounds import (
+    least_adapter_loads,
+    least_load_seconds,
+    least_makespan_seconds,
+    task_adapters,
+)
+from modelpool.benchmarks.lab.katz import katz_workload
+from modelpool.benchmarks.lab.katz_habits import SERVICES
+from modelpool.benchmarks.lab.policies import POLICIES
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import Role
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.gpu_spec import NodeShape, parse_gpus, simulated_gpus
+from modelpool.scheduler.simulator.metrics import figures
+from modelpool.scheduler.workloads.generators import bursting, heterogeneous, offline_batch, shifting, zipf
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.workloads.sizes import SDXL
+from modelpool.scheduler.workloads.workload import Workload
 
 #: seconds of one SDXL picture on the GPU that speed is measured by
 SDXL_SECONDS = SDXL.encode_seconds + 20 * SDXL.step_seconds + SDXL.decode_seconds

@@ -32,12 +32,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.client import ModelPool
-from actors.config import PoolConfig
-from actors.pool_plan import PoolPlan
-from actors.requests import GenerateRequest
-from pool.spec import RunCost, TaskSpec
-from pool.work import DecodeWork, Encoded, EncodeWork, Latent, Picture, Result, SampleWork, Work
+from modelpool.actors.api.client import ModelPool
+from modelpool.actors.control.pool_plan import PoolPlan
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.pool.core.spec import RunCost, TaskSpec
+from modelpool.pool.core.stage_params import DecodeWork, Encoded, EncodeWork, Latent, Picture, Result, SampleWork, Work
 from tests.actors.fakes import MODELS, FakeEngine, fake_plan
 
 
@@ -198,13 +198,13 @@ def table(rows: dict[str, Figures]) -> str:
 
 def measure(workers: int, calls: int, pictures: int, rounds: int) -> dict[str, Figures]:
     """Open a pool, measure it `rounds` times, and close it."""
-    from actors.ray_session import open_session
+    from modelpool.actors.ray.ray_session import open_session
 
     config = PoolConfig().override(workers=workers, name="price")
     session = open_session(None, config.cluster.namespace, workers)
     try:
-        from actors.ray_line import RayLine
         from benchmarks.priced_controller import start_priced_controller
+        from modelpool.actors.ray.ray_connection import RayLine
 
         controller = start_priced_controller(idle_plan(config, 0, False), config.cluster.namespace, config.cluster.name)
 

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pool.catalog import Catalog
-from pool.engine import Engine, EngineSettings
-from pool.spec import Role, Stage, TaskSpec
-from pool.work import (
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.spec import Role, Stage, TaskSpec
+from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
     EncodeWork,
@@ -33,6 +32,7 @@ from pool.work import (
     stage_of,
     task_id,
 )
+from modelpool.pool.engine.engine import Engine, EngineSettings
 
 MODELS = Path(__file__).parents[1] / "examples" / "shapes" / "models"
 ROLES = {Stage.ENCODE: Role.TEXT_ENCODER, Stage.SAMPLE: Role.DIFFUSION_MODEL, Stage.DECODE: Role.VAE}

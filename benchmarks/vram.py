@@ -16,11 +16,11 @@ from itertools import chain
 from random import Random
 
 from benchmarks.clairvoyant import Request, least_bus_bytes
-from pool.errors import GIB, MIB
-from pool.outlook import NO_OUTLOOK, Outlook
-from pool.residency import Residency, needed_bytes, plan
-from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
-from scheduler.workloads.mix import zipf_weights
+from modelpool.pool.core.errors import GIB, MIB
+from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from modelpool.pool.plan.residency import Residency, needed_bytes, plan
+from modelpool.scheduler.workloads.mix import zipf_weights
 
 STEPS = 20
 SCRATCH_BYTES = 128 * MIB
@@ -132,7 +132,7 @@ def sequence(mix: str, seed: int, jobs: int) -> list[Task]:
 
 
 def ours(tasks: Sequence[Task], look_ahead: int) -> int:
-    """`pool.residency.plan`, told of the next `look_ahead` tasks."""
+    """`pool.plan.residency.plan`, told of the next `look_ahead` tasks."""
     now, moved_bytes = Residency(CAPACITY_BYTES), 0
     for number, each in enumerate(tasks):
         outlook = NO_OUTLOOK

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pool.checkpoints.build import open_checkpoint
-from pool.spec import Role
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.core.spec import Role
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from tests.pool.loading import layouts
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 MIB = 1 << 20
 RUNS = 5

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pool import LoadedModel, Stopped, load_checkpoint
+from modelpool.pool import LoadedModel, Stopped, load_checkpoint
 
 SHAPES = Path(__file__).parent / "shapes" / "models" / "shapes.safetensors"
 STEPS = 6

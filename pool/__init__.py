@@ -1,9 +1,9 @@
 """One GPU, one process: weights, patches, residency and the stages that run on them.
 
 Knows torch. Does not know Ray, the scheduler or other GPUs. Importing this package imports nothing else,
-so that its torch-free modules (`spec`, `errors`, `residency`) stay torch-free. The names below come when asked for:
+so that its torch-free modules (`core`, `plan`) stay torch-free. The names below come when asked for:
 
-    from pool import load_checkpoint  # explicit control of one checkpoint, see docs/explicit_control.md
+    from modelpool.pool import load_checkpoint  # explicit control of one checkpoint, see docs/explicit_control.md
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+if __name__ != "modelpool.pool":
+    raise ImportError(f"import modelpool.pool, not {__name__}: a process must not hold two copies of one module")
+
 if TYPE_CHECKING:
-    from pool.errors import DoesNotFit, ModelClosed, UserError
-    from pool.explicit_component import ExplicitComponent
-    from pool.explicit_control import LoadedModel, load_checkpoint
-    from pool.interrupt import Interrupt
-    from pool.out_of_memory import OutOfHostMemory, RanOutOfMemory
-    from pool.work import Stopped
+    from modelpool.pool.core.errors import DoesNotFit, ModelClosed, UserError
+    from modelpool.pool.core.interrupt import Interrupt
+    from modelpool.pool.core.stage_params import Stopped
+    from modelpool.pool.engine.explicit_component import ExplicitComponent
+    from modelpool.pool.engine.explicit_control import LoadedModel, load_checkpoint
+    from modelpool.pool.patcher.out_of_memory import OutOfHostMemory, RanOutOfMemory
 
 __all__ = [
     "DoesNotFit",
@@ -33,16 +36,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DoesNotFit": "pool.errors",
-    "ExplicitComponent": "pool.explicit_component",
-    "Interrupt": "pool.interrupt",
-    "LoadedModel": "pool.explicit_control",
-    "ModelClosed": "pool.errors",
-    "OutOfHostMemory": "pool.out_of_memory",
-    "RanOutOfMemory": "pool.out_of_memory",
-    "Stopped": "pool.work",
-    "UserError": "pool.errors",
-    "load_checkpoint": "pool.explicit_control",
+    "DoesNotFit": "modelpool.pool.core.errors",
+    "ExplicitComponent": "modelpool.pool.engine.explicit_component",
+    "Interrupt": "modelpool.pool.core.interrupt",
+    "LoadedModel": "modelpool.pool.engine.explicit_control",
+    "ModelClosed": "modelpool.pool.core.errors",
+    "OutOfHostMemory": "modelpool.pool.patcher.out_of_memory",
+    "RanOutOfMemory": "modelpool.pool.patcher.out_of_memory",
+    "Stopped": "modelpool.pool.core.stage_params",
+    "UserError": "modelpool.pool.core.errors",
+    "load_checkpoint": "modelpool.pool.engine.explicit_control",
 }
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: where a bug is looked for that says nothing of its tests
 LIKELY = ("tests/scheduler",)
 #: where it is looked for when these pass
-ALL_TESTS = ("tests/scheduler", "tests/pool/test_residency.py", "tests/simulation")
+ALL_TESTS = ("tests/scheduler", "tests/pool/plan/test_residency.py", "tests/simulation")
 #: knows nothing of the core, and needs more than the copy has
 LEFT_OUT = "tests/scheduler/workloads"
 #: a bug that makes one test take so long is caught: the whole of them take less

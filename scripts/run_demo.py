@@ -31,7 +31,7 @@ def main() -> int:
     command = ["batch", str(JOBS), "--model", "shapes", "--out", str(OUTPUT), *device_options(), "--json"]
     print(f"$ modelpool {' '.join(command)}", file=sys.stderr, flush=True)
     made = subprocess.run(
-        [sys.executable, "-m", "actors.cli", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-m", "modelpool", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )
     pictures = [json.loads(line) for line in made.stdout.splitlines()]
     complaints = [f"the command ended with exit code {made.returncode}"] if made.returncode else []

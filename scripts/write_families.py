@@ -19,16 +19,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pool.checkpoints import families as unets  # noqa: E402 - the script may be run from anywhere
-from pool.checkpoints.families import Family  # noqa: E402
-from pool.checkpoints.pairs import PAIRS  # noqa: E402
-from pool.checkpoints.recognition.latent_formats import LATENT_FORMATS  # noqa: E402
-from pool.checkpoints.recognition.signature import Signature  # noqa: E402
-from pool.checkpoints.recognition.signatures import SIGNATURES  # noqa: E402
-from pool.checkpoints.recognition.text_encoders import MEMBERS  # noqa: E402
-from pool.checkpoints.running import running_families, why_not  # noqa: E402
-from pool.checkpoints.sight_fit import vision_encoder_of  # noqa: E402
-from pool.text_encoders.readings import readings_of  # noqa: E402
+from modelpool.pool.detection.latent_formats import LATENT_FORMATS  # noqa: E402
+from modelpool.pool.detection.layouts.signature import Signature  # noqa: E402
+from modelpool.pool.detection.signatures import SIGNATURES  # noqa: E402
+from modelpool.pool.detection.text_encoders import MEMBERS  # noqa: E402
+from modelpool.pool.families import family as unets  # noqa: E402 - the script may be run from anywhere
+from modelpool.pool.families.expert_pairs import PAIRS  # noqa: E402
+from modelpool.pool.families.family import Family  # noqa: E402
+from modelpool.pool.families.supported import running_families, why_not  # noqa: E402
+from modelpool.pool.families.text_readings import readings_of  # noqa: E402
+from modelpool.pool.loading.vision_fit import vision_encoder_of  # noqa: E402
 
 PAGE, README, TESTS = ROOT / "docs" / "families.md", ROOT / "README.md", ROOT / "tests" / "pool" / "families"
 BEGIN, END = "<!-- families: written by scripts/write_families.py -->", "<!-- end of families -->"
@@ -215,7 +215,7 @@ def _about(name: str, family: str, named: set[str]) -> str:
 
 
 def _family(key: str, value: ast.expr) -> str:
-    """The family that a row is about: its key, or the constant of `pool.checkpoints.families` that it begins with."""
+    """The family that a row is about: its key, or the constant of `pool.families.family` that it begins with."""
     first = value.args[0] if isinstance(value, ast.Call) and value.args else None
     found = getattr(unets, first.id, None) if isinstance(first, ast.Name) else None
     return found.name if isinstance(found, Family) else key

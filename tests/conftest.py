@@ -43,15 +43,15 @@ def _made_once() -> Iterator[None]:
     engines measure of their link is small: each takes as long as many a test that opens a model. Only what the tests
     of this run have imported is touched."""
     with pytest.MonkeyPatch.context() as patch:
-        if text := sys.modules.get("pool.text.tokenizer"):
+        if text := sys.modules.get("modelpool.pool.text.clip_tokenizer"):
             patch.setattr(text.ClipTokenizer, "load", functools.cache(text.ClipTokenizer.load))
             read_merges = functools.cache(text.read_merges)
-            for name in ("pool.text.tokenizer", "pool.saving.tokenizer_files"):
+            for name in ("modelpool.pool.text.clip_tokenizer", "modelpool.pool.saving.tokenizer_files"):
                 if name in sys.modules:
                     patch.setattr(sys.modules[name], "read_merges", read_merges)
-        if figures := sys.modules.get("pool.activation_figures"):
+        if figures := sys.modules.get("modelpool.pool.estimates.activation_estimator"):
             patch.setattr(figures, "MetaAnswers", functools.cache(figures.MetaAnswers))
-        if opening := sys.modules.get("pool.devices.opening"):
+        if opening := sys.modules.get("modelpool.pool.devices.opening"):
             patch.setattr(opening, "LINK_PROBE_BYTES", 1 << 20)
         yield
 
@@ -70,7 +70,7 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 
 def _simulated_bytes() -> int:
     """In use on the simulated devices that tests share, where there are any yet."""
-    sim = sys.modules.get("pool.devices.sim")
+    sim = sys.modules.get("modelpool.pool.devices.sim.device")
     if sim is None:
         return 0
     used_bytes = 0

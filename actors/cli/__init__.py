@@ -1,1 +1,1 @@
-"""The `modelpool` command. Thin: parses arguments, calls the client, prints."""
+"""The modelpool command."""

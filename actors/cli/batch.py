@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from actors.cli import options
-from actors.cli.options import PoolOptions
-from actors.cli.session import session_of
+from modelpool.actors.cli import options
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.session import session_of
 
 BATCH_HELP = (
     "Make the pictures of a file, a request a line. Broken lines are told by number; the others are made."
@@ -48,10 +48,10 @@ def batch(
     pool: options.PoolName = None,
 ) -> None:
     """Read the file, start a pool, make what is missing. Exits with 2 when no line of the file can be used."""
-    from actors.cli.job_file import read_job_file
-    from actors.cli.running import Run, Wanted, make_all, started
-    from actors.cli.screen import counted, people_console, say
-    from actors.requests import GenerateRequest
+    from modelpool.actors.cli.job_file import read_job_file
+    from modelpool.actors.cli.run_jobs import Run, Wanted, make_all, started
+    from modelpool.actors.cli.screen import counted, people_console, say
+    from modelpool.actors.request.requests import GenerateRequest
 
     defaults: dict[str, Any] = options.terms(priority, user, deadline)
     if model is not None:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from actors.cli import options
-from actors.cli.options import PoolOptions
+from modelpool.actors.cli import options
+from modelpool.actors.cli.options import PoolOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pool.devices.detection import TorchBuild
-    from pool.devices.kind_names import DeviceKind
-    from pool.devices.nvml import NvmlReading
-    from pool.diagnosis import DeviceDiagnosis, Diagnosis, Wanted
+    from modelpool.pool.devices.detection import TorchBuild
+    from modelpool.pool.devices.kind_names import DeviceKind
+    from modelpool.pool.devices.nvml import NvmlReading
+    from modelpool.pool.engine.diagnosis import DeviceDiagnosis, Diagnosis, Wanted
 
 EXIT_BROKEN = 1
 
@@ -54,7 +54,7 @@ def doctor(
     as_json: options.AsJson = False,
 ) -> None:
     """Show what this machine has and what is decided from it, with the reasons. Exits with 1 when no pool can run."""
-    from actors.cli.screen import people_console, print_json, show
+    from modelpool.actors.cli.screen import people_console, print_json, show
 
     report = make_report(PoolOptions(config, None, device, vram, None, vram_policy, reserve_vram))
     if as_json:
@@ -68,9 +68,9 @@ def doctor(
 
 def make_report(given: PoolOptions) -> Report:
     """Ask this machine. Raises UserError for an option or a configuration that is wrong."""
-    from pool.devices.detection import detect
-    from pool.devices.nvml import find_nvml, read_nvml
-    from pool.diagnosis import diagnose, self_test_problems
+    from modelpool.pool.devices.detection import detect
+    from modelpool.pool.devices.nvml import find_nvml, read_nvml
+    from modelpool.pool.engine.diagnosis import diagnose, self_test_problems
 
     wanted = _wanted(given)
     nvml = read_nvml(find_nvml())
@@ -89,8 +89,8 @@ def as_plain(report: Report) -> dict[str, Any]:
 
 def views(report: Report) -> list[RenderableType]:
     """The report for people, a table a topic."""
-    from actors.cli.tables import facts_table, rows_table
-    from pool.errors import format_bytes
+    from modelpool.actors.cli.tables import facts_table, rows_table
+    from modelpool.pool.core.errors import format_bytes
 
     software, diagnosis = report.software, report.diagnosis
     torch = software.torch
@@ -114,9 +114,9 @@ def views(report: Report) -> list[RenderableType]:
 
 
 def _wanted(given: PoolOptions) -> Wanted:
-    from actors.cli.opening import settings_for
-    from pool.devices.kind_names import DeviceKind
-    from pool.diagnosis import Wanted
+    from modelpool.actors.cli.open_pool import settings_for
+    from modelpool.pool.devices.kind_names import DeviceKind
+    from modelpool.pool.engine.diagnosis import Wanted
 
     pool = settings_for(given).pool
     return Wanted(
@@ -129,7 +129,7 @@ def _wanted(given: PoolOptions) -> Wanted:
 
 
 def _software(nvml: NvmlReading) -> Software:
-    from pool.devices.detection import torch_build
+    from modelpool.pool.devices.detection import torch_build
 
     return Software(
         modelpool=_version("modelpool"),
@@ -152,7 +152,7 @@ def _version(distribution: str) -> str:
 def _host_line(diagnosis: Diagnosis) -> str:
     import psutil
 
-    from pool.errors import format_bytes
+    from modelpool.pool.core.errors import format_bytes
 
     host, machine_bytes = diagnosis.host, int(psutil.virtual_memory().total)
     limited = f", a control group's limit (the machine has {format_bytes(machine_bytes)})"
@@ -162,7 +162,7 @@ def _host_line(diagnosis: Diagnosis) -> str:
 
 def device_lines(one: DeviceDiagnosis) -> list[tuple[str, str]]:
     """What one device is and has: names and texts."""
-    from pool.errors import format_bytes
+    from modelpool.pool.core.errors import format_bytes
 
     device = one.device
     title = device.kind.facts.title

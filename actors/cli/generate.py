@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actors.cli import film_options, options, picture_options
-from actors.cli.options import PoolOptions
-from actors.cli.session import session_of
-from pool.errors import unusable_field
+from modelpool.actors.cli import image_options as picture_options
+from modelpool.actors.cli import options
+from modelpool.actors.cli import video_options as film_options
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.session import session_of
+from modelpool.pool.core.errors import unusable_field
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,9 +109,9 @@ def _make(
     context: typer.Context, where: PoolOptions, wanted: _Wanted, out: Path | None, resume: bool, as_json: bool
 ) -> int:
     """Make it; the exit code. Raises UserError, for what is wrong with a request before a pool is started."""
-    from actors.cli.opening import output_for
-    from actors.cli.running import Run, Wanted, make_all, started
-    from actors.requests import GenerateRequest
+    from modelpool.actors.cli.open_pool import output_for
+    from modelpool.actors.cli.run_jobs import Run, Wanted, make_all, started
+    from modelpool.actors.request.requests import GenerateRequest
 
     session = session_of(context)
     if wanted.n < 1:

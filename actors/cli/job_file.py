@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.requests import GenerateRequest
-from actors.terms import TERMS
-from pool.errors import UserError, unknown_name, unusable_field
+from modelpool.actors.request.qos import TERMS
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
 
 #: fields that requests had not always: where they are not used, seeds are what they were
 LATER_FIELDS = (

@@ -11,22 +11,22 @@ from collections.abc import Sequence
 
 import typer
 
-from actors.cli.batch import BATCH_HELP, batch
-from actors.cli.converting import convert
-from actors.cli.doctor import doctor
-from actors.cli.explaining import story, why
-from actors.cli.generate import generate
-from actors.cli.inspecting import inspect_file
-from actors.cli.merging import merge
-from actors.cli.models import models_app
-from actors.cli.planning import plan_memory
-from actors.cli.replaying import replay, trace
-from actors.cli.serving import down, status, up
-from actors.cli.session import Session, new_session
-from actors.cli.simulating import simulate
-from actors.cli.simulating_sizes import plan_cluster
-from actors.cli.top import top
-from pool.errors import UserError
+from modelpool.actors.cli.batch import BATCH_HELP, batch
+from modelpool.actors.cli.convert import convert
+from modelpool.actors.cli.doctor import doctor
+from modelpool.actors.cli.explain import story, why
+from modelpool.actors.cli.generate import generate
+from modelpool.actors.cli.inspect import inspect_file
+from modelpool.actors.cli.merge import merge
+from modelpool.actors.cli.models import models_app
+from modelpool.actors.cli.plan import plan_memory
+from modelpool.actors.cli.plan_cluster import plan_cluster
+from modelpool.actors.cli.replay import replay, trace
+from modelpool.actors.cli.serve import down, status, up
+from modelpool.actors.cli.session import Session, new_session
+from modelpool.actors.cli.simulate import simulate
+from modelpool.actors.cli.top import top
+from modelpool.pool.core.errors import UserError
 
 EXIT_FAILED = 1
 EXIT_WRONG = 2
@@ -76,7 +76,7 @@ def build_app() -> typer.Typer:
 
 def run(arguments: Sequence[str], session: Session | None = None) -> int:
     """Run the command; its exit code. What a person got wrong is one line on stderr."""
-    from actors.cli.screen import people_console, say
+    from modelpool.actors.cli.screen import people_console, say
 
     warnings.showwarning = lambda message, *_: say(people_console(), f"modelpool: {message}", "yellow")
     try:
@@ -96,7 +96,7 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
 
 def _is_told(error: RuntimeError) -> bool:
     """An error of ours that says all there is to say: the pool went away."""
-    from actors.outcomes import PoolLost
+    from modelpool.actors.results.outcomes import PoolLost
 
     return isinstance(error, PoolLost)
 
@@ -110,9 +110,9 @@ def _version_asked(asked: bool) -> None:
     if asked:
         from importlib.metadata import PackageNotFoundError, version
 
-        import scheduler.state
+        from modelpool.scheduler.core import state
 
-        core = "" if str(scheduler.state.__file__).endswith(".py") else ", scheduler compiled"
+        core = "" if str(state.__file__).endswith(".py") else ", scheduler compiled"
         try:
             typer.echo(f"modelpool {version('modelpool')}{core}")
         except PackageNotFoundError:

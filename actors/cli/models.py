@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actors.cli import options
-from actors.cli.options import PoolOptions
-from actors.cli.session import session_of
-from pool.errors import CorruptFile
+from modelpool.actors.cli import options
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.session import session_of
+from modelpool.pool.core.errors import CorruptFile
 
 if TYPE_CHECKING:
-    from actors.config import ModelsSection
-    from pool.registry.registry import Entry, Registry
+    from modelpool.actors.settings.config import ModelsSection
+    from modelpool.pool.registry.registry import Entry, Registry
 
 _ADD = "Add FILES and FOLDERS of weights, as ComfyUI, A1111 and Forge lay them out, and hash what is new in them."
 _ASSEMBLE = (
@@ -90,7 +90,7 @@ def list_models(
     pool: options.PoolName = None,
 ) -> None:
     """List what can be named, what is not used and why. With --pool: the models and LoRAs of a running pool."""
-    from actors.cli.models_view import print_pool, print_registry
+    from modelpool.actors.cli.models_view import print_pool, print_registry
 
     if pool is not None:
         with session_of(context).open_pool(PoolOptions(pool=pool)) as running:
@@ -107,9 +107,9 @@ def add(
     config: options.Config = None,
 ) -> None:
     """See _ADD."""
-    from actors.cli.models_view import told_added
-    from actors.cli.screen import people_console, print_json, say
-    from pool.registry.changes import add_place
+    from modelpool.actors.cli.models_view import told_added
+    from modelpool.actors.cli.screen import people_console, print_json, say
+    from modelpool.pool.registry.changes import add_place
 
     registry = _registry(config, allow_pickle)
     roots = []
@@ -129,8 +129,8 @@ def scan(
     allow_pickle: options.AllowPickle = False, as_json: options.AsJson = False, config: options.Config = None
 ) -> None:
     """See _SCAN."""
-    from actors.cli.models_view import refused_table
-    from actors.cli.screen import counted, people_console, print_json, say, show
+    from modelpool.actors.cli.models_view import refused_table
+    from modelpool.actors.cli.screen import counted, people_console, print_json, say, show
 
     registry = _registry(config, allow_pickle)
     failed = _hash(registry, as_json, None)
@@ -155,8 +155,8 @@ def alias(
     config: options.Config = None,
 ) -> None:
     """See _ALIAS."""
-    from actors.cli.screen import people_console, print_json, say
-    from pool.registry.changes import set_alias
+    from modelpool.actors.cli.screen import people_console, print_json, say
+    from modelpool.pool.registry.changes import set_alias
 
     made, before = set_alias(_registry(config, allow_pickle), name, target)
     if as_json:
@@ -181,10 +181,10 @@ def assemble(
     config: options.Config = None,
 ) -> None:
     """See _ASSEMBLE."""
-    from actors.cli.plain import plain_value
-    from actors.cli.screen import counted, people_console, print_json, say
-    from pool.registry.assembling import Chosen
-    from pool.registry.assembling import assemble as put_together
+    from modelpool.actors.cli.plain_values import plain_value
+    from modelpool.actors.cli.screen import counted, people_console, print_json, say
+    from modelpool.pool.registry.assembling import Chosen
+    from modelpool.pool.registry.assembling import assemble as put_together
 
     registry, allowed = _registry(config, allow_pickle), _models(config, allow_pickle).allow_pickle
     encoders = tuple(text_encoder or ())
@@ -207,8 +207,8 @@ def remove(
     config: options.Config = None,
 ) -> None:
     """See _REMOVE."""
-    from actors.cli.screen import people_console, print_json, say
-    from pool.registry import changes
+    from modelpool.actors.cli.screen import people_console, print_json, say
+    from modelpool.pool.registry import changes
 
     gone = changes.remove(_registry(config), what)
     is_place = isinstance(gone, Path)
@@ -224,14 +224,14 @@ def _target(gone: object) -> str:
 
 
 def _models(config: Path | None, allow_pickle: bool = False) -> ModelsSection:
-    from actors.cli.opening import settings_for
+    from modelpool.actors.cli.open_pool import settings_for
 
     return settings_for(PoolOptions(config=config, allow_pickle=allow_pickle)).models
 
 
 def _registry(config: Path | None, allow_pickle: bool = False) -> Registry:
     """The registry of a pool that would be started here."""
-    from pool.registry.registry import open_registry
+    from modelpool.pool.registry.registry import open_registry
 
     models = _models(config, allow_pickle)
     return open_registry(
@@ -245,9 +245,9 @@ def _registry(config: Path | None, allow_pickle: bool = False) -> Registry:
 
 def _hash(registry: Registry, as_json: bool, roots: tuple[Path, ...] | None) -> int:
     """Hash what has no hash yet, below `roots` where they are given; how many could not be read."""
-    from actors.cli.models_view import entry_plain, hashing_view
-    from actors.cli.screen import people_console, print_json
-    from pool.registry.changes import hash_all, unhashed
+    from modelpool.actors.cli.models_view import entry_plain, hashing_view
+    from modelpool.actors.cli.screen import people_console, print_json
+    from modelpool.pool.registry.changes import hash_all, unhashed
 
     entries = tuple(entry for entry in unhashed(registry) if roots is None or _is_below(entry, roots))
     failed = 0

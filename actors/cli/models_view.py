@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from actors.cli.screen import counted, duration, people_console, print_json, say, show
-from actors.cli.tables import loras_table, models_table, rows_table
-from pool.errors import CorruptFile, format_bytes
+from modelpool.actors.cli.screen import counted, duration, people_console, print_json, say, show
+from modelpool.actors.cli.tables import loras_table, models_table, rows_table
+from modelpool.pool.core.errors import CorruptFile, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from pool.registry.changes import Added
-    from pool.registry.folders import Refused
-    from pool.registry.hashes import FileHashes, OnBytes
-    from pool.registry.listings import LoraListing, ModelListing
-    from pool.registry.registry import Entry, Listing, Registry
+    from modelpool.pool.registry.changes import Added
+    from modelpool.pool.registry.folders import Refused
+    from modelpool.pool.registry.hashes import FileHashes, OnBytes
+    from modelpool.pool.registry.listings import LoraListing, ModelListing
+    from modelpool.pool.registry.registry import Entry, Listing, Registry
 
 #: rows of files that are not used, in a table; `models scan` names all
 _MOST_REFUSED = 20
@@ -45,7 +45,7 @@ def print_pool(pool: str, models: Sequence[ModelListing], loras: Sequence[LoraLi
 
 def print_registry(registry: Registry, as_json: bool) -> None:
     """Everything that a pool started here could use."""
-    from pool.registry.kinds import Kind
+    from modelpool.pool.registry.kinds import Kind
 
     listing, models, loras = registry.listing(), registry.models(), registry.loras()
     told = {model.path for model in models} | {lora.path for lora in loras}
@@ -188,7 +188,7 @@ def _names_plain(entry: Entry, hashes: FileHashes | None) -> dict[str, Any]:
 
 def _kind_word(entry: Entry) -> str:
     """As programs read it: "model" is what pictures can be made with."""
-    from pool.registry.kinds import MODELS
+    from modelpool.pool.registry.kinds import MODELS
 
     if entry.kind is None:
         return "unknown"

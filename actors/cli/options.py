@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pool.devices.vram_policy import VramPolicy
-from pool.errors import UserError, unusable_field
+from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.devices.vram_policy import VramPolicy
 
 if TYPE_CHECKING:
-    from actors.cli.ports import Pool
+    from modelpool.actors.cli.ports import Pool
 
 _POOL = "The pool"
 _PICTURE = "The picture"

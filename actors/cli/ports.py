@@ -1,4 +1,4 @@
-"""What the command line needs of a pool. `actors.client.ModelPool` is one; the tests bring another.
+"""What the command line needs of a pool. `actors.api.client.ModelPool` is one; the tests bring another.
 
 Types only, so that `modelpool --help` loads neither ray nor torch.
 """
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from actors.outcomes import JobFailure, MadeResult, Summary
-    from actors.progress import Progress
-    from actors.recipe import Recipe
-    from actors.requests import GenerateRequest
-    from actors.status import PoolStatus
-    from pool.errors import UserError
-    from pool.registry.listings import LoraListing, ModelListing
-    from scheduler.history import JobHistory
+    from modelpool.actors.control.status import PoolStatus
+    from modelpool.actors.graph.recipe import Recipe
+    from modelpool.actors.request.requests import GenerateRequest
+    from modelpool.actors.results.outcomes import JobFailure, MadeResult, Summary
+    from modelpool.actors.results.progress import Progress
+    from modelpool.pool.core.errors import UserError
+    from modelpool.pool.registry.listings import LoraListing, ModelListing
+    from modelpool.scheduler.core.history import JobHistory
 
 
 class Jobs(Protocol):

@@ -13,14 +13,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from actors.cli.screen import duration, say
+from modelpool.actors.cli.screen import duration, say
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.console import Console, RenderableType
 
-    from actors.progress import Progress
+    from modelpool.actors.results.progress import Progress
 
 _BAR_CELLS = 22
 _MOST_RUNNING = 16

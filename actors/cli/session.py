@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from actors.cli.options import PoolOptions
-    from actors.cli.ports import Pool
+    from modelpool.actors.cli.options import PoolOptions
+    from modelpool.actors.cli.ports import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,6 @@ def session_of(context: typer.Context) -> Session:
 
 def new_session(arguments: Sequence[str]) -> Session:
     """A session with real pools."""
-    from actors.cli.opening import open_pool
+    from modelpool.actors.cli.open_pool import open_pool
 
     return Session(tuple(arguments), open_pool)

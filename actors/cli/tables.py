@@ -9,13 +9,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from actors.cli.screen import duration, visible
-from pool.errors import format_bytes
+from modelpool.actors.cli.screen import duration, visible
+from modelpool.pool.core.errors import format_bytes
 
 if TYPE_CHECKING:
-    from actors.outcomes import Summary, WorkerTotals
-    from actors.status import PoolStatus
-    from pool.registry.listings import LoraListing, ModelListing
+    from modelpool.actors.control.status import PoolStatus
+    from modelpool.actors.results.outcomes import Summary, WorkerTotals
+    from modelpool.pool.registry.listings import LoraListing, ModelListing
 
 #: users that are told of one by one
 MOST_USERS = 6

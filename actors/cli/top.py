@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import PoolOptions
-from actors.cli.serving import Name, name_of_running
-from actors.cli.session import session_of
-from pool.errors import unusable_field
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.serve import Name, name_of_running
+from modelpool.actors.cli.session import session_of
+from modelpool.pool.core.errors import unusable_field
 
 if TYPE_CHECKING:
-    from actors.cli.ports import Pool
-    from actors.status import PoolStatus
+    from modelpool.actors.cli.ports import Pool
+    from modelpool.actors.control.status import PoolStatus
 
 #: rates are over so many seconds
 RATE_SECONDS = 10.0
@@ -37,14 +37,14 @@ def top(
     every: Annotated[float, typer.Option("--every", help="Seconds between two frames.", metavar="SECONDS")] = 1.0,
 ) -> None:
     """Show GPUs, what is on them, queues and rates of a running pool, live. q or Ctrl-C ends it; the pool goes on."""
-    from actors.cli.screen import people_console, show
+    from modelpool.actors.cli.screen import people_console, show
 
     if not LEAST_SECONDS <= every <= MOST_SECONDS:
         raise unusable_field("--every", every, f"a number of seconds from {LEAST_SECONDS:g} to {MOST_SECONDS:g}")
     console = people_console(sys.stdout)
     with session_of(context).open_pool(PoolOptions(pool=name or name_of_running())) as pool:
         if once or not console.is_terminal:
-            from actors.cli.top_view import frame
+            from modelpool.actors.cli.top_view import frame
 
             show(console, frame(pool.status()))
             return
@@ -55,8 +55,8 @@ def top(
 def _draw(pool: Pool, every: float) -> None:
     from rich.live import Live
 
-    from actors.cli.screen import people_console
-    from actors.cli.top_view import frame
+    from modelpool.actors.cli.screen import people_console
+    from modelpool.actors.cli.top_view import frame
 
     seen: deque[PoolStatus] = deque()
     with Live(console=people_console(sys.stdout), screen=True, auto_refresh=False) as live:

@@ -10,12 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from actors.cli.screen import duration
-from actors.cli.tables import facts_table, rows_table, terms_facts
-from pool.errors import format_bytes
+from modelpool.actors.cli.screen import duration
+from modelpool.actors.cli.tables import facts_table, rows_table, terms_facts
+from modelpool.pool.core.errors import format_bytes
 
 if TYPE_CHECKING:
-    from actors.status import PoolStatus, WorkerStatus
+    from modelpool.actors.control.status import PoolStatus, WorkerStatus
 
 BAR_CELLS = 28
 #: of components, in the order in which a frame first names them

@@ -1,1 +1,1 @@
-"""What is left on disk: pictures with their recipes, the manifest and the contact sheet."""
+"""Output files on disk: images, videos and audio with their recipes, the manifest, the contact sheet."""

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from actors.outputs.first_picture import first_picture
-from actors.recipe import Recipe
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs.preview_image import first_picture
 
 #: more than this many would make a sheet that nobody can open; the sheet says how many it leaves out
 MOST_PICTURES = 400

@@ -21,16 +21,16 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from actors.outputs.contact_sheet import LabelledPicture, make_contact_sheet
-from actors.outputs.finished import Finished as Finished
-from actors.outputs.finished import array_of, encoded
-from actors.outputs.manifest import Manifest
-from actors.outputs.png_text import recipe_from_json
-from actors.outputs.whole_file import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
-from actors.outputs.whole_file import write_whole as write_whole
-from actors.recipe import Recipe
-from pool.errors import OutputFailed
-from pool.work import FloatArray, PixelArray
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
+from modelpool.actors.outputs.atomic_write import write_whole as write_whole
+from modelpool.actors.outputs.contact_sheet import LabelledPicture, make_contact_sheet
+from modelpool.actors.outputs.manifest import Manifest
+from modelpool.actors.outputs.output_file import Finished as Finished
+from modelpool.actors.outputs.output_file import array_of, encoded
+from modelpool.actors.outputs.png import recipe_from_json
+from modelpool.pool.core.errors import OutputFailed
+from modelpool.pool.core.stage_params import FloatArray, PixelArray
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from pool.errors import OutputFailed
+from modelpool.pool.core.errors import OutputFailed
 
 Entry = Mapping[str, Any]
 

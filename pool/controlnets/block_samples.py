@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pool.controlnets.kinds import ControlKind, Spread
-from pool.sampling.controlled_transformer import BehindSome
-from pool.sampling.extras import Residuals
+from modelpool.pool.conditioning.micro_conditioning import Residuals
+from modelpool.pool.controlnets.kinds import ControlKind, Spread
+from modelpool.pool.guidance.controlled_transformer import BehindSome
 
 
 @dataclass(frozen=True, slots=True, eq=False)

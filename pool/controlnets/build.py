@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from pool.checkpoints.key_map import KeyMap, discover
-from pool.checkpoints.private_names import differing_keys
-from pool.checkpoints.safetensors_file import Shape
-from pool.controlnets.config import Config
-from pool.controlnets.kinds import ControlKind, kind_among
-from pool.diffusion_models.empty import empty_module
-from pool.errors import UnknownArchitecture
-from pool.ops.filling import assert_filled, fill
+from modelpool.pool.controlnets.config import Config
+from modelpool.pool.controlnets.kinds import ControlKind, kind_among
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.keymaps.key_map import KeyMap, discover
+from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.diffusion.meta_module import empty_module
+from modelpool.pool.ops.fill_parameters import assert_filled, fill
 
 #: what the keys of a ControlNet begin with where its file has more beside it
 PREFIX = "control_model."
@@ -60,7 +60,7 @@ class ControlNetPlan:
 
 def plan_controlnet(shapes: Mapping[str, Shape], said: Mapping[str, bool] | None = None) -> ControlNetPlan:
     """How the ControlNet among `shapes` is built, from shapes alone but for what is `said` otherwise
-    (`pool.refs.ControlRef.said`). Raises UnknownArchitecture when there is no ControlNet."""
+    (`pool.core.refs.ControlRef.said`). Raises UnknownArchitecture when there is no ControlNet."""
     has_prefix = any(key.startswith(PREFIX) for key in shapes)
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(PREFIX) or not has_prefix}
     bare = {key.removeprefix(PREFIX): shape for key, shape in own.items()}

@@ -18,10 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pool.diffusion_models.image_calls import TIMESTEPS, hunyuan_dit_told
-from pool.diffusion_models.patches import packed, patch_ids
-from pool.sampling.asking import as_told
-from pool.sampling.extras import CONTEXT, GUIDANCE, IMAGE, MIDDLE, POOLED, SKIPS, Extras, Residuals
+from modelpool.pool.conditioning.micro_conditioning import (
+    CONTEXT,
+    GUIDANCE,
+    IMAGE,
+    MIDDLE,
+    POOLED,
+    SKIPS,
+    Extras,
+    Residuals,
+)
+from modelpool.pool.guidance.call_model import as_told
+from modelpool.pool.models.diffusion.image_calls import TIMESTEPS, hunyuan_dit_told
+from modelpool.pool.models.diffusion.patchify import packed, patch_ids
 
 #: what diffusers' transformers take from ControlNets, by the names of their arguments
 DOUBLE, SINGLE = "controlnet_block_samples", "controlnet_single_block_samples"

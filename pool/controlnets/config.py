@@ -1,7 +1,7 @@
 """The arguments of diffusers' ControlNets of UNets, from the shapes of their parameters alone. Torch-free; builds
 nothing.
 
-What no shape tells is as of the UNets that ControlNets are cut out of (`pool.checkpoints.infer`).
+What no shape tells is as of the UNets that ControlNets are cut out of (`pool.models.common.infer_config`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from pool.checkpoints.infer import MAX_NORM_GROUPS, NUMBER_WIDTH, SD1_HEADS, UNET_HEAD_WIDTH
-from pool.checkpoints.safetensors_file import Shape
-from pool.errors import UnknownArchitecture
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.models.common.infer_config import MAX_NORM_GROUPS, NUMBER_WIDTH, SD1_HEADS, UNET_HEAD_WIDTH
 
 Config: TypeAlias = dict[str, Any]
 

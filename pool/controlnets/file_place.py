@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pool.checkpoints.files.regular_file import read_text_file
-from pool.checkpoints.files.strict_json import BadJson, read_object
-from pool.errors import CorruptFile
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.formats.regular_file import read_text_file
+from modelpool.pool.formats.strict_json import BadJson, read_object
 
 #: what the weights of a folder of diffusers are called, and what lies beside them there
 _FOLDER_WEIGHTS, _FOLDER_CONFIG = "diffusion_pytorch_model", "config.json"

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from pool.controlnets.holes import INPAINT, PLAIN, says_hole
-from pool.controlnets.kinds import ControlKind
-from pool.errors import unusable_field
-from pool.open_model import OpenModel
-from pool.spec import Role
+from modelpool.pool.controlnets.inpainting import INPAINT, PLAIN, says_hole
+from modelpool.pool.controlnets.kinds import ControlKind
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.spec import Role
+from modelpool.pool.loading.open_model import OpenModel
 
 #: what a ControlNet and the model that it speaks to have in common, in words
 Traits: TypeAlias = Mapping[str, Any]

@@ -21,19 +21,19 @@ from diffusers import (
 )
 from torch import Tensor, nn
 
-from pool.checkpoints.private_names import controlnet_converter
-from pool.checkpoints.safetensors_file import Shape
-from pool.controlnets import calls
-from pool.controlnets.config import Config, controlnet_config, union_config
-from pool.controlnets.other_names import sd35_to_diffusers, xlabs_to_diffusers
-from pool.controlnets.transformer_configs import (
+from modelpool.pool.controlnets import calls
+from modelpool.pool.controlnets.config import Config, controlnet_config, union_config
+from modelpool.pool.controlnets.other_names import sd35_to_diffusers, xlabs_to_diffusers
+from modelpool.pool.controlnets.transformer_configs import (
     flux_control_config,
     hunyuan_dit_control_config,
     qwen_image_control_config,
     sd3_control_config,
     z_image_control_config,
 )
-from pool.diffusion_models.image_configs import PATCH
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.models.common.diffusers_private import controlnet_converter
+from modelpool.pool.models.diffusion.image_configs import PATCH
 
 Shapes: TypeAlias = Mapping[str, Shape]
 Convert: TypeAlias = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
@@ -66,7 +66,7 @@ class ControlKind:
     """One kind of ControlNet.
 
     title     the models that it speaks to, for people
-    models    these, as `pool.checkpoints.sampling_facts.SamplingFacts.model` calls them; "" is plain UNets
+    models    these, as `pool.core.sampling_facts.SamplingFacts.model` calls them; "" is plain UNets
     module    the class
     signs     keys (without prefix) of which a file of the kind has all, in one of these spellings
     config    arguments of the class, from the shapes of its parameters

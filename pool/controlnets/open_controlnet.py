@@ -1,4 +1,5 @@
-"""`OpenControlNet`: a ControlNet's file, mapped and built, with its sizes, as `pool.open_model` has a checkpoint's.
+"""`OpenControlNet`: a ControlNet's file, mapped and built, with its sizes, as `pool.loading.open_model` has a
+checkpoint's.
 
 What the engine runs and what the catalog describes come from here. Nothing is read until it is used.
 """
@@ -12,21 +13,21 @@ from typing import Any
 
 from torch import nn
 
-from pool.checkpoints.mapped_file import MappedFile
-from pool.checkpoints.safetensors_file import Shape
-from pool.controlnets.build import plan_controlnet
-from pool.controlnets.file_place import is_named, said_beside
-from pool.controlnets.fits import check_fits, mode_of
-from pool.controlnets.holes import INPAINT, hole_told
-from pool.controlnets.needs import usual_call
-from pool.controlnets.other_names import EDGES, PICTURE_KIND
-from pool.devices.capabilities import DeviceCapabilities, capabilities_of
-from pool.errors import CorruptFile, UnknownArchitecture
-from pool.open_model import OpenModel, form_of
-from pool.patches.patch_set import PatchSet
-from pool.sizing import component_spec, component_use, own_weights
-from pool.spec import ComponentSpec, ComponentUse, Role
-from pool.work import ControlRef, HoleTold, control_key
+from modelpool.pool.controlnets.build import plan_controlnet
+from modelpool.pool.controlnets.controlnet_bytes import usual_call
+from modelpool.pool.controlnets.file_place import is_named, said_beside
+from modelpool.pool.controlnets.fits import check_fits, mode_of
+from modelpool.pool.controlnets.inpainting import INPAINT, hole_told
+from modelpool.pool.controlnets.other_names import EDGES, PICTURE_KIND
+from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture
+from modelpool.pool.core.spec import ComponentSpec, ComponentUse, Role
+from modelpool.pool.core.stage_params import ControlRef, HoleTold, control_key
+from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.loading.open_model import OpenModel, form_of
+from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.patcher.weight_bytes import component_spec, component_use, own_weights
+from modelpool.pool.patches.patch_set import PatchSet
 
 #: of layers that some files have and do not use
 _UNTRAINED = "control_noise_refiner.0.before_proj.bias"
@@ -74,7 +75,8 @@ class OpenControlNet:
         return said_beside(path, self._config)
 
     def reads_bright_at(self, path: Path) -> bool:
-        """Whether its copy at `path` reads the latent of a picture as `pool.work.EncodePictureWork.bright` has it: its
+        """Whether its copy at `path` reads the latent of a picture as `pool.core.stage_params.EncodePictureWork.bright`
+        has it: its
         file says it, or its name."""
         return is_named(path, "canny") if self._reads_edges is None else self._reads_edges
 

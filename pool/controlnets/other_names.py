@@ -1,7 +1,7 @@
 """From the published names of ControlNets to those of diffusers' modules, where they differ and diffusers has no
 converter.
 
-Each function is what `pool.checkpoints.key_map.discover` watches: it renames and cuts, and nothing else. Keys are
+Each function is what `pool.keymaps.key_map.discover` watches: it renames and cuts, and nothing else. Keys are
 without prefix. Source of the names: the files of XLabs-AI/flux-controlnet-collections and of
 stabilityai/stable-diffusion-3.5-controlnets.
 """

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from pool.compute_tools import ComputeTools
-from pool.controlnets.open_controlnet import OpenControlNet
-from pool.devices.capabilities import DeviceCapabilities
-from pool.patcher import ModelPatcher
-from pool.spec import ComponentKey, Role
-from pool.work import ControlRef, control_key
+from modelpool.pool.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.core.spec import ComponentKey, Role
+from modelpool.pool.core.stage_params import ControlRef, control_key
+from modelpool.pool.devices.capabilities import DeviceCapabilities
+from modelpool.pool.patcher.compute_context import ComputeTools
+from modelpool.pool.patcher.model_patcher import ModelPatcher
 
 
 class ControlPatchers:

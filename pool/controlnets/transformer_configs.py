@@ -1,7 +1,7 @@
 """The arguments of diffusers' ControlNets of transformers, from the shapes of their parameters alone. Torch-free;
 builds nothing.
 
-What no shape tells is as of the transformers that they are cut out of (`pool.diffusion_models.image_configs`).
+What no shape tells is as of the transformers that they are cut out of (`pool.models.diffusion.image_configs`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from pool.checkpoints.recognition.measures import ShapeReader
-from pool.checkpoints.safetensors_file import Shape
-from pool.diffusion_models.image_configs import HUNYUAN_DIT_TOKENS, PATCH, SD3_HEAD, flux_axes, ratio
-from pool.errors import UnknownArchitecture
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.detection.layouts.shape_sizes import ShapeReader
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.models.diffusion.image_configs import HUNYUAN_DIT_TOKENS, PATCH, SD3_HEAD, flux_axes, ratio
 
 Config: TypeAlias = dict[str, Any]
 Shapes: TypeAlias = Mapping[str, Shape]

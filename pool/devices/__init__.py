@@ -1,1 +1,1 @@
-"""Devices: accelerators of every maker, the CPU, and a simulated accelerator with a real memory budget."""
+"""Accelerators of every kind and the CPU: detection, memory accounts, transfers, pinned memory."""

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pool.devices.kind_names import DeviceKind
-from pool.devices.memory_limits import HostMemory, host_memory
-from pool.devices.transfers import TransferCounters, TransferLedger
+from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.memory_limits import HostMemory, host_memory
+from modelpool.pool.devices.transfers import TransferCounters, TransferLedger
 
 #: what a device that does not tell its memory is taken to have when no budget is given
 UNTOLD_BYTES = 1 << 30

@@ -1,7 +1,7 @@
 """What a device can compute with, as a frozen value, and how each kind of device is asked.
 
 The rules that turn a card's name and generation into abilities are pure. Decides nothing about models
-(`pool.precision`, `pool.ops.pick`).
+(`pool.patcher.compute_dtype`, `pool.ops.layer_choice`).
 Source of the rules: comfyui-behaviour facts, section 3 (`should_use_fp16`, `should_use_bf16`, `supports_fp8_compute`,
 `maximum_vram_for_weights`).
 """
@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from pool.devices.kind_names import ACCELERATORS, DeviceKind
-from pool.devices.memory_limits import host_memory
-from pool.devices.torch_modules import FindModule, device_count, device_module, device_name
-from pool.errors import UserError, unknown_name
+from modelpool.pool.core.errors import UserError, unknown_name
+from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
+from modelpool.pool.devices.memory_limits import host_memory
+from modelpool.pool.devices.torch_modules import FindModule, device_count, device_module, device_name
 
 #: a CUDA generation, "compute capability": (8, 9) is Ada
 Generation = tuple[int, int]

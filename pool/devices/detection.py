@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from pool.devices.accelerator_memory import memory_calls
-from pool.devices.capabilities import (
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.devices.accelerator_memory import memory_calls
+from modelpool.pool.devices.capabilities import (
     DeviceCapabilities,
     capabilities_of,
     cuda_capabilities,
     detect_capabilities,
     weakest,
 )
-from pool.devices.kind_names import ACCELERATORS, DeviceKind
-from pool.devices.kinds import device_kind
-from pool.devices.memory_limits import HostMemory, host_memory
-from pool.devices.nvml import GpuProcess, NvmlReading, find_nvml, read_nvml
-from pool.devices.torch_modules import FindModule, device_count, device_module
-from pool.errors import UserError
+from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
+from modelpool.pool.devices.kinds import device_kind
+from modelpool.pool.devices.memory_limits import HostMemory, host_memory
+from modelpool.pool.devices.nvml import GpuProcess, NvmlReading, find_nvml, read_nvml
+from modelpool.pool.devices.torch_modules import FindModule, device_count, device_module
 
 #: where drivers show that there are cards, whatever torch was built for
 NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")

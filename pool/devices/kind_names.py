@@ -29,7 +29,7 @@ class DeviceKind(Enum):
     DIRECTML = "directml"
     """Any GPU under Windows, by DirectX."""
     SIM = "sim"
-    """A simulated GPU (`pool.devices.sim`)."""
+    """A simulated GPU (`pool.devices.sim.device`)."""
     CPU = "cpu"
 
     @property

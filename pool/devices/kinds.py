@@ -11,13 +11,13 @@ from typing import Protocol
 
 import torch
 
-from pool.devices import sim
-from pool.devices.accelerator_memory import AcceleratorMemory, memory_calls
-from pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
-from pool.devices.memory_limits import HostMemory, host_memory
-from pool.devices.torch_modules import FindModule, device_count, device_module, device_name, torch_device
-from pool.devices.transfers import TransferCounters, TransferLedger
-from pool.errors import UserError, unknown_name
+from modelpool.pool.core.errors import UserError, unknown_name
+from modelpool.pool.devices.accelerator_memory import AcceleratorMemory, memory_calls
+from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
+from modelpool.pool.devices.memory_limits import HostMemory, host_memory
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.torch_modules import FindModule, device_count, device_module, device_name, torch_device
+from modelpool.pool.devices.transfers import TransferCounters, TransferLedger
 
 __all__ = ["CpuMemory", "DeviceKind", "DeviceMemory", "OpenDevice", "SimMemory", "device_kind", "open_device"]
 

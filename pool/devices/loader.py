@@ -12,8 +12,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from pool.devices.copy_streams import CopyStreams
-from pool.devices.pinned_memory import PinnedPages, StagingRing
+from modelpool.pool.devices.copy_streams import CopyStreams
+from modelpool.pool.devices.pinned_memory import PinnedPages, StagingRing
 
 #: threads that fill one pinned buffer. Source: an assumption, one thread copies some 10 GB/s and a link takes up to 50
 FILL_THREADS = 4

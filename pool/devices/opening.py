@@ -9,10 +9,10 @@ import time
 
 import torch
 
-from pool.devices.kinds import OpenDevice, open_device
-from pool.devices.upload_road import UploadRoad
-from pool.devices.vram_policy import LEAST_ROOM_BYTES, capacity_bytes
-from pool.errors import DoesNotFit, format_bytes
+from modelpool.pool.core.errors import DoesNotFit, format_bytes
+from modelpool.pool.devices.kinds import OpenDevice, open_device
+from modelpool.pool.devices.transfer_pipeline import UploadRoad
+from modelpool.pool.devices.vram_policy import LEAST_ROOM_BYTES, capacity_bytes
 
 #: what is copied once at start to learn the speed of the link, at most
 LINK_PROBE_BYTES = 32 << 20

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pool.devices.memory_limits import HostMemory
+from modelpool.pool.devices.memory_limits import HostMemory
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from pool.devices.kind_names import DeviceKind
-from pool.errors import UserError
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.devices.kind_names import DeviceKind
 
 #: finds the module of a kind of device, or None; tests bring their own
 FindModule = Callable[[DeviceKind], Any]

@@ -16,8 +16,8 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from pool.devices.copy_streams import CopyStreams, Event, Stream
-from pool.devices.pinned_memory import PinnedPages, StagingRing
+from modelpool.pool.devices.copy_streams import CopyStreams, Event, Stream
+from modelpool.pool.devices.pinned_memory import PinnedPages, StagingRing
 
 #: device memory that copies made ahead may take, unless told otherwise
 AHEAD_BYTES = 256 << 20

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from pool.choice import Choice
-from pool.devices.kind_names import DeviceKind
+from modelpool.pool.core.decision import Choice
+from modelpool.pool.devices.kind_names import DeviceKind
 
 _MIB = 1 << 20
 #: what other programs may need of a GPU's memory. Source: comfyui-behaviour facts, section 3, EXTRA_RESERVED_VRAM

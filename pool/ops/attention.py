@@ -16,8 +16,8 @@ from types import MappingProxyType
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pool.devices.capabilities import DeviceCapabilities, Generation
-from pool.devices.kinds import DeviceKind
+from modelpool.pool.devices.capabilities import DeviceCapabilities, Generation
+from modelpool.pool.devices.kinds import DeviceKind
 
 
 class AttentionBackend(StrEnum):

@@ -12,9 +12,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from pool.ops.context import current
-from pool.ops.eight_bit_floats import converted
-from pool.ops.packed import PackedWeight
+from modelpool.pool.ops.context import current
+from modelpool.pool.ops.float8 import converted
+from modelpool.pool.ops.packed import PackedWeight
 
 #: brings a tensor to a device; the result is the caller's alone, unless it was there already
 Move: TypeAlias = Callable[[Tensor, torch.device], Tensor]

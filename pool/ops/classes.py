@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pool.ops.cast import WeightFunction
-from pool.ops.context import check_interrupt, current
-from pool.ops.convolution import conv3d, this_torch_has_conv3d_fault
-from pool.ops.deferred import as_computed
-from pool.ops.layers import FORWARDS
+from modelpool.pool.ops.cast import WeightFunction
+from modelpool.pool.ops.context import check_interrupt, current
+from modelpool.pool.ops.convolution import conv3d, this_torch_has_conv3d_fault
+from modelpool.pool.ops.deferred import as_computed
+from modelpool.pool.ops.layers import FORWARDS
 
 #: where an instance keeps its weight functions: a dictionary from own parameter name to an ordered tuple
 FUNCTIONS_ATTRIBUTE = "_weight_functions"

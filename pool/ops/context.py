@@ -14,10 +14,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from pool.devices.torch_private import constant_when_compiled
-from pool.devices.transfers import TransferLedger
-from pool.devices.uploads import Uploader
-from pool.ops.attention import AttentionBackend, attending_with
+from modelpool.pool.devices.torch_api.torch_private import constant_when_compiled
+from modelpool.pool.devices.transfers import TransferLedger
+from modelpool.pool.devices.uploads import Uploader
+from modelpool.pool.ops.attention import AttentionBackend, attending_with
 
 #: another way to compute a linear layer: (input, weight at rest, bias at rest) -> result, None to decline
 LinearKernel: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor | None]

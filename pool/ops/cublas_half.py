@@ -1,6 +1,6 @@
 """Linear layers that accumulate in float16, through the package `cublas_ops`. The one module that imports it.
 
-The package is not required, and `pool.ops.pick` never chooses this where it is missing.
+The package is not required, and `pool.ops.layer_choice` never chooses this where it is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pool.ops.context import LinearKernel
+from modelpool.pool.ops.context import LinearKernel
 
 #: the package's product of (M, K) with (N, K), transposed; both float16 on one CUDA device
 PRODUCT_NAME = "cublas_half_matmul_simple"

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pool.devices.torch_private import make_wrapper, no_torch_function
-from pool.ops.cast import WeightFunction, cast, gather_rows
-from pool.ops.packed import PackedWeight
+from modelpool.pool.devices.torch_api.torch_private import make_wrapper, no_torch_function
+from modelpool.pool.ops.cast import WeightFunction, cast, gather_rows
+from modelpool.pool.ops.packed import PackedWeight
 
 _EMBEDDING = torch.ops.aten.embedding.default
 

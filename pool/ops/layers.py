@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from pool.ops.cast import cast, gather_rows
-from pool.ops.context import ComputeContext, check_interrupt, current
-from pool.ops.packed import PackedWeight
-from pool.ops.side_path import SIDE_PATH_ATTRIBUTE, SidePath
+from modelpool.pool.ops.cast import cast, gather_rows
+from modelpool.pool.ops.context import ComputeContext, check_interrupt, current
+from modelpool.pool.ops.low_rank_linear import SIDE_PATH_ATTRIBUTE, SidePath
+from modelpool.pool.ops.packed import PackedWeight
 
 
 def _weights(layer: nn.Module, x: Tensor) -> tuple[Tensor | None, Tensor | None]:

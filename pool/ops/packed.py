@@ -2,7 +2,7 @@
 
 From outside a `PackedWeight` is one tensor with the shape of the weight and the dtype that it stands for; inside are
 the tensors of the file. It moves between devices packed and becomes values only where it is computed with. Knows no
-format: a `Codec` does (`pool.quantization`).
+format: a `Codec` does (`pool.quant`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pool.devices.torch_private import make_wrapper, no_torch_function
+from modelpool.pool.devices.torch_api.torch_private import make_wrapper, no_torch_function
 
 #: what packed weights of a file stand for unless the reader says otherwise: what quantized models are computed in
 STANDS_FOR = torch.bfloat16

@@ -1,1 +1,1 @@
-"""Per-run options as frozen values: patches, sampler functions, wrappers, callbacks, injections."""
+"""Options of one run as frozen values: patches, sampler functions, wrappers, callbacks, injections."""

@@ -1,6 +1,6 @@
 """Callbacks: functions that are told when something happened to a patcher.
 
-Knows who wants to hear of what; `pool.patcher` calls. Names are those that ComfyUI's users know.
+Knows who wants to hear of what; `pool.patcher.model_patcher` calls. Names are those that ComfyUI's users know.
 """
 
 from __future__ import annotations

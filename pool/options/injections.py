@@ -1,6 +1,6 @@
 """Injections: pairs of functions that put something into a model and take it out again.
 
-Knows the order and what to undo when one fails; does not know models. `pool.patcher` says when.
+Knows the order and what to undo when one fails; does not know models. `pool.patcher.model_patcher` says when.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`ModelOptions`: everything a run may be told beside its weights, as one frozen value.
 
 A patcher keeps one and hands it to the run; clones share it and copy on write. Knows what may be said, not what is done
-with it: `pool.sampling` and `pool.model_patches` do that. Names are the ones that ComfyUI's users know.
+with it: `pool.sampling` and `pool.patcher.blocks` do that. Names are the ones that ComfyUI's users know.
 
 Sampler functions get one dictionary. Shape legend of its tensors: B pictures, C latent channels, H W cells. "input" is
 the noisy x_BCHW, "sigma" and "timestep" both its noise level as float32 [B], "model" whatever the run says it is.
@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from pool.options.transformer_options import TransformerOptions
-from pool.options.wrappers import Wrapper, WrapperPoint, Wrappers
+from modelpool.pool.options.transformer_options import TransformerOptions
+from modelpool.pool.options.wrappers import Wrapper, WrapperPoint, Wrappers
 
 Args: TypeAlias = dict[str, Any]
 #: args with "cond" and "uncond" (x - clean guess), "cond_scale", "cond_denoised", ... -> x - guided guess

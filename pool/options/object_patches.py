@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pool.errors import unknown_name, unusable_field
+from modelpool.pool.core.errors import unknown_name, unusable_field
 
 
 def object_at(module: nn.Module, path: str) -> Any:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from pool.options.model_options import ModelOptions
-from pool.options.transformer_options import Extra, TransformerOptions
+from modelpool.pool.options.model_options import ModelOptions
+from modelpool.pool.options.transformer_options import Extra, TransformerOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,6 @@
 """`TransformerOptions`: what a run changes inside the diffusion model, as a frozen value.
 
-Names and signatures are the ones that ComfyUI's users know. Knows functions and where they go; `pool.model_patches`
+Names and signatures are the ones that ComfyUI's users know. Knows functions and where they go; `pool.patcher.blocks`
 makes them act. A builder returns a new value that shares what did not change.
 
 Every function gets `extra`, a fresh dictionary: "block" (("input"|"middle"|"output", n), or ("double_block", i)),

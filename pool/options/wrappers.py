@@ -1,6 +1,6 @@
 """Wrappers: functions around the fixed points of a run, each called with the next one to call.
 
-Knows chains of callables, not what the points do: `pool.sampling` and `pool.model_patches` execute them.
+Knows chains of callables, not what the points do: `pool.sampling` and `pool.patcher.blocks` execute them.
 """
 
 from __future__ import annotations

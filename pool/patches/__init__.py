@@ -1,1 +1,1 @@
-"""Weight deltas as values: patches, patch sets and the LoRA files they come from."""
+"""Weight deltas as values: LoRA and its relatives, patch sets, adapter files."""

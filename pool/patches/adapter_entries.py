@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pool.checkpoints.adapter_keys import common_spelling, split_key
-from pool.checkpoints.mapped_file import MappedFile
-from pool.checkpoints.safetensors_file import Shape
-from pool.errors import CorruptFile
-from pool.patches.saved_strengths import SavedStrength, read_strengths
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.keymaps.adapter_keys import common_spelling, split_key
+from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.patches.adapter_config import SavedStrength, read_strengths
 
 #: of a weight; what is more is damage, and is not read
 MAX_DIMENSIONS = 8
@@ -151,7 +151,7 @@ def read_adapters(path: Path) -> AdapterFile:
     factors that share no rank or are no floating point numbers, an alpha that is not one finite number, or a new shape
     that is none, when two keys are the same part of one name, and as `read_strengths` does.
     """
-    # whoever made the reference (`pool.catalog`) has allowed what it leads to; nothing in a pickle is run
+    # whoever made the reference (`pool.catalog.catalog`) has allowed what it leads to; nothing in a pickle is run
     mapped = MappedFile.open(path, allow_pickle=True)
     strengths = read_strengths(path, mapped.header.metadata)
     keys = common_spelling(mapped.header.shapes)

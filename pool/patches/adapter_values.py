@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import torch
 
-from pool.checkpoints.key_map import RowRange
-from pool.checkpoints.provenance import Reshape
-from pool.errors import PatchFailed
-from pool.patches.adapter_entries import AdapterEntry, AdapterKind
-from pool.patches.adapters.additive import Additive, FromFactors, Padded, Placed
-from pool.patches.adapters.dora import DoRA
-from pool.patches.adapters.glora import glora_of
-from pool.patches.adapters.loha import HadamardFactor, LoHa
-from pool.patches.adapters.lokr import KroneckerFactor, LoKr
-from pool.patches.adapters.low_rank import LowRank, TuckerLowRank
-from pool.patches.adapters.rotation import BOFT, OFT
-from pool.patches.values import Difference, Replacement
-from pool.patches.weight_patch import Offset, PatchValue, Shape
+from modelpool.pool.core.errors import PatchFailed
+from modelpool.pool.keymaps.key_map import RowRange
+from modelpool.pool.keymaps.provenance import Reshape
+from modelpool.pool.patches.adapter_entries import AdapterEntry, AdapterKind
+from modelpool.pool.patches.additive import Additive, FromFactors, Padded, Placed
+from modelpool.pool.patches.dora import DoRA
+from modelpool.pool.patches.full_weights import Difference, Replacement
+from modelpool.pool.patches.glora import glora_of
+from modelpool.pool.patches.loha import HadamardFactor, LoHa
+from modelpool.pool.patches.lokr import KroneckerFactor, LoKr
+from modelpool.pool.patches.low_rank import LowRank, TuckerLowRank
+from modelpool.pool.patches.oft import BOFT, OFT
+from modelpool.pool.patches.weight_patch import Offset, PatchValue, Shape
 
 #: kinds in which alpha is the strength, over the rank; a LoKr that is not decomposed has none and ignores it
 _SCALED = (AdapterKind.LORA, AdapterKind.LOHA, AdapterKind.LOKR, AdapterKind.GLORA)

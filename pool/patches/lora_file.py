@@ -1,7 +1,7 @@
 """A LoRA file as patches for the components of one model.
 
 Reads the file through a mapping; the factors stay views of it. Which name of the file means which rows of which
-parameter is the key map's business (`pool.checkpoints.lora_names`). Nothing of a file is dropped without being counted
+parameter is the key map's business (`pool.lora_names`). Nothing of a file is dropped without being counted
 and named.
 """
 
@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pool.checkpoints.key_map import RowRange
-from pool.errors import AdapterMismatch, CorruptFile, PatchFailed
-from pool.patches.adapter_entries import AdapterEntry, Strange, read_adapters
-from pool.patches.adapter_values import bias_range, placed_value
-from pool.patches.patch_set import WeightPatch
-from pool.spec import Role
+from modelpool.pool.core.errors import AdapterMismatch, CorruptFile, PatchFailed
+from modelpool.pool.core.spec import Role
+from modelpool.pool.keymaps.key_map import RowRange
+from modelpool.pool.patches.adapter_entries import AdapterEntry, Strange, read_adapters
+from modelpool.pool.patches.adapter_values import bias_range, placed_value
+from modelpool.pool.patches.patch_set import WeightPatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pool.errors import AdapterMismatch
-from pool.patches.patch_set import PatchSet
-from pool.patches.values import Convert, ModelDifference, PatchedWeight
-from pool.patches.weight_patch import WeightPatch
+from modelpool.pool.core.errors import AdapterMismatch
+from modelpool.pool.patches.full_weights import Convert, ModelDifference, PatchedWeight
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.patches.weight_patch import WeightPatch
 
 
 @dataclass(frozen=True, slots=True)

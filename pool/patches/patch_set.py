@@ -15,10 +15,10 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from pool.errors import PatchFailed
-from pool.patches.adapters.low_rank import LowRank, factors_of, in_sums
-from pool.patches.weight_patch import DeltaFunction, Offset, PatchValue, Shape, WeightPatch
-from pool.spec import UNPATCHED
+from modelpool.pool.core.errors import PatchFailed
+from modelpool.pool.core.spec import UNPATCHED
+from modelpool.pool.patches.low_rank import LowRank, factors_of, in_sums
+from modelpool.pool.patches.weight_patch import DeltaFunction, Offset, PatchValue, Shape, WeightPatch
 
 __all__ = ["DeltaFunction", "LowRank", "Offset", "PatchSet", "PatchValue", "WeightFunction", "WeightPatch"]
 

@@ -1,6 +1,6 @@
 """One weight delta: which parameter, which part of it, what to do there and how strongly.
 
-Knows tensors. Does not know kinds of deltas (`pool.patches.values`, `pool.patches.adapters`), files, nor modules.
+Knows tensors. Does not know kinds of deltas (`pool.patches.full_weights`, `pool.patches.adapters`), files, nor modules.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from pool.errors import PatchFailed
-from pool.ops.packed import PackedWeight
+from modelpool.pool.core.errors import PatchFailed
+from modelpool.pool.ops.packed import PackedWeight
 
 Shape: TypeAlias = tuple[int, ...]
 

@@ -1,1 +1,1 @@
-"""Which files of weights there are on this machine: folders, names, aliases and hashes, remembered between runs."""
+"""The model files on this machine: folders, names, aliases and hashes, remembered between runs."""

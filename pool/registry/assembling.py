@@ -9,21 +9,21 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pool.assembly import Assembly
-from pool.checkpoints.assembled import Lack, shortcomings
-from pool.checkpoints.describe import CheckpointInfo, describe
-from pool.checkpoints.files.assembly import ENDING, described
-from pool.checkpoints.files.containment import plain_name
-from pool.checkpoints.files.weights_file import read_part
-from pool.checkpoints.recognition.facts import ComponentFacts
-from pool.checkpoints.recognition.facts import Kind as Part
-from pool.checkpoints.recognition.reading import recognise_file
-from pool.errors import MissingParts, UserError
-from pool.registry.folders import Form
-from pool.registry.kinds import MODELS, Kind
-from pool.registry.names import folded
-from pool.registry.registry import Registry
-from pool.saving.whole_file import expect_free, whole_file
+from modelpool.pool.core.assembly import Assembly
+from modelpool.pool.core.errors import MissingParts, UserError
+from modelpool.pool.detection.facts import ComponentFacts
+from modelpool.pool.detection.facts import Kind as Part
+from modelpool.pool.formats.atomic_write import expect_free, whole_file
+from modelpool.pool.formats.containment import plain_name
+from modelpool.pool.formats.model_description import ENDING, described
+from modelpool.pool.formats.weights_file import read_part
+from modelpool.pool.loading.assembled_checkpoint import Lack, shortcomings
+from modelpool.pool.loading.describe import CheckpointInfo, describe
+from modelpool.pool.loading.recognition_input import recognise_file
+from modelpool.pool.registry.folders import Form
+from modelpool.pool.registry.kinds import MODELS, Kind
+from modelpool.pool.registry.names import folded
+from modelpool.pool.registry.registry import Registry
 
 #: files whose headers are read to find what would fit, and how many of those that do are told
 _MOST_READ, _MOST_TOLD = 200, 5

@@ -12,22 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pool.checkpoints.files.shard_index import is_index
-from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES, SAFETENSORS_SUFFIXES
-from pool.errors import CorruptFile, UserError, unusable_field
-from pool.registry.folders import (
-    PIPELINE_FILE,
-    Form,
-    Place,
-    Refused,
-    WeightsFile,
-    weights_file,
-)
-from pool.registry.hashes import AUTOV1_DIGITS, FileHashes, OnBytes, as_digits
-from pool.registry.kinds import Kind
-from pool.registry.memory import Alias
-from pool.registry.names import ENDINGS, folded
-from pool.registry.registry import SETTLED_NS, Entry, Registry
+from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
+from modelpool.pool.formats.shard_index import is_index
+from modelpool.pool.formats.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES, SAFETENSORS_SUFFIXES
+from modelpool.pool.registry.folders import PIPELINE_FILE, Form, Place, Refused, WeightsFile, weights_file
+from modelpool.pool.registry.hashes import AUTOV1_DIGITS, FileHashes, OnBytes, as_digits
+from modelpool.pool.registry.kinds import Kind
+from modelpool.pool.registry.names import ENDINGS, folded
+from modelpool.pool.registry.registry import SETTLED_NS, Entry, Registry
+from modelpool.pool.registry.remembered import Alias
 
 _ALIAS = re.compile(r"\w[\w .+()-]*")
 _EXPECTED_ALIAS = "letters, digits, spaces and any of _ . + - ( ), beginning with a letter or digit"

@@ -1,7 +1,7 @@
 """`Contents`: the digests of the tensors of files, by which components of several files are seen to be equal.
 
 They are made in the same pass in which a file is hashed, and remembered with the file's size and times, as its hash is.
-Torch-free. Which tensors make a component is `pool.checkpoints.content`'s business.
+Torch-free. Which tensors make a component is `pool.loading.content_digest`'s business.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pool.checkpoints.content import RangeDigests
-from pool.checkpoints.files.ranges import ByteRange
-from pool.checkpoints.files.weights_file import read_own_header
-from pool.errors import CorruptFile, UserError
-from pool.registry.folders import Fingerprint, weights_file
-from pool.registry.hashes import hash_file
-from pool.registry.memory import ContentRecord, Memory
+from modelpool.pool.core.errors import CorruptFile, UserError
+from modelpool.pool.formats.byte_ranges import ByteRange
+from modelpool.pool.formats.weights_file import read_own_header
+from modelpool.pool.loading.content_digest import RangeDigests
+from modelpool.pool.registry.folders import Fingerprint, weights_file
+from modelpool.pool.registry.hashes import hash_file
+from modelpool.pool.registry.remembered import ContentRecord, Memory
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """One small SQLite database that several processes of one machine share. Standard library only.
 
-Knows transactions, waiting and damage; what the tables mean is `pool.registry.memory`'s business.
+Knows transactions, waiting and damage; what the tables mean is `pool.registry.remembered`'s business.
 
 Rules:
 1. Every use opens the file anew, so that nothing is carried over a fork or between threads.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from pool.errors import OutputFailed
+from modelpool.pool.core.errors import OutputFailed
 
 T = TypeVar("T")
 _Row: TypeAlias = tuple[object, ...]

@@ -1,6 +1,6 @@
 """What a file of weights is, from its header alone. Torch-free.
 
-Knows whether a file can be read and what it is for. What running it needs is `pool.catalog`'s business.
+Knows whether a file can be read and what it is for. What running it needs is `pool.catalog.catalog`'s business.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pool.checkpoints.detect import recognise
-from pool.checkpoints.files.regular_file import open_regular
-from pool.checkpoints.files.strict_json import BadJson, read_object
-from pool.checkpoints.files.weights_file import SAFETENSORS_SUFFIXES
-from pool.checkpoints.safetensors_file import Header
-from pool.checkpoints.weights_header import read_weights_header
-from pool.errors import MIB, CorruptFile, UnknownArchitecture, UnsafeFile, UserError
-from pool.registry.folders import PIPELINE_FILE, Form, WeightsFile
-from pool.registry.kinds import Kind, kind_of_keys
+from modelpool.pool.core.errors import MIB, CorruptFile, UnknownArchitecture, UnsafeFile, UserError
+from modelpool.pool.formats.regular_file import open_regular
+from modelpool.pool.formats.safetensors_file import Header
+from modelpool.pool.formats.strict_json import BadJson, read_object
+from modelpool.pool.formats.weights_file import SAFETENSORS_SUFFIXES
+from modelpool.pool.loading.detect_family import recognise
+from modelpool.pool.loading.weights_header import read_weights_header
+from modelpool.pool.registry.folders import PIPELINE_FILE, Form, WeightsFile
+from modelpool.pool.registry.kinds import Kind, kind_of_keys
 
 #: published ones have 1 KiB; a file of another sort under such a name is not read into memory
 MOST_PIPELINE_BYTES = 1 * MIB

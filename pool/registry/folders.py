@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from pool.assembly import Assembly, Source
-from pool.checkpoints.files.assembly import is_description
-from pool.checkpoints.files.containment import leads_out
-from pool.checkpoints.files.gguf_parts import is_split, part_name, stands_for
-from pool.checkpoints.files.shard_index import is_index
-from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES, SAFETENSORS_SUFFIXES, files_of
-from pool.checkpoints.weights_header import read_weights_header
-from pool.errors import CorruptFile
-from pool.registry.kinds import Kind, kind_of_folders
-from pool.registry.names import without_ending
+from modelpool.pool.core.assembly import Assembly, Source
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.formats.containment import leads_out
+from modelpool.pool.formats.gguf_parts import is_split, part_name, stands_for
+from modelpool.pool.formats.model_description import is_description
+from modelpool.pool.formats.shard_index import is_index
+from modelpool.pool.formats.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES, SAFETENSORS_SUFFIXES, files_of
+from modelpool.pool.loading.weights_header import read_weights_header
+from modelpool.pool.registry.kinds import Kind, kind_of_folders
+from modelpool.pool.registry.names import without_ending
 
 PIPELINE_FILE = "model_index.json"
 

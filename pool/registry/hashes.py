@@ -1,6 +1,6 @@
 """The hashes that files of weights are known by, and how they are written. Torch-free.
 
-Knows the SHA-256 and the three short hashes of Civitai. Remembers nothing (`pool.registry.memory` does).
+Knows the SHA-256 and the three short hashes of Civitai. Remembers nothing (`pool.registry.remembered` does).
 
 AutoV1  SHA-256 of the 64 KiB at 1 MiB, first 8 digits: the old hash of A1111. Files that end before have none
 AutoV2  SHA-256 of the whole file, first 10 digits
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from io import BufferedReader
 from typing import TypeAlias
 
-from pool.checkpoints.content import RangeDigests
-from pool.checkpoints.files.regular_file import open_regular
-from pool.checkpoints.safetensors_file import MAX_HEADER_BYTES, SIZE_BYTES
-from pool.errors import MIB
+from modelpool.pool.core.errors import MIB
+from modelpool.pool.formats.regular_file import open_regular
+from modelpool.pool.formats.safetensors_file import MAX_HEADER_BYTES, SIZE_BYTES
+from modelpool.pool.loading.content_digest import RangeDigests
 
 #: told of bytes as they are read, many times for a large file
 OnBytes: TypeAlias = Callable[[int], None]

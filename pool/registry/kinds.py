@@ -1,7 +1,7 @@
 """What a file of weights is for: told by its keys, else by the folder that it lies in. Pure; torch-free.
 
 Knows the folder names that ComfyUI, A1111 and Forge use, and keys that give a file away. Which architecture a model has
-is `pool.checkpoints.detect`'s business.
+is `pool.loading.detect_family`'s business.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 
-from pool.checkpoints.adapter_keys import looks_like_lora
+from modelpool.pool.keymaps.adapter_keys import looks_like_lora
 
 
 class Kind(Enum):

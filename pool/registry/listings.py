@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pool.checkpoints.describe import describe, describe_lora
-from pool.errors import UserError
-from pool.registry.folders import Form, WeightsFile
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.loading.describe import describe, describe_lora
+from modelpool.pool.registry.folders import Form, WeightsFile
 
 
 @dataclass(frozen=True, slots=True)

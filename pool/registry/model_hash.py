@@ -6,10 +6,10 @@ import hashlib
 import os
 from collections.abc import Callable
 
-from pool.checkpoints.file_hash import assembly_sha256, weights_sha256
-from pool.checkpoints.files.assembly import read_description
-from pool.registry.folders import Form, WeightsFile
-from pool.registry.hashes import FileHashes
+from modelpool.pool.formats.model_description import read_description
+from modelpool.pool.mapping.file_hash import assembly_sha256, weights_sha256
+from modelpool.pool.registry.folders import Form, WeightsFile
+from modelpool.pool.registry.hashes import FileHashes
 
 
 def assembly_hash(file: WeightsFile, hash_part: Callable[[str], str]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TypeAlias
 
-from pool.checkpoints.files.gguf_parts import part_name
+from modelpool.pool.formats.gguf_parts import part_name
 
 _Parts: TypeAlias = tuple[str, ...]
 

@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from pool.assembly import Assembly
-from pool.checkpoints.files.assembly import is_description
-from pool.checkpoints.files.ranges import ByteRange
-from pool.checkpoints.files.shard_index import is_index
-from pool.checkpoints.files.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES
-from pool.errors import AmbiguousName, CorruptFile, OutputFailed, UnknownName, UserError, unknown_name
-from pool.registry.contents import Contents, Reading
-from pool.registry.facts import FileFacts, read_facts
-from pool.registry.folders import (
+from modelpool.pool.core.assembly import Assembly
+from modelpool.pool.core.errors import AmbiguousName, CorruptFile, OutputFailed, UnknownName, UserError, unknown_name
+from modelpool.pool.formats.byte_ranges import ByteRange
+from modelpool.pool.formats.model_description import is_description
+from modelpool.pool.formats.shard_index import is_index
+from modelpool.pool.formats.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES
+from modelpool.pool.registry.contents import Contents, Reading
+from modelpool.pool.registry.facts import FileFacts, read_facts
+from modelpool.pool.registry.folders import (
     PIPELINE_FILE,
     Fingerprint,
     Form,
@@ -35,12 +35,12 @@ from pool.registry.folders import (
     weights_file,
     with_configured,
 )
-from pool.registry.hashes import FileHashes, OnBytes, as_digits, hash_file
-from pool.registry.kinds import LORAS, MODELS, WITH_COMPONENTS, Kind
-from pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
-from pool.registry.memory import Alias, HashRecord, Memory, default_folder
-from pool.registry.model_hash import assembly_hash, hash_whole
-from pool.registry.names import folded, named, shortest_names
+from modelpool.pool.registry.hashes import FileHashes, OnBytes, as_digits, hash_file
+from modelpool.pool.registry.kinds import LORAS, MODELS, WITH_COMPONENTS, Kind
+from modelpool.pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
+from modelpool.pool.registry.model_hash import assembly_hash, hash_whole
+from modelpool.pool.registry.names import folded, named, shortest_names
+from modelpool.pool.registry.remembered import Alias, HashRecord, Memory, default_folder
 
 T = TypeVar("T")
 Listed = TypeVar("Listed", ModelListing, LoraListing)

@@ -1,1 +1,1 @@
-"""Sampling in sigma space: schedules, samplers, guidance and noise."""
+"""Schedules, samplers and noise."""

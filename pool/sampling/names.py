@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pool.errors import unknown_name
+from modelpool.pool.core.errors import unknown_name
 
 #: One more and `ddim_uniform`, which leaves out the first of 1000 timesteps, could not give every step its own.
 MAX_STEPS = 999

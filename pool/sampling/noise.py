@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pool.arguments import whole_number
+from modelpool.pool.core.arguments import whole_number
 
 SEEDS = range(2**64)
 

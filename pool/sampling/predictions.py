@@ -15,7 +15,7 @@ import math
 
 from torch import Tensor
 
-from pool.checkpoints.sampling_facts import Prediction
+from modelpool.pool.core.sampling_facts import Prediction
 
 
 def input_scale(sigma: float, sigma_data: float = 1.0, prediction: Prediction = Prediction.NOISE) -> float:

@@ -22,8 +22,8 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from pool.sampling.parts import Guess, Part
-from pool.sampling.parts import OnStep as OnStep
+from modelpool.pool.sampling.partial_run import Guess, Part
+from modelpool.pool.sampling.partial_run import OnStep as OnStep
 
 #: of the picture in what is noise alone, so that their ratio is a number. Source: diffusers' UniPCMultistepScheduler
 _LEAST_SHARE = 1e-6

@@ -16,10 +16,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from pool.checkpoints.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind
-from pool.errors import unknown_name, unusable_field
-from pool.sampling import cosine
-from pool.sampling.names import MAX_STEPS, SCHEDULES
+from modelpool.pool.core.errors import unknown_name, unusable_field
+from modelpool.pool.core.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind
+from modelpool.pool.sampling import cosine_schedule as cosine
+from modelpool.pool.sampling.names import MAX_STEPS, SCHEDULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,8 @@ class RatioTable(SigmaTable):
 
 @dataclass(frozen=True, slots=True)
 class CosineTable(SigmaTable):
-    """The levels of `pool.sampling.cosine`: the timestep is a thousandth of the way. Between two entries both ways are
+    """The levels of `pool.sampling.cosine_schedule`: the timestep is a thousandth of the way. Between two entries both
+    ways are
     exact.
 
     shift  what each level of the way is multiplied with; 1 is none

@@ -1,1 +1,1 @@
-"""Models written to disk: patches merged, in the original single-file layout or as a folder of diffusers."""
+"""Writes checkpoints as single files and as diffusers folders."""

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import torch
 
-from pool.checkpoints.build import Checkpoint
-from pool.errors import UnusableField, unusable_field
-from pool.open_model import OpenModel
-from pool.patches.patch_set import PatchSet
-from pool.saving.facts import Merged, Source, with_facts
-from pool.saving.left_out import left_out
-from pool.saving.published_file import PublishedFile
-from pool.saving.replaced_folder import expect_outside
-from pool.saving.single_file import SingleFile
-from pool.saving.stream_writer import TensorToWrite, write_safetensors
-from pool.saving.tokenizer_tensors import tokenizer_tensors
-from pool.saving.whole_file import expect_free
-from pool.spec import Role
-from pool.work import LoraRef
+from modelpool.pool.core.errors import UnusableField, unusable_field
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import LoraRef
+from modelpool.pool.formats.atomic_write import expect_free
+from modelpool.pool.formats.safetensors_writer import TensorToWrite, write_safetensors
+from modelpool.pool.loading.build_checkpoint import Checkpoint
+from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.saving.left_out import left_out
+from modelpool.pool.saving.metadata import Merged, Source, with_facts
+from modelpool.pool.saving.published_file import PublishedFile
+from modelpool.pool.saving.replaced_folder import expect_outside
+from modelpool.pool.saving.single_file import SingleFile
+from modelpool.pool.saving.tokenizer_tensors import tokenizer_tensors
 
 SUFFIX = ".safetensors"
 #: what weights can be saved in, by the name that a person gives it

@@ -1,8 +1,8 @@
 """The weights of one component as a run with patches would have them, made one at a time.
 
 Knows the arithmetic that runs use: float32, rounded once at the end, 8-bit floats and quantized weights by chance with
-the seed of the weight's name (`pool.patches.rounding`). Nothing is kept: what is in memory is one weight. Does not know
-files, nor what a weight is saved as.
+the seed of the weight's name (`pool.patches.stochastic_rounding`). Nothing is kept: what is in memory is one weight.
+Does not know files, nor what a weight is saved as.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pool.checkpoints.build import BuiltComponent, Checkpoint
-from pool.checkpoints.key_map import KeyMap
-from pool.checkpoints.safetensors_file import Shape
-from pool.errors import BadQuantization, PatchFailed
-from pool.ops.cast import apply_weight_functions
-from pool.ops.packed import PackedWeight
-from pool.patches.patch_set import PatchSet, WeightFunction
-from pool.patches.rounding import round_to, seed_of
-from pool.quantization.quantize import can_requantize, requantize
-from pool.saving.tensor_bytes import expect_in_range
-from pool.spec import Role
+from modelpool.pool.core.errors import BadQuantization, PatchFailed
+from modelpool.pool.core.spec import Role
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.keymaps.key_map import KeyMap
+from modelpool.pool.loading.build_checkpoint import BuiltComponent, Checkpoint
+from modelpool.pool.mapping.tensor_bytes import expect_in_range
+from modelpool.pool.ops.cast import apply_weight_functions
+from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.patches.patch_set import PatchSet, WeightFunction
+from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
+from modelpool.pool.quant.quantize import can_requantize, requantize
 
 _HOST = torch.device("cpu")
 

@@ -20,32 +20,32 @@ import torch
 from diffusers import DiffusionPipeline, guiders
 from transformers import CLIPImageProcessorPil, PreTrainedModel
 
-from pool.checkpoints.build import Checkpoint
-from pool.checkpoints.cascades import with_text_encoder
-from pool.checkpoints.files.folder_header import CLASS
-from pool.checkpoints.transformers import TRANSFORMERS
-from pool.errors import OutputFailed
-from pool.open_model import OpenModel
-from pool.open_tokenizer import reading_of_role, tokenizer_of
-from pool.patches.patch_set import PatchSet
-from pool.saving.checkpoint_file import Progress, Saved, counting, patched_model
-from pool.saving.facts import with_facts
-from pool.saving.folder_parts import FolderPart, Lack, parts_of
-from pool.saving.left_out import left_out
-from pool.saving.llava_folder import is_llava
-from pool.saving.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
-from pool.saving.pipelines import noisy_scheduler_facts, pipeline_facts, scheduler_facts
-from pool.saving.replaced_folder import expect_outside, lost_files
-from pool.saving.shards import SHARD_BYTES, write_shards
-from pool.saving.single_file import refuse_blocks
-from pool.saving.text_tokenizer_files import tokenizer_class, write_text_tokenizer
-from pool.saving.tokenizer_files import write_clip_tokenizer
-from pool.saving.transformer_pipelines import pipeline_name, transformer_pipeline
-from pool.saving.whole_file import expect_free, whole_folder
-from pool.spec import Role
-from pool.text.reading import Reading
-from pool.text.text_tokenizer import TOKENIZER_FACTS, TokenizerMissing, tokenizer_kind
-from pool.work import LoraRef
+from modelpool.pool.core.errors import OutputFailed
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import LoraRef
+from modelpool.pool.families.cascade_families import with_text_encoder
+from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.formats.atomic_write import expect_free, whole_folder
+from modelpool.pool.formats.folder_header import CLASS
+from modelpool.pool.formats.shards import SHARD_BYTES, write_shards
+from modelpool.pool.loading.build_checkpoint import Checkpoint
+from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.loading.open_tokenizer import reading_of_role, tokenizer_of
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.saving.checkpoint_file import Progress, Saved, counting, patched_model
+from modelpool.pool.saving.folder_parts import FolderPart, Lack, parts_of
+from modelpool.pool.saving.left_out import left_out
+from modelpool.pool.saving.llava_folder import is_llava
+from modelpool.pool.saving.metadata import with_facts
+from modelpool.pool.saving.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
+from modelpool.pool.saving.pipelines import noisy_scheduler_facts, pipeline_facts, scheduler_facts
+from modelpool.pool.saving.replaced_folder import expect_outside, lost_files
+from modelpool.pool.saving.single_file import refuse_blocks
+from modelpool.pool.saving.text_tokenizer_files import tokenizer_class, write_text_tokenizer
+from modelpool.pool.saving.tokenizer_files import write_clip_tokenizer
+from modelpool.pool.saving.transformer_pipelines import pipeline_name, transformer_pipeline
+from modelpool.pool.text.reading import Reading
+from modelpool.pool.text.text_tokenizer import TOKENIZER_FACTS, TokenizerMissing, tokenizer_kind
 
 #: the names that diffusers and transformers look for
 _WEIGHTS, _TEXT_WEIGHTS = "diffusion_pytorch_model", "model"

@@ -28,27 +28,27 @@ from transformers import (
     Qwen2_5_VLModel,
 )
 
-from pool.checkpoints.build import Checkpoint
-from pool.checkpoints.component_plans import plan_component
-from pool.checkpoints.describe import native_size
-from pool.checkpoints.families import Architecture
-from pool.checkpoints.files.folder_header import PROJECTION
-from pool.checkpoints.modules import empty_module, said_module
-from pool.diffusion_models.audio_seconds import SECONDS
-from pool.diffusion_models.build import plan_diffusion_model
-from pool.family_facts import TextFacts
-from pool.open_tokenizer import reading_of_role
-from pool.ops.dtypes import TORCH_DTYPES
-from pool.patches.patch_set import PatchSet
-from pool.saving.component_weights import ComponentWeights
-from pool.saving.llava_folder import is_llava, llava, llava_names, llava_tensors
-from pool.saving.pipeline_form import PipelineFacts
-from pool.saving.stream_writer import TensorToWrite
-from pool.saving.tensor_bytes import carried, cast, made
-from pool.saving.transformer_pipelines import transformer_pipeline
-from pool.spec import Role
-from pool.text.reading import Pooled, Reading
-from pool.vaes.build import MissingHalf
+from modelpool.pool.core.family_facts import TextFacts
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.family import Architecture
+from modelpool.pool.formats.folder_header import PROJECTION
+from modelpool.pool.formats.safetensors_writer import TensorToWrite
+from modelpool.pool.loading.build_checkpoint import Checkpoint
+from modelpool.pool.loading.describe import native_size
+from modelpool.pool.loading.open_tokenizer import reading_of_role
+from modelpool.pool.mapping.tensor_bytes import carried, cast, made
+from modelpool.pool.models.common.module_classes import empty_module, said_module
+from modelpool.pool.models.component_plans import plan_component
+from modelpool.pool.models.diffusion.audio_seconds import SECONDS
+from modelpool.pool.models.diffusion.build import plan_diffusion_model
+from modelpool.pool.models.vae.build import MissingHalf
+from modelpool.pool.ops.dtypes import TORCH_DTYPES
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.saving.component_weights import ComponentWeights
+from modelpool.pool.saving.llava_folder import is_llava, llava, llava_names, llava_tensors
+from modelpool.pool.saving.pipeline_form import PipelineFacts
+from modelpool.pool.saving.transformer_pipelines import transformer_pipeline
+from modelpool.pool.text.reading import Pooled, Reading
 
 #: the level of names that CLIP's text models have in published folders
 _TEXT_LEVEL = "text_model."

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from pool.checkpoints.build import Checkpoint
-from pool.saving.single_file import EMA_PREFIX
-from pool.spec import Role
-from pool.text.tokenizer_files import TENSORS
+from modelpool.pool.core.spec import Role
+from modelpool.pool.loading.build_checkpoint import Checkpoint
+from modelpool.pool.saving.single_file import EMA_PREFIX
+from modelpool.pool.text.tokenizer_files import TENSORS
 
 #: buffers of the noise of training, as LDM's and Stability's code register them
 _SCHEDULES = frozenset({

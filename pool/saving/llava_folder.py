@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
-from pool.saving.component_weights import ComponentWeights
-from pool.saving.stream_writer import TensorToWrite
-from pool.saving.tensor_bytes import made
+from modelpool.pool.formats.safetensors_writer import TensorToWrite
+from modelpool.pool.mapping.tensor_bytes import made
+from modelpool.pool.saving.component_weights import ComponentWeights
 
 #: the tokens that stand for a picture, and that fill a text up. Source: xtuner/llava-llama-3-8b-v1_1-transformers
 _PICTURE_ID, _PAD_ID = 128257, 128258

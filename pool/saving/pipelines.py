@@ -11,7 +11,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from pool.checkpoints.families import (
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind, Prediction
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.family import (
     COSXL_EDIT,
     SD1,
     SD1_INPAINT,
@@ -25,12 +28,9 @@ from pool.checkpoints.families import (
     SDXL_REFINER,
     Family,
 )
-from pool.checkpoints.film_unets import SVD
-from pool.checkpoints.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind, Prediction
-from pool.errors import UnknownArchitecture
-from pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
-from pool.saving.transformer_pipelines import transformer_pipeline, transformer_scheduler
-from pool.spec import Role
+from modelpool.pool.families.video_unet_families import SVD
+from modelpool.pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
+from modelpool.pool.saving.transformer_pipelines import transformer_pipeline, transformer_scheduler
 
 #: how UNets of frames go through levels between two ends; the levels of a table stand beside them unread.
 #: Source: scheduler_config.json of stabilityai/stable-video-diffusion-img2vid-xt

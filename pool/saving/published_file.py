@@ -17,31 +17,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pool.checkpoints.build import Checkpoint
-from pool.checkpoints.component_plans import plan_component
-from pool.checkpoints.describe import RESOLUTION_KEY, native_size
-from pool.checkpoints.detect import detect
-from pool.checkpoints.families import FAMILIES, SD2, Architecture, Family
-from pool.checkpoints.infer import CLIP_END_TOKEN
-from pool.checkpoints.key_map import KeyMap
-from pool.checkpoints.published_shapes import published_shapes
-from pool.checkpoints.recognition.prediction import (
+from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
+from modelpool.pool.core.spec import Role
+from modelpool.pool.detection.prediction import (
     NOISE_WORD,
     PREDICTION_ENTRIES,
     PREDICTION_KEY,
     VELOCITY_MARK,
     ZERO_TERMINAL_MARK,
 )
-from pool.checkpoints.safetensors_file import Header, Shape, TensorEntry
-from pool.checkpoints.sampling_facts import NoiseKind, Prediction
-from pool.checkpoints.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX, EDM_SIGMA_MIN
-from pool.errors import UnknownArchitecture, UnusableField
-from pool.patches.patch_set import PatchSet
-from pool.quantization.layers import METADATA_KEY as QUANTIZATION_KEY
-from pool.saving.component_weights import ComponentWeights
-from pool.saving.stream_writer import TensorToWrite
-from pool.saving.tensor_bytes import made
-from pool.spec import Role
+from modelpool.pool.families.family import FAMILIES, SD2, Architecture, Family
+from modelpool.pool.formats.safetensors_file import Header, Shape, TensorEntry
+from modelpool.pool.formats.safetensors_writer import TensorToWrite
+from modelpool.pool.keymaps.key_map import KeyMap
+from modelpool.pool.loading.build_checkpoint import Checkpoint
+from modelpool.pool.loading.describe import RESOLUTION_KEY, native_size
+from modelpool.pool.loading.detect_family import detect
+from modelpool.pool.loading.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX, EDM_SIGMA_MIN
+from modelpool.pool.mapping.tensor_bytes import made
+from modelpool.pool.models.common.infer_config import CLIP_END_TOKEN
+from modelpool.pool.models.component_plans import plan_component
+from modelpool.pool.models.published_shapes import published_shapes
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.quant.detect_layers import METADATA_KEY as QUANTIZATION_KEY
+from modelpool.pool.saving.component_weights import ComponentWeights
 
 #: metadata of a folder's files that may be wrong of the file: its weights are plain, its prediction is the scheduler's
 _NOT_KEPT = frozenset({QUANTIZATION_KEY, *PREDICTION_ENTRIES})

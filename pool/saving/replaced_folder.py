@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pool.checkpoints.files.folder_header import READ
-from pool.checkpoints.files.model_folder import INDEX_FILE
-from pool.checkpoints.files.regular_file import read_text_file
-from pool.checkpoints.files.strict_json import BadJson, read_object
-from pool.errors import CorruptFile, FilesWouldBeLost
+from modelpool.pool.core.errors import CorruptFile, FilesWouldBeLost
+from modelpool.pool.formats.folder_header import READ
+from modelpool.pool.formats.model_folder import INDEX_FILE
+from modelpool.pool.formats.regular_file import read_text_file
+from modelpool.pool.formats.strict_json import BadJson, read_object
 
 #: what `save_pretrained` of diffusers 0.42 and transformers 5.23 calls what is no weights
 _SETTINGS = frozenset({

@@ -17,20 +17,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
-from pool.checkpoints.build import Checkpoint
-from pool.checkpoints.files.ggml_types import is_block_type
-from pool.checkpoints.safetensors_file import TensorEntry
-from pool.errors import unusable_field
-from pool.ops.dtypes import TORCH_DTYPES
-from pool.ops.packed import PackedWeight
-from pool.patches.patch_set import PatchSet
-from pool.quantization.layers import METADATA_KEY as QUANTIZATION_KEY
-from pool.quantization.layers import QuantizedLayer
-from pool.quantization.published import pack
-from pool.saving.component_weights import ComponentWeights
-from pool.saving.stream_writer import TensorToWrite
-from pool.saving.tensor_bytes import carried, cast, made, tensor_blocks, unpacked
-from pool.spec import Role
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.spec import Role
+from modelpool.pool.formats.ggml_types import is_block_type
+from modelpool.pool.formats.safetensors_file import TensorEntry
+from modelpool.pool.formats.safetensors_writer import TensorToWrite
+from modelpool.pool.loading.build_checkpoint import Checkpoint
+from modelpool.pool.mapping.tensor_bytes import carried, cast, made, tensor_blocks, unpacked
+from modelpool.pool.ops.dtypes import TORCH_DTYPES
+from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.quant.detect_layers import METADATA_KEY as QUANTIZATION_KEY
+from modelpool.pool.quant.detect_layers import QuantizedLayer
+from modelpool.pool.quant.state_dict import pack
+from modelpool.pool.saving.component_weights import ComponentWeights
 
 EMA_PREFIX = "model_ema."
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pool.text.reading import Reading
-from pool.text.text_tokenizer import TextTokenizer
+from modelpool.pool.text.reading import Reading
+from modelpool.pool.text.text_tokenizer import TextTokenizer
 
 #: the class of transformers that reads any tokenizer.json, and the one whose tokens are bytes and which needs no file
 CLASS, BYTES_CLASS = "PreTrainedTokenizerFast", "ByT5Tokenizer"

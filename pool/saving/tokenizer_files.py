@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pool.family_facts import CLIP_END_ID
-from pool.text.tokenizer import BEGIN_TOKEN, END_TOKEN, build_vocabulary, read_merges
+from modelpool.pool.core.family_facts import CLIP_END_ID
+from modelpool.pool.text.clip_tokenizer import BEGIN_TOKEN, END_TOKEN, build_vocabulary, read_merges
 
 #: what CLIP reads at most, begin and end included
 MAX_TOKENS = 77

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 import torch
 
-from pool.checkpoints.build import Checkpoint
-from pool.checkpoints.files.gguf_entries import has_gguf_start
-from pool.open_tokenizer import reading_of_role, tokenizer_of
-from pool.saving.stream_writer import TensorToWrite
-from pool.saving.tensor_bytes import made
-from pool.spec import Role
-from pool.text.text_tokenizer import TokenizerMissing
-from pool.text.tokenizer_files import TENSORS
+from modelpool.pool.core.spec import Role
+from modelpool.pool.formats.gguf_entries import has_gguf_start
+from modelpool.pool.formats.safetensors_writer import TensorToWrite
+from modelpool.pool.loading.build_checkpoint import Checkpoint
+from modelpool.pool.loading.open_tokenizer import reading_of_role, tokenizer_of
+from modelpool.pool.mapping.tensor_bytes import made
+from modelpool.pool.text.text_tokenizer import TokenizerMissing
+from modelpool.pool.text.tokenizer_files import TENSORS
 
 #: of bytes: the tensor that is a tokenizer.json
 _TENSOR = next(name for name, file in TENSORS.items() if file == "tokenizer.json")

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from pool.checkpoints.families import Family
-from pool.checkpoints.files.folder_header import PROJECTION
-from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize, TextSight
-from pool.checkpoints.transformer_folder import BOUNDARY, SECOND, TRANSFORMER, VAE, VISION, text_folders
-from pool.checkpoints.transformers import TRANSFORMERS
-from pool.errors import UnknownArchitecture
-from pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
-from pool.spec import Role
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize, TextSight
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.family import Family
+from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.formats.folder_header import PROJECTION
+from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFORMER, VAE, VISION, text_folders
+from modelpool.pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
 
 #: what fits a picture into the form that the vision encoder of Wan is shown
 _WAN_PROCESSOR = "image_processor"

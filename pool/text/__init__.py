@@ -1,1 +1,1 @@
-"""Prompts: tokens, weights and chunks, and their encoding."""
+"""Prompts: weights, chunks, tokenizers, templates, and their encoding."""

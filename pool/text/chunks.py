@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pool.errors import unknown_name
-from pool.text.tokenizer import BEGIN_ID, END_ID, ClipTokenizer
-from pool.text.weights import parse_weights
+from modelpool.pool.core.errors import unknown_name
+from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
+from modelpool.pool.text.prompt_weights import parse_weights
 
 CHUNK_TOKENS = 77
 CONTENT_TOKENS = CHUNK_TOKENS - 2

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pool.checkpoints.mapped_file import MappedFile
-from pool.errors import AdapterMismatch, CorruptFile
+from modelpool.pool.core.errors import AdapterMismatch, CorruptFile
+from modelpool.pool.mapping.mapped_file import MappedFile
 
 #: names of encoders that files have vectors under
 ENCODERS = ("clip_l", "clip_g", "clip_h")

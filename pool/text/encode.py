@@ -19,13 +19,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pool.family_facts import PLAIN_TEXT, TextFacts
-from pool.text.chunks import Chunk, empty_chunk, split_prompt
-from pool.text.pictures import SeenPicture, shown_among_words, with_pictures
-from pool.text.reading import MaskTold, Padding, Pooled, Reading, check_layers, reading_of
-from pool.text.text_tokenizer import TextTokenizer
-from pool.text.tokenizer import END_ID, ClipTokenizer
-from pool.text.whole_texts import cut_down, filled_up, kept_places, pad_of, told_mask, told_places, whole_text
+from modelpool.pool.core.family_facts import PLAIN_TEXT, TextFacts
+from modelpool.pool.text.chunks import Chunk, empty_chunk, split_prompt
+from modelpool.pool.text.clip_tokenizer import END_ID, ClipTokenizer
+from modelpool.pool.text.image_tokens import SeenPicture, shown_among_words, with_pictures
+from modelpool.pool.text.reading import MaskTold, Padding, Pooled, Reading, check_layers, reading_of
+from modelpool.pool.text.templates import cut_down, filled_up, kept_places, pad_of, told_mask, told_places, whole_text
+from modelpool.pool.text.text_tokenizer import TextTokenizer
 
 #: repeating texts to a common length pays while that is at most so many times the longer one: up to four chunks beside
 #: up to four always, 5 chunks beside 6 (30) not
@@ -82,7 +82,8 @@ def read_texts(
     CLIP reads chunks, as `encode_prompt` says, and the pooled text is that of the first chunk, whatever its tokens
     weigh, as ComfyUI has it; `embeddings` are its learned tokens. `text_model` may have a projection. Other encoders
     read a text at once, cut to the most that they read; the empty prompt that weights move from is one in the same
-    template. `pictures` stand where that has tokens for them (`pool.text_encoders.seeing`), in each of `texts`. Of a
+    template. `pictures` stand where that has tokens for them (`pool.models.text.vision_prompt`), in each of `texts`. Of
+    a
     CLIP whose states nobody is told, the first chunk alone is read. `negative` says which texts are
     what a picture is not to show, where a family words those otherwise; where nobody says it, those that say nothing.
     A row knows nothing of the others in the batch. Kernels may round otherwise at another batch size.

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from pool.checkpoints.files.gguf_vocabulary import GgufVocabulary, read_gguf_vocabulary
-from pool.errors import CorruptFile
-from pool.text.sentencepiece_file import (
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.formats.gguf_vocabulary import GgufVocabulary, read_gguf_vocabulary
+from modelpool.pool.text.sentencepiece_file import (
     SPACE,
     Piece,
     PieceType,
@@ -25,8 +25,8 @@ from pool.text.sentencepiece_file import (
     tokenizer_of_pieces,
     whole_tokens,
 )
-from pool.text.tokenizer_faults import faults_become
-from pool.text.word_patterns import LLAMA_WORDS, MISTRAL_WORDS, QWEN_WORDS
+from modelpool.pool.text.tokenizer_errors import faults_become
+from modelpool.pool.text.word_patterns import LLAMA_WORDS, MISTRAL_WORDS, QWEN_WORDS
 
 
 @dataclass(frozen=True, slots=True)

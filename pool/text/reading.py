@@ -1,7 +1,7 @@
 """`Reading`: how one text encoder is read for one family of models. Torch-free.
 
 What stands around a prompt, how long a text may be, which states are taken of which tokens, and what is told of them.
-`pool.text_encoders.readings` has one for every encoder of every family; `pool.text.encode` does as they say.
+`pool.families.text_readings` has one for every encoder of every family; `pool.text.encode` does as they say.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pool.arguments import whole_number
-from pool.errors import unusable_field
+from modelpool.pool.core.arguments import whole_number
+from modelpool.pool.core.errors import unusable_field
 
 if TYPE_CHECKING:
-    from pool.family_facts import TextFacts
+    from modelpool.pool.core.family_facts import TextFacts
 
 
 #: the token of a template that a picture takes the place of

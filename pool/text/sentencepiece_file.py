@@ -15,9 +15,9 @@ from enum import IntEnum
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from pool.errors import CorruptFile
-from pool.text.merges import ways_to_make
-from pool.text.tokenizer_faults import faults_become
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.text.merges import ways_to_make
+from modelpool.pool.text.tokenizer_errors import faults_become
 
 #: what stands for a space
 SPACE = "\u2581"

@@ -13,11 +13,11 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-from pool.checkpoints.files.strict_json import brief
-from pool.errors import CorruptFile
-from pool.text.merges import ways_to_make
-from pool.text.tokenizer import letters_of_bytes
-from pool.text.tokenizer_faults import faults_become
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.formats.strict_json import brief
+from modelpool.pool.text.clip_tokenizer import letters_of_bytes
+from modelpool.pool.text.merges import ways_to_make
+from modelpool.pool.text.tokenizer_errors import faults_become
 
 #: special tokens of files that do not list theirs, by number
 _OLD_SPECIAL = (

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from pool.checkpoints.files.strict_json import brief
-from pool.errors import UnusableField, UserError
-from pool.text.tokenizer import letters_of_bytes
-from pool.text.tokenizer_faults import faults_become
+from modelpool.pool.core.errors import UnusableField, UserError
+from modelpool.pool.formats.strict_json import brief
+from modelpool.pool.text.clip_tokenizer import letters_of_bytes
+from modelpool.pool.text.tokenizer_errors import faults_become
 
 
 class TokenizerMissing(UserError):

@@ -18,16 +18,16 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 
-from pool.checkpoints.files.gguf_entries import has_gguf_start
-from pool.checkpoints.files.gguf_parts import stem_of
-from pool.checkpoints.files.regular_file import MAX_TEXT_BYTES, read_text_file
-from pool.errors import CorruptFile, UnusableField, UserError
-from pool.text.gguf_tokenizer import gguf_tokenizer
-from pool.text.sentencepiece_file import sentencepiece_tokenizer
-from pool.text.tekken_file import tekken_tokenizer
-from pool.text.text_tokenizer import TOKENIZER_FACTS, TextTokenizer, TokenizerMissing, byte_tokenizer
-from pool.text.tokenizer_faults import faults_become
-from pool.text.word_patterns import QWEN_WORDS
+from modelpool.pool.core.errors import CorruptFile, UnusableField, UserError
+from modelpool.pool.formats.gguf_entries import has_gguf_start
+from modelpool.pool.formats.gguf_parts import stem_of
+from modelpool.pool.formats.regular_file import MAX_TEXT_BYTES, read_text_file
+from modelpool.pool.text.gguf_tokenizer import gguf_tokenizer
+from modelpool.pool.text.sentencepiece_file import sentencepiece_tokenizer
+from modelpool.pool.text.tekken_file import tekken_tokenizer
+from modelpool.pool.text.text_tokenizer import TOKENIZER_FACTS, TextTokenizer, TokenizerMissing, byte_tokenizer
+from modelpool.pool.text.tokenizer_errors import faults_become
+from modelpool.pool.text.word_patterns import QWEN_WORDS
 
 #: an encoder's table of tokens is a little longer than its tokenizer's; one of less than this part of it is another's
 LEAST_PART = 0.5

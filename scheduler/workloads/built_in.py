@@ -13,14 +13,22 @@ from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
-from pool.errors import unknown_name, unusable_field
-from scheduler.workloads.generators import Demand, bursting, heterogeneous, many_users, offline_batch, shifting, zipf
-from scheduler.workloads.katz import katz_workload
-from scheduler.workloads.katz_habits import SERVICES
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
-from scheduler.workloads.sizes import SDXL
-from scheduler.workloads.workload import Workload
+from modelpool.benchmarks.lab.katz import katz_workload
+from modelpool.benchmarks.lab.katz_habits import SERVICES
+from modelpool.pool.core.errors import unknown_name, unusable_field
+from modelpool.scheduler.workloads.generators import (
+    Demand,
+    bursting,
+    heterogeneous,
+    many_users,
+    offline_batch,
+    shifting,
+    zipf,
+)
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.workloads.sizes import SDXL
+from modelpool.scheduler.workloads.workload import Workload
 
 Value = int | float
 _EXPECTED = {int: "a whole number", float: "a number"}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from math import inf, isfinite
 from typing import Final, TypeVar
 
-from pool.errors import UserError, unknown_name, unusable_field
+from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
 
 T = TypeVar("T")
 

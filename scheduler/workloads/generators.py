@@ -1,6 +1,6 @@
 """Workloads of every sort that a pool meets, each from a few numbers and the chance that is handed in.
 
-`per_second` None stands for all at once. The one after a published trace is `scheduler.workloads.katz`.
+`per_second` None stands for all at once. The one after a published trace is `benchmarks.lab.katz`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from itertools import chain
 from random import Random
 from typing import TypeVar
 
-from scheduler.messages import Submitted
-from scheduler.workloads.arrivals import all_at_once, poisson
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
-from scheduler.workloads.sizes import FLUX, SD15, SDXL, VIDEO
-from scheduler.workloads.workload import Workload
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.workloads.sizes import FLUX, SD15, SDXL, VIDEO
+from modelpool.scheduler.workloads.workload import Workload
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
-from pool.spec import ComponentSpec
-from scheduler.messages import Submitted
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.spec import ComponentSpec
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.models import InventedModel
 
 T = TypeVar("T")
 

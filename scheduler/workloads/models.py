@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pool.errors import GIB, MIB
-from pool.spec import (
+from modelpool.pool.core.errors import GIB, MIB
+from modelpool.pool.core.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pool.errors import unknown_name
-from pool.spec import ComponentSpec, JobSpec
-from scheduler.workloads.fields import MOST_SECONDS, MOST_STEPS, Fields
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import unknown_name
+from modelpool.pool.core.spec import ComponentSpec, JobSpec
+from modelpool.scheduler.workloads.fields import MOST_SECONDS, MOST_STEPS, Fields
+from modelpool.scheduler.workloads.models import InventedModel
 
 #: what a model is unless its line says otherwise
 USUAL = InventedModel("usual")

@@ -6,8 +6,8 @@ its source stands beside it, the others are of its order of magnitude and no mor
 
 from __future__ import annotations
 
-from pool.errors import GIB
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.scheduler.workloads.models import InventedModel
 
 GB = 10**9
 MB = 10**6

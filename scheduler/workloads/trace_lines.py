@@ -18,8 +18,8 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from pool.errors import UserError, unusable_field
-from pool.spec import (
+from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.core.spec import (
     UNPATCHED,
     ComponentKey,
     ComponentSpec,
@@ -33,12 +33,12 @@ from pool.spec import (
     TaskSpec,
     UserId,
 )
-from scheduler.jobs import problem_with
-from scheduler.messages import Submitted
-from scheduler.workloads.fields import LATEST, MOST_SECONDS, MOST_STEPS, Fields
-from scheduler.workloads.models import InventedModel
-from scheduler.workloads.short_form import model_of, short_job
-from scheduler.workloads.workload import Workload
+from modelpool.scheduler.tables.jobs import problem_with
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.fields import LATEST, MOST_SECONDS, MOST_STEPS, Fields
+from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.workloads.short_form import model_of, short_job
+from modelpool.scheduler.workloads.workload import Workload
 
 VERSION = 1
 #: a divided run takes at least as long as the whole, and never so many times as long

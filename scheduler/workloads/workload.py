@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 
-from pool.errors import unusable_field
-from pool.spec import ComponentSpec
-from scheduler.messages import Submitted
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.spec import ComponentSpec
+from modelpool.scheduler.tables.messages import Submitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Workload:
     """Raises UnusableField unless the jobs are in order of time, from 0 on, and no job or component has two entries.
 
     That jobs are well formed and name components that are here is checked by whoever takes them
-    (`scheduler.jobs.problem_with`), as for jobs of people.
+    (`scheduler.tables.jobs.problem_with`), as for jobs of people.
     """
 
     name: str

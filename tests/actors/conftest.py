@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.ray_session import RaySession, open_session
+from modelpool.actors.ray.ray_session import RaySession, open_session
 
 #: the most workers that the pools of one test module have together
 WORKERS = 4

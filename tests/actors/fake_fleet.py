@@ -10,19 +10,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
-from actors.catalog_desk import CatalogDesk
-from actors.controller import Controller
-from actors.fleet import Asked, InputsLost, JointRun, Run, WorkerLost
-from actors.gpu_worker import result_bytes, run_error
-from actors.recorder import Recorder
-from actors.requests import GenerateRequest
-from actors.wire import ClientId, JobEnded, RunRequest, StepDone, Submission, SubmissionId
-from pool.checkpoints.file_parts import FilePart
-from pool.residency import Residency
-from pool.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
-from pool.work import Coming, Result, RunHooks
-from scheduler.config import SchedulerConfig
-from scheduler.state import SchedulerState
+from modelpool.actors.control.catalog_service import CatalogDesk
+from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.fleet import Asked, InputsLost, JointRun, Run, WorkerLost
+from modelpool.actors.control.recorder import Recorder
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.wire.messages import ClientId, JobEnded, RunRequest, StepDone, Submission, SubmissionId
+from modelpool.actors.worker.gpu_worker import result_bytes, run_error
+from modelpool.pool.core.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.core.stage_params import Coming, Result, RunHooks
+from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.plan.residency import Residency
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
 
 #: more turns of the event loop than anything here takes
@@ -116,7 +116,7 @@ class FakeWorker:
 
 
 class FakeFleet:
-    """See `actors.fleet.Fleet`. Workers start by themselves while `starts_by_itself`."""
+    """See `actors.control.fleet.Fleet`. Workers start by themselves while `starts_by_itself`."""
 
     def __init__(self) -> None:
         self.starts_by_itself = True

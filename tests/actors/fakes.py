@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.client import ModelPool
-from actors.config import PoolConfig
-from actors.pool_plan import PoolPlan
-from pool.checkpoints.cascades import CASCADES
-from pool.checkpoints.pairs import PAIRS
-from pool.checkpoints.sampling_facts import (
+from modelpool.actors.api.client import ModelPool
+from modelpool.actors.control.pool_plan import PoolPlan
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.pool.core.errors import AdapterMismatch, UserError, unknown_name
+from modelpool.pool.core.outlook import Outlook
+from modelpool.pool.core.sampling_facts import (
     PLAIN_SAMPLING,
     Beginning,
     FilmFacts,
@@ -31,12 +31,17 @@ from pool.checkpoints.sampling_facts import (
     Shown,
     SoundFacts,
 )
-from pool.errors import AdapterMismatch, UserError, unknown_name
-from pool.outlook import Outlook
-from pool.residency import Residency, plan
-from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec, WorkerId
-from pool.text.chunks import embeddings_in
-from pool.work import (
+from modelpool.pool.core.spec import (
+    ComponentKey,
+    ComponentSpec,
+    ComponentUse,
+    Division,
+    Role,
+    RunCost,
+    TaskSpec,
+    WorkerId,
+)
+from modelpool.pool.core.stage_params import (
     ControlRef,
     DecodeWork,
     EmbeddingRef,
@@ -61,6 +66,10 @@ from pool.work import (
     Work,
     control_key,
 )
+from modelpool.pool.families.cascade_families import CASCADES
+from modelpool.pool.families.expert_pairs import PAIRS
+from modelpool.pool.plan.residency import Residency, plan
+from modelpool.pool.text.chunks import embeddings_in
 
 MIB = 1 << 20
 CAPACITY_BYTES = 64 * MIB
@@ -216,7 +225,7 @@ class FakeCatalog:
 
 @dataclass(frozen=True)
 class Facts:
-    """See `pool.engine.EngineFacts`."""
+    """See `pool.engine.engine.EngineFacts`."""
 
     capacity_bytes: int
     link_bytes_per_second: float
@@ -474,7 +483,7 @@ def make_pipes(folder: Path) -> Path:
 
 def start_fake_pool(name: str, workers: int = 2, record: Path | None = None, **plan) -> ModelPool:
     """A pool of fake engines on Ray, by a name of its own."""
-    from actors.opening import start_pool
+    from modelpool.actors.api.opening import start_pool
 
     config = PoolConfig().override(workers=workers, name=name, record=record)
     opened = start_pool(config, partial(fake_plan, **plan))

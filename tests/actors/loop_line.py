@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from actors.catalog_desk import CatalogDesk
-from actors.client import ModelPool
-from actors.controller import Controller
-from actors.fleet import Asked, InputsLost, JointRun, Run
-from actors.gpu_worker import GpuWorker
-from actors.line import ResultGone
-from actors.outcomes import PoolLost
-from actors.wire import RunRequest, StepDone
-from pool.checkpoints.file_parts import FilePart
-from pool.spec import TaskReport, WorkerId, WorkerSpec
-from pool.work import Result
-from scheduler.state import SchedulerState
+from modelpool.actors.api.client import ModelPool
+from modelpool.actors.control.catalog_service import CatalogDesk
+from modelpool.actors.control.connection import ResultGone
+from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.fleet import Asked, InputsLost, JointRun, Run
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.wire.messages import RunRequest, StepDone
+from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.pool.core.spec import TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.core.stage_params import Result
+from modelpool.pool.loading.file_parts import FilePart
+from modelpool.scheduler.core.state import SchedulerState
 from tests.actors.fake_fleet import FakeRef
 from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
 
@@ -39,7 +39,7 @@ class RealClock:
 
 
 class ThreadFleet:
-    """Workers on threads. See `actors.fleet.Fleet`."""
+    """Workers on threads. See `actors.control.fleet.Fleet`."""
 
     def __init__(self, make_engine: Callable[[], FakeEngine]) -> None:
         self._make_engine = make_engine
@@ -104,7 +104,7 @@ class ThreadFleet:
 
 
 class LoopLine:
-    """A driver's line to a controller on a loop of its own. See `actors.line.Line`."""
+    """A driver's line to a controller on a loop of its own. See `actors.control.connection.Line`."""
 
     def __init__(self, workers: int, make_engine: Callable[[], FakeEngine]) -> None:
         self.loop = asyncio.new_event_loop()

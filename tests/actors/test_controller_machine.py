@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from actors.cut import cut_request
-from actors.requests import GenerateRequest
-from actors.wire import SubmissionId
-from pool.spec import JobId, RunErrorKind
-from scheduler.config import SchedulerConfig
-from scheduler.invariants import validate
-from scheduler.messages import Outcome
+from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.wire.messages import SubmissionId
+from modelpool.pool.core.spec import JobId, RunErrorKind
+from modelpool.scheduler.core.invariants import validate
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fake_fleet import ME, Desk, Sent, settle
 from tests.actors.fakes import FAIL, FakeCatalog, picture_of
 

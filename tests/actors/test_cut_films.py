@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from actors.cut import cut_request
-from actors.given_pictures import GivenPictures
-from actors.requests import GenerateRequest
-from pool.errors import UserError
-from pool.spec import JobId, Role, Stage
-from pool.work import DecodeWork, EncodePictureWork, SampleWork, together_key
+from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.spec import JobId, Role, Stage
+from modelpool.pool.core.stage_params import DecodeWork, EncodePictureWork, SampleWork, together_key
 from tests.actors.fakes import BEGINS, FILMS, SOUNDS, FakeCatalog
 
 

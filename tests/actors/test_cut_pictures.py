@@ -10,14 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.cut import CutJob, cut_request
-from actors.given_pictures import GivenPictures
-from actors.outputs.png_text import parameters_text, recipe_from_json
-from actors.recipe import Recipe
-from actors.requests import GenerateRequest
-from pool.errors import UnusableField
-from pool.spec import JobId, Role, Stage, TaskId
-from pool.work import DecodeWork, EncodePictureWork, EncodeWork, Mask, Picture, RegionWork, SampleWork, Work, roles_of
+from modelpool.actors.graph.build_graph import CutJob, cut_request
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.outputs.png import parameters_text, recipe_from_json
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.spec import JobId, Role, Stage, TaskId
+from modelpool.pool.core.stage_params import (
+    DecodeWork,
+    EncodePictureWork,
+    EncodeWork,
+    Mask,
+    Picture,
+    RegionWork,
+    SampleWork,
+    Work,
+    roles_of,
+)
 from tests.actors.fakes import FILLS_HOLES, FakeCatalog, picture_of
 from tests.actors.loop_line import open_pool
 

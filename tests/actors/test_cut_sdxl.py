@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from actors.cut import CutJob, cut_request
-from actors.fits import hungriest
-from actors.requests import GenerateRequest, LoraChoice
-from pool.catalog import Catalog
-from pool.engine import Engine
-from pool.errors import UnusableField
-from pool.explicit_control import load_checkpoint
-from pool.spec import Role, Stage, TaskId
-from pool.work import EncodeWork, Picture, Result, lora_key
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.actors.graph.build_graph import CutJob, cut_request
+from modelpool.actors.graph.fits import hungriest
+from modelpool.actors.request.requests import GenerateRequest, LoraChoice
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.spec import Role, Stage, TaskId
+from modelpool.pool.core.stage_params import EncodeWork, Picture, Result, lora_key
+from modelpool.pool.engine.engine import Engine
+from modelpool.pool.engine.explicit_control import load_checkpoint
+from tests.pool.loading import layouts
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine
 
 RANK = 4

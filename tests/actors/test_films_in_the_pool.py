@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.outputs.finished import read_film_recipe
-from actors.recipe import RecipeLowNoise
-from actors.requests import GenerateRequest
 from modelpool import FilmResult, SoundResult
-from pool.errors import UserError
-from pool.work import Film, Latent
+from modelpool.actors.graph.recipe import RecipeLowNoise
+from modelpool.actors.outputs.output_file import read_film_recipe
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.stage_params import Film, Latent
 from tests.actors.fakes import FILMS, PAIR, SOUNDS
 from tests.actors.loop_line import open_pool
 

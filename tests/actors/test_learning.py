@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from actors import catalog_desk
-from pool.spec import RunCost, RunErrorKind, Stage, TaskSpec
+from modelpool.actors.control import catalog_service as catalog_desk
+from modelpool.pool.core.spec import RunCost, RunErrorKind, Stage, TaskSpec
+from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, dialogue
 from tests.actors.fakes import FakeCatalog
-from tests.actors.test_controller import request
 
 Told = list[tuple[TaskSpec, RunCost]]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.cut import cut_request
-from actors.requests import GenerateRequest
-from pool.spec import JobId
-from pool.work import Film, Halfway, SampleWork
-from scheduler.messages import Outcome
+from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.spec import JobId
+from modelpool.pool.core.stage_params import Film, Halfway, SampleWork
+from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fake_fleet import Desk, Sent, settle
 from tests.actors.fakes import PAIR, FakeCatalog, picture_of
 from tests.actors.loop_line import open_pool

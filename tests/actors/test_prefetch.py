@@ -3,13 +3,13 @@ weights are to come beside a run, with their work and the number of that run."""
 
 from __future__ import annotations
 
-from actors.requests import LoraChoice
-from pool.checkpoints.file_parts import FilePart
-from pool.spec import ComponentKey, Role, TaskId, WorkerId
-from scheduler.messages import Prefetch, UploadAhead
+from modelpool.actors.request.requests import LoraChoice
+from modelpool.pool.core.spec import ComponentKey, Role, TaskId, WorkerId
+from modelpool.pool.loading.file_parts import FilePart
+from modelpool.scheduler.tables.messages import Prefetch, UploadAhead
+from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, dialogue
 from tests.actors.fakes import FakeCatalog, component_key
-from tests.actors.test_controller import request
 
 GPU = WorkerId("gpu-0")
 

@@ -15,14 +15,14 @@ import psutil
 import pytest
 import ray
 
-from actors.cut import cut_request
-from actors.orders import DecodeOrder, GivenLatent
-from actors.outcomes import JobFailed, JobFailure
-from actors.requests import GenerateRequest
 from modelpool import ModelPool
-from pool.errors import UserError
-from pool.spec import JobId, RunErrorKind, Stage, TaskId
-from pool.work import Latent
+from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.graph.orders import DecodeOrder, GivenLatent
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.outcomes import JobFailed, JobFailure
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.spec import JobId, RunErrorKind, Stage, TaskId
+from modelpool.pool.core.stage_params import Latent
 from tests.actors.fakes import (
     ENDLESS,
     FAIL,
@@ -139,7 +139,7 @@ import sys
 if sys.argv[2] == "ray first":
     import ray
 from modelpool import GenerateRequest, ModelPool
-from actors.opening import OpenedPool, _join
+from actors.api.opening import OpenedPool, _join
 opened = _join(sys.argv[1], "modelpool", "shared")
 with ModelPool(opened.line, opened.close, None) as pool:
     (image,) = pool.submit(GenerateRequest(model="shapes", prompt="a red circle", seed=1, steps=2)).images()
@@ -197,7 +197,7 @@ def test_bytes_of_results_go_past_the_controller(pool, folder, tmp_path) -> None
 def test_bytes_of_given_pictures_go_past_the_controller(folder, tmp_path, monkeypatch) -> None:
     """Notes are left by every process that unpickles the picture: the workers that read it, and no other."""
     traced = partial(TracedPicture, notes=tmp_path)
-    monkeypatch.setattr("actors.given_pictures.Picture", traced)
+    monkeypatch.setattr("modelpool.actors.inputs.input_images.Picture", traced)
     pixels = np.random.default_rng(1).integers(0, 256, (256, 256, 3), np.uint8)
     wanted = [request(seed=seed, image=pixels, mask=pixels[:, :, 0] > 9, strength=0.5) for seed in range(3)]
     with start_fake_pool("given", workers=1) as opened:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.requests import GenerateRequest
-from pool.errors import OutputFailed
-from scheduler.event_log import read_entries, read_header
-from scheduler.log_trace import live_trace
-from scheduler.messages import RunTask
-from scheduler.replay import replay
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import OutputFailed
+from modelpool.scheduler.record.event_log import read_entries, read_header
+from modelpool.scheduler.record.log_trace import live_trace
+from modelpool.scheduler.record.replay import replay
+from modelpool.scheduler.tables.messages import RunTask
 from tests.actors.fakes import start_fake_pool
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]

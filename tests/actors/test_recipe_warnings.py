@@ -8,11 +8,11 @@ import warnings
 
 import pytest
 
-from actors.client import PartialLora
-from actors.cut import cut_request
-from actors.outputs.png_text import recipe_from_json
-from actors.requests import GenerateRequest
-from pool.spec import JobId
+from modelpool.actors.api.client import PartialLora
+from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.outputs.png import recipe_from_json
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.spec import JobId
 from tests.actors.fakes import PARTIAL_LORA, FakeCatalog
 from tests.actors.loop_line import open_pool
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.controller import Controller
 from examples.shapes.checker import matches, read_picture
 from modelpool import GenerateRequest, ImageResult, ModelPool
-from pool.errors import DoesNotFit
-from pool.spec import Stage
+from modelpool.actors.control.controller import Controller
+from modelpool.pool.core.errors import DoesNotFit
+from modelpool.pool.core.spec import Stage
 
 pytestmark = pytest.mark.ray
 

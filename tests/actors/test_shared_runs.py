@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import pytest
 
-from actors.requests import GenerateRequest
-from actors.wire import SubmissionId
-from pool.spec import RunErrorKind, Stage
-from scheduler.config import SchedulerConfig
-from scheduler.messages import Outcome
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.wire.messages import SubmissionId
+from modelpool.pool.core.spec import RunErrorKind, Stage
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Outcome
+from tests.actors.control.test_controller import expected_picture
 from tests.actors.fake_fleet import ME, Desk, Sent, dialogue, settle
-from tests.actors.test_controller import expected_picture
 
 WANTED = [GenerateRequest(model="shapes", prompt="a red circle", seed=seed, steps=3) for seed in range(4)]
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.client import DeadlineTooSoon, ModelPool
-from actors.requests import GenerateRequest
-from actors.terms import user_of_this_process
-from actors.wire import Submission, SubmissionId
-from pool.errors import UnusableField
-from pool.spec import JobSpec
+from modelpool.actors.api.client import DeadlineTooSoon, ModelPool
+from modelpool.actors.request.qos import user_of_this_process
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.wire.messages import Submission, SubmissionId
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.spec import JobSpec
 from tests.actors.fake_fleet import ME, Desk, dialogue
 from tests.actors.loop_line import open_pool
 

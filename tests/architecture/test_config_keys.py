@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.config import PoolConfig
+from modelpool.actors.settings.config import PoolConfig
 from tests.architecture.source_tree import ROOT
 
 PAGE = (ROOT / "docs" / "configuration.md").read_text()

@@ -17,9 +17,7 @@ from tests.architecture.source_tree import (
     Module,
     product_modules,
 )
-from tests.architecture.source_tree import (
-    test_modules as all_test_modules,
-)
+from tests.architecture.source_tree import test_modules as all_test_modules
 
 #: what would make a decision depend on when or where it is made
 OUTSIDE_WORLD = {
@@ -81,7 +79,7 @@ def test_decisions_see_no_clock_no_chance_no_thread_no_environment(folder: str) 
         modules = [m for m in product_modules("pool") if m.name == folder]
     assert modules, f"{folder}: no such module"
     # made-up arrivals are drawn from a seed, and some peers place by chance; the core never sees how
-    drawn = [m for m in modules if m.name.startswith(("scheduler.workloads.", "scheduler.peers."))]
+    drawn = [m for m in modules if m.name.startswith(("scheduler.workloads.", "benchmarks.lab."))]
     assert offenders(drawn, OUTSIDE_WORLD - {"random"}) == []
     assert offenders([m for m in modules if m not in drawn], OUTSIDE_WORLD) == []
     for module in modules:
@@ -111,7 +109,9 @@ def test_the_command_line_and_outputs_are_leaves() -> None:
             assert not any(name.startswith("actors.cli") for name in module.imports), module.place
     for module in product_modules("actors/outputs"):
         ours = {name for name in module.imports if name.split(".")[0] == "actors"}
-        strangers = {n for n in ours if not n.startswith(("actors.outputs", "actors.recipe"))} - {"actors"}
+        strangers = {n for n in ours if not n.startswith(("actors.outputs", "modelpool.actors.graph.recipe"))} - {
+            "actors"
+        }
         assert not strangers, f"{module.place} imports {strangers}"
 
 
@@ -120,7 +120,7 @@ def test_the_face_has_no_other_body() -> None:
     assert {name.split(".")[0] for name in face.imports} & set(PRODUCT_FOLDERS) <= {"actors", "pool"}
 
 
-@pytest.mark.parametrize("name", ["scheduler.simulated.cluster", *TORCH_FREE])
+@pytest.mark.parametrize("name", ["modelpool.scheduler.simulator.cluster", *TORCH_FREE])
 def test_a_fresh_interpreter_finds_neither_torch_nor_ray(name: str) -> None:
     code = (
         f"import sys, {name}\n"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.clairvoyant import SCALE, Interval, Request, best_packing, least_bus_bytes
 from benchmarks.vram import POLICIES, SPECS, sequence
-from pool.outlook import Outlook
-from pool.residency import Residency, plan
-from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from modelpool.pool.core.outlook import Outlook
+from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role
+from modelpool.pool.plan.residency import Residency, plan
 
 INTERVALS = st.lists(
     st.builds(

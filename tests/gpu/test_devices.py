@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pool.devices.capabilities import default_device_kind
-from pool.devices.detection import capabilities_here, detect
-from pool.devices.kinds import open_device
-from pool.devices.nvml import find_nvml, read_nvml
-from pool.diagnosis import Wanted, diagnose
+from modelpool.pool.devices.capabilities import default_device_kind
+from modelpool.pool.devices.detection import capabilities_here, detect
+from modelpool.pool.devices.kinds import open_device
+from modelpool.pool.devices.nvml import find_nvml, read_nvml
+from modelpool.pool.engine.diagnosis import Wanted, diagnose
 
 pytestmark = pytest.mark.gpu
 

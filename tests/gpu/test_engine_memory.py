@@ -1,6 +1,7 @@
 """The engine on a real CUDA device: residency changes bytes and time, not pictures, and its plan holds.
 
-The same promises as tests/pool/test_engine.py shows on the simulated device; on a GPU the peak is the allocator's.
+The same promises as tests/pool/engine/test_engine.py shows on the simulated device; on a GPU the peak is the
+allocator's.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from pool.catalog import Catalog
-from pool.devices.detection import capabilities_here
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.devices.detection import capabilities_here
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import Pipeline, open_engine
 
 pytestmark = pytest.mark.gpu

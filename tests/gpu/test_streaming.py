@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from pool.devices.capabilities import detect_capabilities
-from pool.devices.kinds import DeviceKind
-from pool.devices.upload_road import UploadRoad
-from pool.devices.uploads import StreamingUploader
-from pool.ops import attending_with, attention_priority, compute, swap_to_casting
+from modelpool.pool.devices.capabilities import detect_capabilities
+from modelpool.pool.devices.kinds import DeviceKind
+from modelpool.pool.devices.transfer_pipeline import UploadRoad
+from modelpool.pool.devices.uploads import StreamingUploader
+from modelpool.pool.ops.attention import attending_with, attention_priority
+from modelpool.pool.ops.classes import swap_to_casting
+from modelpool.pool.ops.context import compute
 from tests.pool.zoo import build, store_in
 
 pytestmark = pytest.mark.gpu

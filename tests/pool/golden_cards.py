@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pool.devices.capabilities import DeviceCapabilities, cuda_capabilities
+from modelpool.pool.devices.capabilities import DeviceCapabilities, cuda_capabilities
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "misc.json").read_text())
 CARDS = {

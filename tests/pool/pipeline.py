@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pool.catalog import Catalog
-from pool.devices import sim
-from pool.devices.vram_policy import VramPolicy
-from pool.engine import Engine, EngineSettings
-from pool.residency import needed_bytes
-from pool.spec import ComponentKey, Role, RunCost, TaskSpec
-from pool.work import (
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.spec import ComponentKey, Role, RunCost, TaskSpec
+from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodeWork,
     Picture,
@@ -21,6 +17,10 @@ from pool.work import (
     stage_of,
     task_id,
 )
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.plan.residency import needed_bytes
 
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 PLENTY_BYTES = 256 << 20

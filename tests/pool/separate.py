@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from pool.catalog import Catalog
-from pool.engine import Engine
-from pool.spec import RunCost, TaskSpec
-from pool.work import (
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.spec import RunCost, TaskSpec
+from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodeWork,
     LoraRef,
@@ -25,9 +24,10 @@ from pool.work import (
     stage_of,
     task_id,
 )
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.layouts import Layout
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.engine.engine import Engine
+from tests.pool.loading import layouts
+from tests.pool.loading.layouts import Layout
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import QUIET
 
 UNET, VAE = "model.diffusion_model.", "first_stage_model."

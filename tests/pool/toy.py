@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pool.patches.patch_set import LowRank, PatchSet, WeightPatch
+from modelpool.pool.patches.patch_set import LowRank, PatchSet, WeightPatch
 
 
 class Gain(nn.Module):

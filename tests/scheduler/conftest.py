@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.invariants import validate
+from modelpool.scheduler.core.invariants import validate
 from tests.scheduler.world import Shell
 
 

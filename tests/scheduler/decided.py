@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import scheduler.state
-from scheduler.config import SchedulerConfig
-from scheduler.event_log import entry_line, read_entries
-from scheduler.history import find_job, history_of
-from scheduler.invariants import validate
-from scheduler.messages import Event, Submitted
-from scheduler.state import SchedulerState
+from modelpool.scheduler.core import state
+from modelpool.scheduler.core.history import find_job, history_of
+from modelpool.scheduler.core.invariants import validate
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.record.event_log import entry_line, read_entries
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Event, Submitted
 
 #: how a core was set up, and what it was told
 Stream: TypeAlias = tuple[SchedulerConfig, list[Event]]
@@ -47,7 +47,7 @@ def main() -> None:
     """Decide the streams of the first file; write the answers, and which core gave them, to the second."""
     streams, answers = map(Path, sys.argv[1:])
     found = [answer(stream) for stream in pickle.loads(streams.read_bytes())]
-    answers.write_bytes(pickle.dumps((str(scheduler.state.__file__), found)))
+    answers.write_bytes(pickle.dumps((str(state.__file__), found)))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.event_log import Entry, Header, entry_line, header_line, read_entries
-from scheduler.messages import Command, ComponentsKnown, Event
-from scheduler.state import SchedulerState
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.record.event_log import Entry, Header, entry_line, header_line, read_entries
+from modelpool.scheduler.tables.messages import Command, ComponentsKnown, Event
 from tests.scheduler.world import COMPONENTS, Shell, picture
 
 

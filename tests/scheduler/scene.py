@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pool.residency import Residency, Resident
-from pool.spec import ComponentKey, NodeId, TaskSpec, WorkerId, WorkerSpec
-from scheduler.backlog import Backlog
-from scheduler.config import SchedulerConfig
-from scheduler.costs import Costs
-from scheduler.jobs import Task
-from scheduler.placement import Choice, Question
-from scheduler.placements import PLACEMENTS
-from scheduler.whereabouts import Whereabouts
-from scheduler.workers import Worker, WorkerStatus
+from modelpool.pool.core.spec import ComponentKey, NodeId, TaskSpec, WorkerId, WorkerSpec
+from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.scheduler.costs.cost_model import Costs
+from modelpool.scheduler.placement.registry import PLACEMENTS
+from modelpool.scheduler.placement.rules import Choice, Question
+from modelpool.scheduler.queue.backlog import Backlog
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.jobs import Task
+from modelpool.scheduler.tables.worker_index import Whereabouts
+from modelpool.scheduler.tables.workers import Worker, WorkerStatus
 from tests.scheduler.world import COMPONENTS
 
 AT = 100.0

@@ -22,23 +22,23 @@ from typing import Any
 import pytest
 
 from benchmarks.compiled_core import ROOT, build, why_not
-from pool.errors import GIB
-from pool.residency import Residency
-from pool.sent import Sent
-from pool.spec import JobSpec, NodeId, RunErrorKind, UserId, WorkerId
-from scheduler.config import SchedulerConfig
-from scheduler.history import JobHistory
-from scheduler.messages import CancelAsked, Command, Event
-from scheduler.replay import Replayed
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.disturbances import Disturbances
-from scheduler.simulated.hosts import SimulatedNode
-from scheduler.simulated.machines import SimulatedGpu
-from scheduler.snapshot import Snapshot
-from scheduler.state import SchedulerState
-from scheduler.story_lines import StoryLine
-from scheduler.user_share import EVERYBODY, UserShare
-from scheduler.workloads.arrivals import poisson
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.sent import Sent
+from modelpool.pool.core.spec import JobSpec, NodeId, RunErrorKind, UserId, WorkerId
+from modelpool.pool.plan.residency import Residency
+from modelpool.scheduler.core.history import JobHistory
+from modelpool.scheduler.core.snapshot import Snapshot
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.record.replay import Replayed
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.faults import Disturbances
+from modelpool.scheduler.simulator.hosts import SimulatedNode
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import CancelAsked, Command, Event
+from modelpool.scheduler.tables.story_lines import StoryLine
+from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
+from modelpool.scheduler.workloads.arrivals import poisson
 from tests.scheduler.decided import Stream, answer
 from tests.simulation.worlds import mix
 

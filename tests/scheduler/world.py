@@ -1,18 +1,17 @@
 """A small world for the scheduler's tests: components of a few bytes, jobs over them, and a shell that keeps count.
 
-`Shell` does what `scheduler.state` asks of a shell, in a dictionary instead of a cluster, and asserts at every command
-that the core keeps its side: what it starts is free, what it reads is held, what it resolves was not resolved before.
+`Shell` does what `scheduler.core.state` asks of a shell, in a dictionary instead of a cluster, and asserts at every
+command that the core keeps its side: what it starts is free, what it reads is held, what it resolves was not resolved
+before.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pool.ahead import Held, plan_ahead
-from pool.division import choose_division
-from pool.outlook import Outlook
-from pool.residency import Residency, needed_bytes, plan
-from pool.spec import (
+from modelpool.pool.core.division import choose_division
+from modelpool.pool.core.outlook import Outlook
+from modelpool.pool.core.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -31,9 +30,12 @@ from pool.spec import (
     WorkerId,
     WorkerSpec,
 )
-from scheduler.config import SchedulerConfig
-from scheduler.invariants import validate
-from scheduler.messages import (
+from modelpool.pool.plan.preload_plan import Held, plan_ahead
+from modelpool.pool.plan.residency import Residency, needed_bytes, plan
+from modelpool.scheduler.core.invariants import validate
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import (
     CancelAsked,
     Command,
     ComponentsKnown,
@@ -57,7 +59,6 @@ from scheduler.messages import (
     WorkersWanted,
     WorkerUp,
 )
-from scheduler.state import SchedulerState
 
 TEXT, PAINT, DRAW, VAE = (ComponentKey(k) for k in ("text", "paint", "draw", "vae"))
 COMPONENTS = (

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from pool.errors import GIB
-from pool.spec import WorkerId
-from scheduler.messages import Command, Event, RunTask
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.machines import SimulatedGpu
-from scheduler.state import SchedulerState
-from scheduler.workloads.arrivals import bursts
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import WorkerId
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.tables.messages import Command, Event, RunTask
+from modelpool.scheduler.workloads.arrivals import bursts
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
 
 
 class Silent(SchedulerState):

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pool.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec, WorkerId
-from scheduler.messages import Command, Event, Mate, Prefetch, RunEnded, RunTask, StartWorker, WorkersWanted, WorkerUp
+from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec, WorkerId
+from modelpool.scheduler.tables.messages import (
+    Command,
+    Event,
+    Mate,
+    Prefetch,
+    RunEnded,
+    RunTask,
+    StartWorker,
+    WorkersWanted,
+    WorkerUp,
+)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.simulated.comparison import MEASURES, Spread, best, ratio, spread, spreads
+from modelpool.scheduler.simulator.comparison import MEASURES, Spread, best, ratio, spread, spreads
 from tests.simulation.test_sizing import figures_of
 
 MEASURE = {measure.name: measure for measure in MEASURES}

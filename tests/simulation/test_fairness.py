@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from pool.errors import GIB
-from pool.spec import JobId, UserId, WorkerId
-from scheduler.config import SchedulerConfig
-from scheduler.messages import Outcome, Submitted
-from scheduler.shares import UserShare
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.machines import SimulatedGpu
-from scheduler.state import SchedulerState
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import JobId, UserId, WorkerId
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.queue.shares import UserShare
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Outcome, Submitted
+from modelpool.scheduler.workloads.models import InventedModel
 
 #: one model with all its parts fits, two do not
 CAPACITY_BYTES = 9 * GIB

@@ -10,13 +10,13 @@ from random import Random
 
 import pytest
 
-from scheduler.messages import Outcome
-from scheduler.peers import POLICIES
-from scheduler.simulated.cluster import Core, VirtualCluster
-from scheduler.simulated.figures import figures
-from scheduler.simulated.gpu_lists import NodeShape, parse_gpus, simulated_gpus
-from scheduler.simulated.timeline import timeline
-from scheduler.workloads.built_in import BUILT_IN
+from modelpool.benchmarks.lab.policies import POLICIES
+from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
+from modelpool.scheduler.simulator.gpu_spec import NodeShape, parse_gpus, simulated_gpus
+from modelpool.scheduler.simulator.metrics import figures
+from modelpool.scheduler.simulator.timeline import timeline
+from modelpool.scheduler.tables.messages import Outcome
+from modelpool.scheduler.workloads.built_in import BUILT_IN
 from tests.simulation.worlds import gpus, troubled
 
 

@@ -15,13 +15,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.errors import UnusableField
-from pool.spec import ComponentKey, ComponentSpec, JobId, JobSpec, NodeId, Role, TaskId, TaskSpec, WorkerId
-from scheduler.messages import Command, Event, StopTask, Submitted, Tick
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.figures import figures
-from scheduler.simulated.hosts import FileRead, Host, SimulatedNode, StorageReads
-from scheduler.simulated.machines import SimulatedGpu
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.spec import (
+    ComponentKey,
+    ComponentSpec,
+    JobId,
+    JobSpec,
+    NodeId,
+    Role,
+    TaskId,
+    TaskSpec,
+    WorkerId,
+)
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.hosts import FileRead, Host, SimulatedNode, StorageReads
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.simulator.metrics import figures
+from modelpool.scheduler.tables.messages import Command, Event, StopTask, Submitted, Tick
 from tests.simulation.scripted import Scripted, Step, component, task
 
 NODE = NodeId("box")

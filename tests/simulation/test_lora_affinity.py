@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pool.errors import GIB
-from pool.spec import Role, Stage
-from scheduler.config import SchedulerConfig
-from scheduler.messages import Submitted
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.state import SchedulerState
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import Role, Stage
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.models import InventedModel
 from tests.simulation.worlds import gpus
 
 MODEL = InventedModel("base", text_encoder_bytes=1 * GIB, diffusion_bytes=5 * GIB)

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from pool.spec import JobId
-from scheduler.config import SchedulerConfig
-from scheduler.messages import Submitted
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.state import SchedulerState
-from scheduler.workloads.arrivals import all_at_once, poisson
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.spec import JobId
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.workloads.models import InventedModel
 from tests.simulation.worlds import gpus, mix
 
 

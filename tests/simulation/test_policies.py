@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from scheduler.config import SchedulerConfig
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.state import SchedulerState
-from scheduler.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
 from tests.simulation.worlds import gpus, mix
 
 

@@ -9,18 +9,18 @@ from random import Random
 
 import pytest
 
-from pool.errors import GIB
-from pool.spec import NodeId, WorkerId
-from scheduler.config import SchedulerConfig
-from scheduler.invariants import validate
-from scheduler.messages import Outcome, Prefetch, RunTask
-from scheduler.prefetch import ReadingAhead
-from scheduler.simulated.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
-from scheduler.simulated.figures import Figures, figures
-from scheduler.state import SchedulerState
-from scheduler.workloads.arrivals import all_at_once, poisson
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import NodeId, WorkerId
+from modelpool.scheduler.core.invariants import validate
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.placement.prefetch import ReadingAhead
+from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
+from modelpool.scheduler.simulator.metrics import Figures, figures
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Outcome, Prefetch, RunTask
+from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
 
 MIX = Mix([InventedModel(f"m{n}") for n in range(12)], ("", "l1", "l2"), steps=(20, 30))
 

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from scheduler.config import SchedulerConfig
-from scheduler.invariants import validate
-from scheduler.messages import Outcome
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.disturbances import Disturbances
-from scheduler.state import SchedulerState
-from scheduler.story_lines import dump
+from modelpool.scheduler.core.invariants import validate
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.faults import Disturbances
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Outcome
+from modelpool.scheduler.tables.story_lines import dump
 from tests.simulation.worlds import gpus, mix, troubled
 
 

@@ -12,18 +12,18 @@ from random import Random
 
 import pytest
 
-from pool.errors import GIB
-from pool.spec import JobSpec, RunErrorKind, WorkerId
-from scheduler.config import SchedulerConfig
-from scheduler.invariants import validate
-from scheduler.messages import Submitted
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.disturbances import Disturbances
-from scheduler.simulated.machines import SimulatedGpu
-from scheduler.state import SchedulerState
-from scheduler.workloads.arrivals import all_at_once
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import JobSpec, RunErrorKind, WorkerId
+from modelpool.scheduler.core.invariants import validate
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.faults import Disturbances
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.arrivals import all_at_once
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
 
 
 def alike(job: JobSpec) -> JobSpec:

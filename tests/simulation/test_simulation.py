@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from pool.errors import GIB
-from pool.spec import WorkerId
-from scheduler.messages import CancelAsked, EndWorker, Outcome, StopTask, Submitted, WorkersWanted
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.machines import SimulatedGpu
-from scheduler.state import SchedulerState
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import WorkerId
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.tables.messages import CancelAsked, EndWorker, Outcome, StopTask, Submitted, WorkersWanted
+from modelpool.scheduler.workloads.models import InventedModel
 
 ROOT = Path(__file__).parents[2]
 MODEL = InventedModel("one", text_encoder_bytes=1 * GIB, diffusion_bytes=5 * GIB, vae_bytes=1 * GIB)
 
 PROGRAM = """
 import sys
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.machines import SimulatedGpu
-from scheduler.state import SchedulerState
-from scheduler.messages import Submitted
+from scheduler.simulator.cluster import VirtualCluster
+from scheduler.simulator.machines import SimulatedGpu
+from scheduler.core.state import SchedulerState
+from scheduler.tables.messages import Submitted
 from scheduler.workloads.models import InventedModel
 
 model = InventedModel("one")

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.spec import WorkerId
-from scheduler.simulated.figures import Figures, GpuTime, latency
-from scheduler.simulated.sizing import Goal, bottleneck, first_guess, least_count
+from modelpool.pool.core.spec import WorkerId
+from modelpool.scheduler.simulator.metrics import Figures, GpuTime, latency
+from modelpool.scheduler.simulator.sizing import Goal, bottleneck, first_guess, least_count
 
 
 def figures_of(running: float, loading: float, idle: float, last_arrival: float = 0.0) -> Figures:

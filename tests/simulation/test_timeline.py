@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.spec import WorkerId
-from scheduler.simulated.figures import figures
-from scheduler.simulated.timeline import GAP, timeline
-from tests.simulation.test_figures import Gpu, Run, World, small_world
+from modelpool.pool.core.spec import WorkerId
+from modelpool.scheduler.simulator.metrics import figures
+from modelpool.scheduler.simulator.timeline import GAP, timeline
+from tests.simulation.test_metrics import Gpu, Run, World, small_world
 
 
 def test_a_small_world_by_hand() -> None:

@@ -6,15 +6,15 @@ from random import Random
 
 import pytest
 
-from pool.errors import GIB
-from pool.spec import NodeId, WorkerId
-from scheduler.messages import Prefetch, RunTask
-from scheduler.prefetch import ReadingAhead
-from scheduler.simulated.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
-from scheduler.state import SchedulerState
-from scheduler.workloads.arrivals import poisson
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import NodeId, WorkerId
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.placement.prefetch import ReadingAhead
+from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
+from modelpool.scheduler.tables.messages import Prefetch, RunTask
+from modelpool.scheduler.workloads.arrivals import poisson
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
 
 
 def cluster_of(jobs: int) -> VirtualCluster[SchedulerState]:

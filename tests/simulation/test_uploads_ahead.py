@@ -11,18 +11,18 @@ from random import Random
 
 import pytest
 
-from pool.errors import GIB
-from pool.residency import Residency
-from pool.spec import NodeId, TaskId, WorkerId
-from scheduler.config import SchedulerConfig
-from scheduler.invariants import validate
-from scheduler.messages import Event, Outcome, Prefetch, RunEnded, RunTask, UploadAhead
-from scheduler.simulated.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
-from scheduler.state import SchedulerState
-from scheduler.upload_ahead import UploadingAhead
-from scheduler.workloads.arrivals import all_at_once, poisson
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import NodeId, TaskId, WorkerId
+from modelpool.pool.plan.residency import Residency
+from modelpool.scheduler.core.invariants import validate
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.placement.preload import UploadingAhead
+from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Event, Outcome, Prefetch, RunEnded, RunTask, UploadAhead
+from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
 
 MIX = Mix([InventedModel(f"m{n}") for n in range(6)], ("", "l1"), steps=(20, 30))
 
@@ -51,7 +51,7 @@ def finished(cluster: VirtualCluster[SchedulerState]) -> VirtualCluster[Schedule
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is told of anything, and nothing is put off for it."""
     monkeypatch.setattr(UploadingAhead, "look", lambda self, job_came: self._started.clear())
-    monkeypatch.setattr("scheduler.soonest.comes_beside", lambda *nothing: False)
+    monkeypatch.setattr("modelpool.scheduler.placement.expected_completion.comes_beside", lambda *nothing: False)
 
 
 @pytest.mark.parametrize("per_second", [None, 0.6])

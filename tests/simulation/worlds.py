@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from random import Random
 
-from pool.errors import GIB
-from pool.spec import RunErrorKind, WorkerId
-from scheduler.config import SchedulerConfig
-from scheduler.messages import CancelAsked
-from scheduler.simulated.cluster import VirtualCluster
-from scheduler.simulated.disturbances import Disturbances
-from scheduler.simulated.machines import SimulatedGpu
-from scheduler.state import SchedulerState
-from scheduler.workloads.arrivals import all_at_once, bursts, poisson
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
+from modelpool.pool.core.errors import GIB
+from modelpool.pool.core.spec import RunErrorKind, WorkerId
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.faults import Disturbances
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import CancelAsked
+from modelpool.scheduler.workloads.arrivals import all_at_once, bursts, poisson
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
 
 
 def gpus(count: int, *capacities_gib: int) -> list[SimulatedGpu]:

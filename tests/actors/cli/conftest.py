@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from actors.cli.main import run
-from actors.cli.options import PoolOptions
-from actors.cli.session import Session
-from actors.config import CONFIG_VARIABLE
+from modelpool.actors.cli.main import run
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.session import Session
+from modelpool.actors.settings.config import CONFIG_VARIABLE
 from tests.actors.cli.fakes import FakePool
 
 

@@ -1,6 +1,6 @@
 """A pool without Ray, GPUs or models: pictures are a function of their recipe, problems come as ordered.
 
-Follows the same protocol as `actors.client.ModelPool` where the command line uses it.
+Follows the same protocol as `actors.api.client.ModelPool` where the command line uses it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Literal
 
 import numpy as np
 
-from actors.outcomes import ImageResult, JobFailure, Summary, TaskSummary
-from actors.outputs.folder import Finished, OutputFolder
-from actors.progress import Progress, RunningJob
-from actors.recipe import Recipe, RecipeLora
-from actors.requests import GenerateRequest
-from actors.status import PoolStatus, WorkerStatus
-from pool.errors import UserError, unknown_name
-from pool.registry.listings import LoraListing, ModelListing
-from pool.sampling.names import resolve_sampler
-from pool.spec import JobId, RunErrorKind, Stage, WorkerId
-from pool.work import Picture
-from scheduler.why import Candidate, Rule, Why
+from modelpool.actors.control.status import PoolStatus, WorkerStatus
+from modelpool.actors.graph.recipe import Recipe, RecipeLora
+from modelpool.actors.outputs.folder import Finished, OutputFolder
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
+from modelpool.actors.results.progress import Progress, RunningJob
+from modelpool.pool.core.errors import UserError, unknown_name
+from modelpool.pool.core.spec import JobId, RunErrorKind, Stage, WorkerId
+from modelpool.pool.core.stage_params import Picture
+from modelpool.pool.registry.listings import LoraListing, ModelListing
+from modelpool.pool.sampling.names import resolve_sampler
+from modelpool.scheduler.tables.placement_record import Candidate, Rule, Why
 
 MODELS = ("shapes", "portraits")
 LORAS = ("light", "outline")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.outputs.folder import OutputFolder
-from actors.requests import GenerateRequest
-from pool.spec import RunErrorKind
+from modelpool.actors.outputs.folder import OutputFolder
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.spec import RunErrorKind
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
 
@@ -60,7 +60,7 @@ def test_a_batch_says_at_the_end_where_each_job_ran_and_why(command: Command) ->
 
 
 def test_of_very_many_jobs_the_first_are_told(command: Command, jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.cli.running.MOST_WHYS", 3)
+    monkeypatch.setattr("modelpool.actors.cli.run_jobs.MOST_WHYS", 3)
     ended = command(*ARGUMENTS)
     assert sum(line.startswith("job ") for line in ended.err.splitlines()) == 3
     assert "... and 1 job more; the manifest says it of each" in ended.err

@@ -9,15 +9,15 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from actors.cli.doctor import device_lines, doctor, make_report, views
-from actors.cli.options import DeviceKind, PoolOptions
-from actors.config import CONFIG_VARIABLE
-from pool.devices.capabilities import other_capabilities
-from pool.devices.detection import Detected, DetectedDevice
-from pool.devices.kind_names import DeviceKind as Kind
-from pool.devices.memory_limits import host_memory
-from pool.diagnosis import Wanted, diagnose
-from pool.errors import UserError
+from modelpool.actors.cli.doctor import device_lines, doctor, make_report, views
+from modelpool.actors.cli.options import DeviceKind, PoolOptions
+from modelpool.actors.settings.config import CONFIG_VARIABLE
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.devices.capabilities import other_capabilities
+from modelpool.pool.devices.detection import Detected, DetectedDevice
+from modelpool.pool.devices.kind_names import DeviceKind as Kind
+from modelpool.pool.devices.memory_limits import host_memory
+from modelpool.pool.engine.diagnosis import Wanted, diagnose
 
 
 @pytest.fixture(autouse=True)

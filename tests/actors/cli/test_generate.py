@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from actors.cli.generate import how_to_go_on, prompts_and_seeds
-from actors.outcomes import PoolLost
-from actors.outputs.png_text import read_recipe
-from actors.recipe import Recipe
-from actors.requests import GenerateRequest, LoraChoice
-from pool.errors import UserError
-from pool.spec import RunErrorKind
+from modelpool.actors.cli.generate import how_to_go_on, prompts_and_seeds
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs.png import read_recipe
+from modelpool.actors.request.requests import GenerateRequest, LoraChoice
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.spec import RunErrorKind
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool, pixels_for, recipe_for
 

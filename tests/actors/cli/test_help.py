@@ -10,14 +10,14 @@ from typing import get_args
 
 import pytest
 
-from actors.cli import options
-from actors.cli.batch import BATCH_HELP
-from actors.config import PoolSection
-from actors.requests import GenerateRequest
-from pool.devices.kind_names import DeviceKind
-from pool.devices.vram_policy import VramPolicy, default_reserve_bytes
-from pool.errors import MIB
-from pool.sampling.names import SAMPLERS, SCHEDULES
+from modelpool.actors.cli import options
+from modelpool.actors.cli.batch import BATCH_HELP
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.settings.config import PoolSection
+from modelpool.pool.core.errors import MIB
+from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.vram_policy import VramPolicy, default_reserve_bytes
+from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 from tests.actors.cli.conftest import Command
 
 COMMANDS = (

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.actors.cli.conftest import Command
-from tests.pool.checkpoints.files.gguf_files import write_gguf
-from tests.pool.text_encoders.gguf_encoders import PUBLISHED, published
+from tests.pool.formats.gguf_files import write_gguf
+from tests.pool.models.text.gguf_encoders import PUBLISHED, published
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

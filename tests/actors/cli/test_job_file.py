@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from actors.cli.job_file import JobFile, read_job_file
-from actors.requests import GenerateRequest, LoraChoice
-from pool.errors import UserError
+from modelpool.actors.cli.job_file import JobFile, read_job_file
+from modelpool.actors.request.requests import GenerateRequest, LoraChoice
+from modelpool.pool.core.errors import UserError
 
 MODEL = {"model": "shapes"}
 

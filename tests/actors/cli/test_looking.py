@@ -13,14 +13,14 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from actors.outputs.finished import encoded
-from actors.outputs.folder import write_whole
-from actors.outputs.png_text import RECIPE_KEY, encode_png
-from actors.recipe import RecipePictures
-from pool.work import Film, Sound
+from modelpool.actors.graph.recipe import RecipePictures
+from modelpool.actors.outputs.folder import write_whole
+from modelpool.actors.outputs.output_file import encoded
+from modelpool.actors.outputs.png import RECIPE_KEY, encode_png
+from modelpool.pool.core.stage_params import Film, Sound
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import MODELS, FakePool, pixels_for
-from tests.actors.outputs.test_png_text import RECIPE
+from tests.actors.outputs.test_png import RECIPE
 from tests.architecture.source_tree import ROOT
 
 SHAPES = ROOT / "examples" / "shapes"

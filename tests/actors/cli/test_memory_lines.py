@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.cli.running import memory_lines
-from actors.outcomes import TaskSummary
-from pool.spec import Division, Stage, WorkerId
+from modelpool.actors.cli.run_jobs import memory_lines
+from modelpool.actors.results.outcomes import TaskSummary
+from modelpool.pool.core.spec import Division, Stage, WorkerId
 
 
 def task(stage: Stage, divided: str = "", rungs: tuple[str, ...] = (), shared: bool = False) -> TaskSummary:

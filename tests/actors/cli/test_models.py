@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from actors.cli.opening import settings_for
-from actors.cli.options import PoolOptions
-from pool.registry.memory import Memory, default_folder
+from modelpool.actors.cli.open_pool import settings_for
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.pool.registry.remembered import Memory, default_folder
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.test_help import loaded_by
 from tests.architecture.source_tree import ROOT
@@ -28,7 +28,7 @@ def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry for each test, and no wait for files that have just been made."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state_home"))
     for module in ("registry", "changes"):  # as if files had been there for long
-        monkeypatch.setattr(f"pool.registry.{module}.SETTLED_NS", -(10**12))
+        monkeypatch.setattr(f"modelpool.pool.registry.{module}.SETTLED_NS", -(10**12))
 
 
 @pytest.fixture

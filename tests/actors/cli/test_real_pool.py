@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from actors.client import ModelPool
-from actors.outputs.folder import OutputFolder
 from examples.shapes.checker import matches, read_picture
+from modelpool.actors.api.client import ModelPool
+from modelpool.actors.outputs.folder import OutputFolder
 from tests.architecture.source_tree import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -37,7 +37,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelPool]:
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """The command, in `folder`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "actors.cli", *arguments],
+        [sys.executable, "-m", "modelpool", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

@@ -8,12 +8,12 @@ import threading
 import pytest
 from rich.console import Console
 
-from actors.cli.progress_view import BarsView, LinesView, bars, view_for
-from actors.cli.screen import counted, duration, people_console
-from actors.cli.tables import summary_table
-from actors.outcomes import Summary
-from actors.progress import Progress, RunningJob
-from pool.spec import JobId, Stage, WorkerId
+from modelpool.actors.cli.progress_view import BarsView, LinesView, bars, view_for
+from modelpool.actors.cli.screen import counted, duration, people_console
+from modelpool.actors.cli.tables import summary_table
+from modelpool.actors.results.outcomes import Summary
+from modelpool.actors.results.progress import Progress, RunningJob
+from modelpool.pool.core.spec import JobId, Stage, WorkerId
 from tests.actors.cli.fakes import task
 
 LONG = "a prompt that goes on and on and would push everything else off the line if it could"

@@ -12,11 +12,11 @@ import threading
 import pytest
 from rich.console import Console
 
-from actors.cli.main import run
-from actors.cli.session import Session
-from actors.cli.top_view import BAR_CELLS, frame
-from actors.status import PoolStatus, ResidentPart, RunStatus, WorkerStatus
-from pool.spec import WorkerId
+from modelpool.actors.cli.main import run
+from modelpool.actors.cli.session import Session
+from modelpool.actors.cli.top_view import BAR_CELLS, frame
+from modelpool.actors.control.status import PoolStatus, ResidentPart, RunStatus, WorkerStatus
+from modelpool.pool.core.spec import WorkerId
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
 

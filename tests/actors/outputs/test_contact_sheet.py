@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFont
 
-from actors.outputs.contact_sheet import (
+from modelpool.actors.outputs.contact_sheet import (
     MOST_PICTURES,
     LabelledPicture,
     columns_for,
@@ -20,7 +20,7 @@ from actors.outputs.contact_sheet import (
     make_contact_sheet,
     wrapped,
 )
-from tests.actors.outputs.test_png_text import RECIPE
+from tests.actors.outputs.test_png import RECIPE
 
 FONT = ImageFont.load_default(14)
 

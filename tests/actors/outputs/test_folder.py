@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from actors.outputs import folder as folder_module
-from actors.outputs import whole_file
-from actors.outputs.folder import Finished, OutputFolder, file_name, pixels_sha256, plain, write_whole
-from actors.outputs.png_text import read_recipe
-from actors.recipe import Recipe
-from pool.errors import OutputFailed
-from pool.work import Picture
-from tests.actors.outputs.test_png_text import RECIPE
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs import atomic_write as whole_file
+from modelpool.actors.outputs import folder as folder_module
+from modelpool.actors.outputs.folder import Finished, OutputFolder, file_name, pixels_sha256, plain, write_whole
+from modelpool.actors.outputs.png import read_recipe
+from modelpool.pool.core.errors import OutputFailed
+from modelpool.pool.core.stage_params import Picture
+from tests.actors.outputs.test_png import RECIPE
 
 
 class Colour(Enum):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.outputs.manifest import Manifest
-from pool.errors import OutputFailed
+from modelpool.actors.outputs.manifest import Manifest
+from modelpool.pool.core.errors import OutputFailed
 
 ENTRIES = [{"n": n, "text": "x" * n} for n in (0, 5000, 3, 4095)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 
-from tests.pool.checkpoints.layouts import Layout, LdmUnet, conv, ldm_unet
+from tests.pool.loading.layouts import Layout, LdmUnet, conv, ldm_unet
 
 #: the halves of a UNet that a ControlNet has
 _SHARED = ("time_embed.", "input_blocks.", "middle_block.", "label_emb.")

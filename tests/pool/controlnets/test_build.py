@@ -9,15 +9,15 @@ import torch
 from diffusers import ControlNetModel
 from safetensors.torch import load_file, save_file
 
-from pool.checkpoints.private_names import differing_keys
-from pool.controlnets.build import plan_controlnet
-from pool.controlnets.open_controlnet import OpenControlNet
-from pool.errors import CorruptFile, UnknownArchitecture
-from pool.work import ControlRef
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.layouts import LdmUnet
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.controlnets.build import plan_controlnet
+from modelpool.pool.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture
+from modelpool.pool.core.stage_params import ControlRef
+from modelpool.pool.models.common.diffusers_private import differing_keys
 from tests.pool.controlnets.layouts import ldm_controlnet
+from tests.pool.loading import layouts
+from tests.pool.loading.layouts import LdmUnet
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 UNETS: dict[str, LdmUnet] = {
     "sd1": layouts.TINY_UNET,

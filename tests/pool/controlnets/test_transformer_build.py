@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pool.checkpoints.private_names import differing_keys
-from pool.controlnets.build import plan_controlnet
-from pool.controlnets.kinds import KINDS, evenly, in_proportion, in_turn, kind_of
-from pool.controlnets.open_controlnet import OpenControlNet
-from pool.errors import UnknownArchitecture
-from pool.work import ControlRef
+from modelpool.pool.controlnets.build import plan_controlnet
+from modelpool.pool.controlnets.kinds import KINDS, evenly, in_proportion, in_turn, kind_of
+from modelpool.pool.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.stage_params import ControlRef
+from modelpool.pool.models.common.diffusers_private import differing_keys
 from tests.pool.controlnets import tiny_controls
 
 Make = Callable[[], Any]

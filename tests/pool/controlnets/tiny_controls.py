@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.pool.diffusion_models import image_published
 from tests.pool.families.tiny_transformers import WIDTH, seeded
+from tests.pool.models.diffusion import image_published
 from tests.pool.zoo.case import quiet_libraries
 
 File = dict[str, Tensor]

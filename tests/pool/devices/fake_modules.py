@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pool.devices.kind_names import DeviceKind
-from pool.devices.torch_modules import FindModule
-from pool.errors import UserError
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.torch_modules import FindModule
 
 GIB = 1 << 30
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from pool.devices.copy_streams import StreamMaker
+from modelpool.pool.devices.copy_streams import StreamMaker
 
 
 @dataclass(eq=False)

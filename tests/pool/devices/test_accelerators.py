@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.devices import torch_modules
-from pool.devices.accelerator_memory import UNTOLD_BYTES, AcceleratorMemory, memory_calls
-from pool.devices.capabilities import HalfStorage, default_device_kind, detect_capabilities, rocm_bfloat16
-from pool.devices.kind_names import ACCELERATORS, DeviceKind
-from pool.devices.kinds import CpuMemory, device_kind, open_device
-from pool.devices.memory_limits import HostMemory
-from pool.devices.torch_modules import device_count, device_module
-from pool.errors import UnknownName, UserError
+from modelpool.pool.core.errors import UnknownName, UserError
+from modelpool.pool.devices import torch_modules
+from modelpool.pool.devices.accelerator_memory import UNTOLD_BYTES, AcceleratorMemory, memory_calls
+from modelpool.pool.devices.capabilities import HalfStorage, default_device_kind, detect_capabilities, rocm_bfloat16
+from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
+from modelpool.pool.devices.kinds import CpuMemory, device_kind, open_device
+from modelpool.pool.devices.memory_limits import HostMemory
+from modelpool.pool.devices.torch_modules import device_count, device_module
 from tests.architecture.source_tree import ROOT
 from tests.pool.devices.fake_modules import (
     GIB,

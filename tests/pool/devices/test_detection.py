@@ -10,10 +10,10 @@ import psutil
 import pytest
 import torch
 
-from pool.devices.detection import Detected, capabilities_here, detect, torch_build
-from pool.devices.kind_names import ACCELERATORS, DeviceKind
-from pool.devices.memory_limits import HostMemory
-from pool.devices.nvml import GpuProcess, NvmlReading, find_nvml, read_nvml
+from modelpool.pool.devices.detection import Detected, capabilities_here, detect, torch_build
+from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
+from modelpool.pool.devices.memory_limits import HostMemory
+from modelpool.pool.devices.nvml import GpuProcess, NvmlReading, find_nvml, read_nvml
 from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, every_accelerator, only
 from tests.pool.devices.fake_nvml import FakeNvml
 

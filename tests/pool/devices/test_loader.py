@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pool.devices import loader as loader_module
-from pool.devices import sim
-from pool.devices.copy_streams import CopyStreams
-from pool.devices.loader import FILL_THREADS, Loader
-from pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
+from modelpool.pool.devices import loader as loader_module
+from modelpool.pool.devices.copy_streams import CopyStreams
+from modelpool.pool.devices.loader import FILL_THREADS, Loader
+from modelpool.pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
+from modelpool.pool.devices.sim import device as sim
 from tests.pool.devices.fake_streams import Trace
 
 INDEX = 58  # of a simulated device that no other test uses

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.devices.memory_limits import HostMemory, host_memory
-from pool.devices.pinned_memory import (
+from modelpool.pool.devices.memory_limits import HostMemory, host_memory
+from modelpool.pool.devices.pinned_memory import (
     KEPT_FREE_BYTES,
     PAGE_BYTES,
     PinnedLedger,
@@ -19,7 +19,7 @@ from pool.devices.pinned_memory import (
     StagingRing,
     is_copied_when_pinned,
 )
-from pool.devices.pinned_memory import pinned_budget_bytes as budget_of
+from modelpool.pool.devices.pinned_memory import pinned_budget_bytes as budget_of
 from tests.pool.devices.fake_streams import FakeEvent
 
 GIB = 1 << 30

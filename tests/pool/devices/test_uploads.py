@@ -15,11 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pool.devices import sim
-from pool.devices.copy_streams import CopyStreams
-from pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
-from pool.devices.uploads import DirectUploader, OrderRecorder, StreamingUploader, StreamOrder, key_of, streamed_bytes
-from pool.ops import compute, swap_to_casting
+from modelpool.pool.devices.copy_streams import CopyStreams
+from modelpool.pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.uploads import (
+    DirectUploader,
+    OrderRecorder,
+    StreamingUploader,
+    StreamOrder,
+    key_of,
+    streamed_bytes,
+)
+from modelpool.pool.ops.classes import swap_to_casting
+from modelpool.pool.ops.context import compute
 from tests.pool.devices.fake_streams import FakeEvent, Trace
 from tests.pool.zoo import build, store_in
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.devices.capabilities import INFERENCE_BYTES
-from pool.devices.kind_names import DeviceKind
-from pool.devices.vram_policy import (
+from modelpool.pool.devices.capabilities import INFERENCE_BYTES
+from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.vram_policy import (
     RESERVE_BYTES,
     VramPolicy,
     capacity_bytes,

@@ -17,16 +17,16 @@ from diffusers import (
 )
 from PIL import Image
 
-from pool.controlnets.open_controlnet import OpenControlNet
-from pool.devices import sim
-from pool.engine import Engine, EngineSettings
-from pool.errors import UnknownName, UnusableField
-from pool.residency import needed_bytes
-from pool.spec import Role
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.core.errors import UnknownName, UnusableField
+from modelpool.pool.core.spec import Role
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.plan.residency import needed_bytes
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.tiny_model import Made, TinyModel, euler
+from tests.pool.loading import layouts
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

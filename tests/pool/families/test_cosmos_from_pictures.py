@@ -14,13 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from pool.checkpoints.sampling_facts import Prediction
-from pool.checkpoints.transformers import TRANSFORMERS
-from pool.sampling.beginnings import SHAKEN_SIGMA, shakes_picture
-from pool.sampling.noise import PictureNoise, seed_beside
-from pool.spec import Role
-from pool.work import EncodePictureWork, Film, Latent, SampleWork
-from tests.pool.families.test_shown_pictures import assert_equal
+from modelpool.pool.conditioning.first_frame import SHAKEN_SIGMA, shakes_picture
+from modelpool.pool.core.sampling_facts import Prediction
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import EncodePictureWork, Film, Latent, SampleWork
+from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.sampling.noise import PictureNoise, seed_beside
+from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.test_transformer_families import _RESIZING, _Harmless
 from tests.pool.families.tiny_relatives import RELATIVES
 from tests.pool.families.tiny_shown import TinyFamilyModel
@@ -93,7 +93,7 @@ def test_the_picture_is_the_first_cell_of_the_film(tmp_path: Path) -> None:
 
 def test_what_a_run_holds_is_estimated(tmp_path: Path) -> None:
     """The picture with its noise is beside the latent."""
-    from pool.devices import sim
+    from modelpool.pool.devices.sim import device as sim
 
     sim.install()
     sim.configure(0, 1 << 28)

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.sampling_facts import NoiseKind, Prediction, Shown
-from pool.errors import UnknownArchitecture
-from pool.sampling.noise import PictureNoise
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.sampling_facts import NoiseKind, Prediction, Shown
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.saving.diffusers_folder import save_diffusers
 from tests.pool.families.test_from_pictures import picture
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, SHOWN_TENSORS

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pool.checkpoints.build import open_checkpoint
-from pool.errors import UnknownArchitecture
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.saving.diffusers_folder import save_diffusers
-from pool.spec import Role
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.layouts import open_clip
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.spec import Role
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.saving.diffusers_folder import save_diffusers
 from tests.pool.families.tiny_model import TinyModel
+from tests.pool.loading import layouts
+from tests.pool.loading.layouts import open_clip
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 TEXT = "cond_stage_model.model."

@@ -13,11 +13,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from pool.checkpoints.sampling_facts import Beginning
-from pool.latent_pixels import latent_shape
-from pool.sampling.noise import PictureNoise
-from pool.spec import Role, TaskSpec
-from pool.work import (
+from modelpool.pool.core.sampling_facts import Beginning
+from modelpool.pool.core.spec import Role, TaskSpec
+from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
     EncodePictureWork,
@@ -29,13 +27,15 @@ from pool.work import (
     stage_of,
     task_id,
 )
-from tests.pool.diffusion_models import video_published as video_layouts
+from modelpool.pool.pixels.latent_pixels import latent_shape
+from modelpool.pool.sampling.noise import PictureNoise
 from tests.pool.families.tiny_transformers import FAMILIES, T5_WORDS, WIDTH, TinyFamily
 from tests.pool.families.whole_transformer import FRAME_RATE, SEED, STEPS, Whole
 from tests.pool.families.whole_transformer import HEIGHT as PIXELS_HIGH
 from tests.pool.families.whole_transformer import WIDTH as PIXELS_WIDE
-from tests.pool.text_encoders import cases as texts
-from tests.pool.vaes import published
+from tests.pool.models.diffusion import video_published as video_layouts
+from tests.pool.models.text import cases as texts
+from tests.pool.models.vae import published
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 _UMT5 = {"umt5_xxl": (lambda: texts.umt5(words=T5_WORDS), texts.t5_file)}

@@ -17,7 +17,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from pool.work import SampleWork
+from modelpool.pool.core.stage_params import SampleWork
 from tests.pool.families.test_from_pictures import picture
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel

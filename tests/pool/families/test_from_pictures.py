@@ -18,12 +18,12 @@ from diffusers import (
 )
 from PIL import Image
 
-from pool.spec import Role
-from pool.starts import scaled_latent
-from pool.work import EncodePictureWork, SampleWork
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.layouts import Layout, ldm_unet
+from modelpool.pool.conditioning.starts import scaled_latent
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import EncodePictureWork, SampleWork
 from tests.pool.families.tiny_model import Made, TinyModel, euler
+from tests.pool.loading import layouts
+from tests.pool.loading.layouts import Layout, ldm_unet
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

@@ -15,24 +15,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 
-from pool.checkpoints import assembled
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.content import RangeDigests, component_digests
-from pool.checkpoints.files.ranges import ByteRange
-from pool.checkpoints.files.weights_file import read_own_header
-from pool.registry.hashes import hash_file
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.spec import Role
-from pool.text.gguf_tokenizer import gguf_tokenizer
-from pool.text.text_tokenizer import KINDS, TokenizerMissing
-from pool.text_encoders.build import facts_named
-from pool.work import Encoded
-from tests.pool.checkpoints.files.gguf_files import rounded
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.formats.byte_ranges import ByteRange
+from modelpool.pool.formats.weights_file import read_own_header
+from modelpool.pool.loading import assembled_checkpoint as assembled
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.loading.content_digest import RangeDigests, component_digests
+from modelpool.pool.models.text.build import facts_named
+from modelpool.pool.registry.hashes import hash_file
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.text.gguf_tokenizer import gguf_tokenizer
+from modelpool.pool.text.text_tokenizer import KINDS, TokenizerMissing
 from tests.pool.families.tiny_relatives import ALL_FAMILIES
 from tests.pool.families.whole_transformer import Whole
+from tests.pool.formats.gguf_files import rounded
+from tests.pool.models.text.gguf_encoders import ARCHITECTURES, written
 from tests.pool.text.gguf_vocabularies import entries_of
 from tests.pool.text.tiny_tokenizers import tiny
-from tests.pool.text_encoders.gguf_encoders import ARCHITECTURES, written
 
 #: a family of each kind, and its text encoder that is a GGUF file
 ENCODERS = {"lumina2": "gemma2_2b", "hunyuan_video": "llama3_8b", "hidream_i1": "llama3_8b", "flux2": "mistral3_24b"}

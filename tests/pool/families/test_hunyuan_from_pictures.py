@@ -16,18 +16,18 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from actors.extents import Duration, extent_of
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.files.assembly import read_description
-from pool.errors import UnknownArchitecture, UnusableField
-from pool.latent_pixels import sampled_shape
-from pool.sampling.noise import PictureNoise
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.saving.diffusers_folder import save_diffusers
-from pool.spec import Role
-from pool.text.text_tokenizer import TokenizerMissing
-from pool.work import Encoded, EncodeWork, Film, SampleWork, SeePictureWork
-from tests.pool.families.test_shown_pictures import assert_equal
+from modelpool.actors.graph.output_shape import Duration, extent_of
+from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import Encoded, EncodeWork, Film, SampleWork, SeePictureWork
+from modelpool.pool.formats.model_description import read_description
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.pixels.latent_pixels import sampled_shape
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.text.text_tokenizer import TokenizerMissing
+from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.tiny_llava import LED, SIDE, STATES, llava, vision_file
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
@@ -154,7 +154,7 @@ def test_what_the_picture_shows_matters_to_words_and_to_the_film(tmp_path: Path)
 
 @pytest.mark.parametrize("cfg", [1.0, 4.0], ids=["alone", "guided"])
 def test_what_runs_hold_is_estimated(cfg: float, tmp_path: Path) -> None:
-    from pool.devices import sim
+    from modelpool.pool.devices.sim import device as sim
 
     sim.install()
     sim.configure(0, 1 << 28)

@@ -14,14 +14,12 @@ from diffusers import StableDiffusionControlNetInpaintPipeline, StableDiffusionX
 from PIL import Image
 from safetensors.torch import save_file
 
-from pool.controlnets.build import plan_controlnet
-from pool.controlnets.config import controlnet_config
-from pool.devices import sim
-from pool.errors import UnusableField
-from pool.spec import Role, Stage
-from pool.work import HoleTold, Latent, Member
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.controlnets.build import plan_controlnet
+from modelpool.pool.controlnets.config import controlnet_config
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.spec import Role, Stage
+from modelpool.pool.core.stage_params import HoleTold, Latent, Member
+from modelpool.pool.devices.sim import device as sim
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.test_controlnets import CFG, FIELDS, HEIGHT, SEED, SIZE, STEPS, WIDTH, assert_equal
 from tests.pool.families.test_controlnets import diffusers_latent as controlled_latent
@@ -29,6 +27,8 @@ from tests.pool.families.test_from_pictures import mask, picture
 from tests.pool.families.test_needs_from_pictures import check
 from tests.pool.families.tiny_model import QUIET, TinyModel, euler
 from tests.pool.families.tiny_transformers import seeded
+from tests.pool.loading import layouts
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 STRENGTH = 0.75

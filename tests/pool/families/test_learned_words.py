@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pool.catalog import Catalog
-from pool.errors import AdapterMismatch, UnknownName, UnsafeFile
-from pool.spec import Role
-from pool.text.encode import read_texts
-from pool.text.tokenizer import BEGIN_ID, END_ID, ClipTokenizer
-from pool.work import Encoded, EncodeWork
-from tests.pool.checkpoints import layouts
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.errors import AdapterMismatch, UnknownName, UnsafeFile
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import Encoded, EncodeWork
+from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
+from modelpool.pool.text.encode import read_texts
 from tests.pool.families.tiny_model import TinyModel
+from tests.pool.loading import layouts
 
 RUN = {"steps": 1, "cfg": 1.0, "width": 32, "height": 32}
 PROMPT = "a (embedding:worn:1.2) chair"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pool.devices import sim
+from modelpool.pool.devices.sim import device as sim
 from tests.pool.controlnets import tiny_controls
 from tests.pool.families.test_needs_from_pictures import LONG
 from tests.pool.families.test_needs_shown import check

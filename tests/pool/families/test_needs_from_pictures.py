@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pool.devices import sim
-from pool.spec import Stage
-from pool.work import EncodePictureWork
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.layouts import Layout
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.core.spec import Stage
+from modelpool.pool.core.stage_params import EncodePictureWork
+from modelpool.pool.devices.sim import device as sim
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.test_from_pictures import filling
 from tests.pool.families.tiny_model import Made, TinyModel
+from tests.pool.loading import layouts
+from tests.pool.loading.layouts import Layout
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 #: an estimate is at most so much above the truth
 MOST_OVER = 0.05

@@ -17,16 +17,16 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from actors.shown_cut import reference_size
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.sampling_facts import TextSight
-from pool.errors import UnusableField
-from pool.latent_pixels import latent_shape
-from pool.sampling.noise import PictureNoise
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.spec import Role
-from pool.vision.qwen import grid_of
-from pool.work import EncodeWork, SampleWork, SeePictureWork
+from modelpool.actors.graph.image_concat_cut import reference_size
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.sampling_facts import TextSight
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import EncodeWork, SampleWork, SeePictureWork
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.vision.qwen import grid_of
+from modelpool.pool.pixels.latent_pixels import latent_shape
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from tests.pool.families.test_from_pictures import picture
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_qwen_edit import SEEING, Processor, seeing_encoder

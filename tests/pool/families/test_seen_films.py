@@ -18,26 +18,26 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from actors.requests import GenerateRequest
-from pool.checkpoints.sampling_facts import Guidance, UsualRun
-from pool.devices import sim
-from pool.devices.vram_policy import VramPolicy
-from pool.engine import Engine, EngineSettings
-from pool.errors import UnusableField
-from pool.latent_pixels import as_vae_has_it
-from pool.module_work import module_work
-from pool.sampling.frame_strengths import frame_strengths
-from pool.sampling.noise import PictureNoise, seed_beside
-from pool.sampling.schedules import make_sigmas, sigma_table
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.spec import Role
-from pool.usual_work import usual_call
-from pool.work import EncodePictureWork, Film, Latent, Member, SampleWork, Seen, SeePictureWork
-from tests.pool.families.test_shown_pictures import assert_equal
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.sampling_facts import Guidance, UsualRun
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import EncodePictureWork, Film, Latent, Member, SampleWork, Seen, SeePictureWork
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.estimates.typical_run import usual_call
+from modelpool.pool.guidance.per_frame_guidance import frame_strengths
+from modelpool.pool.pixels.latent_pixels import as_vae_has_it
+from modelpool.pool.sampling.noise import PictureNoise, seed_beside
+from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.tracing.module_flops import module_work
+from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.tiny_films import FILMS, GROUPS, SIDE, TinyFilmModel, picture_vae, temporal_vae
 from tests.pool.families.tiny_model import QUIET, Made, TinyModel
 from tests.pool.families.tiny_transformers import seeded
-from tests.pool.vaes import published
+from tests.pool.models.vae import published
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -335,9 +335,9 @@ def test_numbers_of_films_have_limits(fields: dict[str, Any], message: str) -> N
 
 
 def test_a_prompt_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    from actors.cut import cut_request
-    from actors.given_pictures import GivenPictures
-    from pool.spec import JobId
+    from modelpool.actors.graph.build_graph import cut_request
+    from modelpool.actors.inputs.input_images import GivenPictures
+    from modelpool.pool.core.spec import JobId
 
     tiny = TinyFilmModel(tmp_path, FILMS["svd"])
 

@@ -18,15 +18,15 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.files.assembly import read_description
-from pool.errors import MissingParts, UnknownArchitecture, UnusableField
-from pool.sampling.noise import PictureNoise
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.spec import Role
-from pool.work import Film, SampleWork, SeePictureWork
+from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import Film, SampleWork, SeePictureWork
+from modelpool.pool.formats.model_description import read_description
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.test_films_from_pictures import JOINED, louder
-from tests.pool.families.test_shown_pictures import assert_equal
 from tests.pool.families.tiny_films import SEEN, SIDE, clip_vision
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import TinyFamilyModel
@@ -127,7 +127,7 @@ def test_a_film_may_end_as_it_begins(tmp_path: Path) -> None:
 def test_what_runs_hold_is_estimated(tmp_path: Path) -> None:
     """Of two pictures there are twice as many states to read. Found: what the first was shown as stayed on the device
     while the second was."""
-    from pool.devices import sim
+    from modelpool.pool.devices.sim import device as sim
 
     sim.install()
     sim.configure(0, 1 << 28)

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.checkpoints.build import open_checkpoint
-from pool.sampling.noise import PictureNoise
-from pool.sampling.schedules import make_sigmas, sigma_table
-from pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.saving.diffusers_folder import save_diffusers
+from tests.pool.conditioning.test_image_concat import _OurUpscalerLevels
 from tests.pool.families.test_from_pictures import picture
-from tests.pool.families.test_shown_pictures import _OurUpscalerLevels
 from tests.pool.families.tiny_model import TinyModel, euler
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 

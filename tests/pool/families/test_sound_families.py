@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pool.checkpoints.build import open_checkpoint
-from pool.sampling.noise import PictureNoise
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.spec import Role
-from pool.work import Encoded
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from tests.pool.families.tiny_sound import CELL, CHANNELS, STABLE_AUDIO, seconds_model
 from tests.pool.families.tiny_transformers import seeded
 from tests.pool.families.whole_transformer import SECONDS, SEED, STEPS, Whole
@@ -93,7 +93,7 @@ def test_without_what_embeds_seconds_it_is_refused_by_name(tmp_path: Path) -> No
     """A part of such a file, as some are handed around."""
     from safetensors.torch import save_file
 
-    from pool.errors import UnknownArchitecture
+    from modelpool.pool.core.errors import UnknownArchitecture
 
     kept = {key: value for key, value in STABLE_AUDIO.file().items() if "seconds_" not in key}
     save_file(kept, tmp_path / "part.safetensors")

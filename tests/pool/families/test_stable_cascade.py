@@ -21,22 +21,22 @@ from diffusers.schedulers import scheduling_ddpm_wuerstchen
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pool.catalog import Catalog
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.cascades import CASCADES
-from pool.devices.vram_policy import VramPolicy
-from pool.diffusion_models.rows import ARCHITECTURES
-from pool.engine import EngineSettings
-from pool.errors import MissingParts, UnknownArchitecture, UnusableField
-from pool.explicit_control import load_checkpoint
-from pool.registry.assembling import Chosen, assemble
-from pool.registry.registry import open_registry
-from pool.sampling.noise import PictureNoise
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.spec import Role, Stage
-from pool.text_encoders.readings import readings_of
-from pool.usual_work import usual_work
-from pool.work import Latent, Member, Picture, SampleWork
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
+from modelpool.pool.core.spec import Role, Stage
+from modelpool.pool.core.stage_params import Latent, Member, Picture, SampleWork
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import EngineSettings
+from modelpool.pool.engine.explicit_control import load_checkpoint
+from modelpool.pool.estimates.typical_run import usual_work
+from modelpool.pool.families.cascade_families import CASCADES
+from modelpool.pool.families.text_readings import readings_of
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.models.diffusion.rows import ARCHITECTURES
+from modelpool.pool.registry.assembling import Chosen, assemble
+from modelpool.pool.registry.registry import open_registry
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from tests.pool.families.tiny_cascade import (
     PRIOR,
     STAGE_B,
@@ -49,8 +49,8 @@ from tests.pool.families.tiny_cascade import (
     write_files,
     write_folders,
 )
+from tests.pool.models.text.pipelines import clip_tokenizer
 from tests.pool.pipeline import QUIET
-from tests.pool.text_encoders.pipelines import clip_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),

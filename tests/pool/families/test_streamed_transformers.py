@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pool.devices import sim
-from pool.devices.vram_policy import VramPolicy
-from pool.engine import EngineSettings
-from pool.module_work import module_work
-from pool.spec import Role
-from pool.usual_work import usual_call, usual_work
-from pool.work import SampleWork
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import SampleWork
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import EngineSettings
+from modelpool.pool.estimates.typical_run import usual_call, usual_work
+from modelpool.pool.tracing.module_flops import module_work
 from tests.pool.families.test_films_from_pictures import JOINED, KEPT
 from tests.pool.families.test_wan_vace import VACE
 from tests.pool.families.tiny_sound import STABLE_AUDIO

@@ -20,12 +20,12 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pool.devices import sim
-from pool.devices.vram_policy import VramPolicy
-from pool.engine import Engine, EngineSettings
-from pool.errors import UnusableField
-from pool.spec import Stage
-from pool.work import Encoded, EncodePictureWork, Latent, Member
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.spec import Stage
+from modelpool.pool.core.stage_params import Encoded, EncodePictureWork, Latent, Member
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
 from tests.pool.controlnets import tiny_controls
 from tests.pool.families.test_from_pictures import picture
 from tests.pool.families.tiny_model import QUIET, Made

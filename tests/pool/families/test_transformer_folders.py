@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.sampling_facts import ShiftBySize
-from pool.checkpoints.transformer_folder import _noise
-from pool.checkpoints.transformers import TRANSFORMERS
-from pool.errors import UnknownArchitecture
-from pool.text.text_tokenizer import KINDS
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.sampling_facts import ShiftBySize
+from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.loading.transformer_folder import _noise
+from modelpool.pool.text.text_tokenizer import KINDS
 from tests.pool.families.tiny_transformers import FAMILIES, seeded
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.text.tiny_tokenizers import tiny

@@ -16,12 +16,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pool.devices import sim
-from pool.devices.vram_policy import VramPolicy
-from pool.engine import Engine, EngineSettings
-from pool.errors import UnknownArchitecture, UnusableField
-from pool.spec import Stage
-from pool.work import EncodePictureWork, Latent, Member
+from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.core.spec import Stage
+from modelpool.pool.core.stage_params import EncodePictureWork, Latent, Member
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
 from tests.pool.controlnets import tiny_controls
 from tests.pool.families.test_from_pictures import mask, picture
 from tests.pool.families.test_inpainting_controlnets import soft_mask

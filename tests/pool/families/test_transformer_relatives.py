@@ -16,18 +16,18 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.guiders import AdaptiveProjectedMixGuidance, ClassifierFreeGuidance
 from torch import Tensor
 
-from pool.checkpoints.transformers import TRANSFORMERS
-from pool.latent_pixels import latent_shape
-from pool.sampling import late_projection
-from pool.sampling.noise import PictureNoise
-from pool.spec import Role
-from pool.text.reading import Pooled
-from pool.text_encoders.readings import READINGS, ROW_OF
-from pool.work import Encoded
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.families.text_readings import READINGS, ROW_OF
+from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.guidance import apg as late_projection
+from modelpool.pool.pixels.latent_pixels import latent_shape
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.text.reading import Pooled
 from tests.pool.families.test_transformer_families import _decoded, _hunyuan_dit, _masked, _sd3, _told
 from tests.pool.families.tiny_relatives import ALL_FAMILIES, RELATIVES
 from tests.pool.families.whole_transformer import PROMPT, SEED, STEPS, Whole
-from tests.pool.text_encoders.pipelines import PIPELINES as TEXTS
+from tests.pool.models.text.pipelines import PIPELINES as TEXTS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),

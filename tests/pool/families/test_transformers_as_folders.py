@@ -16,16 +16,16 @@ from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioPr
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pool.checkpoints.build import Checkpoint, open_checkpoint
-from pool.checkpoints.cascades import CASCADES
-from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
-from pool.checkpoints.transformers import TRANSFORMERS
-from pool.latent_pixels import latent_shape
-from pool.sampling.noise import PictureNoise
-from pool.saving.diffusers_folder import save_diffusers
-from pool.saving.pipelines import pipeline_facts, scheduler_facts
-from pool.saving.replaced_folder import lost_files
-from pool.spec import Role
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.cascade_families import CASCADES
+from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.loading.build_checkpoint import Checkpoint, open_checkpoint
+from modelpool.pool.pixels.latent_pixels import latent_shape
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.saving.pipelines import pipeline_facts, scheduler_facts
+from modelpool.pool.saving.replaced_folder import lost_files
 from tests.pool.families.test_seen_wan import BOTH, ONE
 from tests.pool.families.test_transformers_saved import FAMILIES
 from tests.pool.families.tiny_llava import LED
@@ -144,7 +144,7 @@ def test_a_file_becomes_a_folder_that_libraries_load(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", TINY)
 def test_two_models_for_much_and_little_noise_are_one_folder(name: str, tmp_path: Path) -> None:
-    from pool.checkpoints.files.assembly import read_description
+    from modelpool.pool.formats.model_description import read_description
 
     checkpoint = open_checkpoint(read_description(write_pair(tmp_path, TINY[name])))
     saved = save_diffusers(checkpoint, tmp_path / "folder")

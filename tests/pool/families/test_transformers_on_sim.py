@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pool.devices import sim
-from pool.devices.vram_policy import VramPolicy
-from pool.engine import EngineSettings
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import EngineSettings
 from tests.pool.families.tiny_relatives import SMALL_FAMILIES as FAMILIES
 from tests.pool.families.whole_transformer import Whole
 

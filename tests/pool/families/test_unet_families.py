@@ -26,9 +26,7 @@ from diffusers import (
 )
 from torch import Tensor
 
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.describe import describe
-from pool.checkpoints.families import (
+from modelpool.pool.families.family import (
     KOALA_1B,
     KOALA_700M,
     PLAYGROUND_25,
@@ -43,15 +41,17 @@ from pool.checkpoints.families import (
     VEGA,
     Family,
 )
-from pool.checkpoints.small_tensors import SPREAD_KEY
-from pool.sampling.noise import PictureNoise
-from pool.sampling.run import _initial_scale
-from pool.sampling.schedules import SigmaTable, make_sigmas, sigma_table
-from pool.saving.diffusers_folder import save_diffusers
-from tests.pool.checkpoints import layouts, unet_layouts
-from tests.pool.checkpoints.layouts import Layout
+from modelpool.pool.guidance.run import _initial_scale
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.loading.describe import describe
+from modelpool.pool.loading.small_tensors import SPREAD_KEY
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.schedules import SigmaTable, make_sigmas, sigma_table
+from modelpool.pool.saving.diffusers_folder import save_diffusers
 from tests.pool.families.test_from_pictures import filling, mask, picture
 from tests.pool.families.tiny_model import TinyModel
+from tests.pool.loading import layouts, unet_layouts
+from tests.pool.loading.layouts import Layout
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),

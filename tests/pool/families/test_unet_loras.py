@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pool.checkpoints.build import open_checkpoint
-from pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from tests.pool.families.test_films_from_pictures import JOINED
 from tests.pool.families.test_from_pictures import mask, picture
 from tests.pool.families.test_unet_families import CASES, fields_of

@@ -12,19 +12,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from pool.controlnets.build import plan_controlnet
-from pool.controlnets.config import controlnet_config
-from pool.devices import sim
-from pool.devices.vram_policy import VramPolicy
-from pool.engine import Engine, EngineSettings
-from pool.errors import UnusableField
-from pool.spec import Role
-from tests.pool.checkpoints import layouts
+from modelpool.pool.controlnets.build import plan_controlnet
+from modelpool.pool.controlnets.config import controlnet_config
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.spec import Role
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.test_controlnets import CFG, FIELDS, PICTURES, SEED, SIZE, STEPS, assert_equal
 from tests.pool.families.test_needs_from_pictures import check as check_working
 from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.families.tiny_transformers import seeded
+from tests.pool.loading import layouts
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 MODES = 6

@@ -16,21 +16,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from actors.separate_models import separate_models
-from pool.assembly import Assembly
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.describe import describe
-from pool.checkpoints.files.assembly import read_description
-from pool.checkpoints.lora_names import lora_key_map
-from pool.checkpoints.pairs import misnamed
-from pool.checkpoints.recognition.reading import recognise_file
-from pool.checkpoints.sampling_facts import ShiftBySize
-from pool.errors import MissingParts, UnknownArchitecture
-from pool.registry.assembling import Chosen, assemble
-from pool.registry.registry import open_registry
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.spec import Role
-from tests.pool.families.test_shown_pictures import assert_equal
+from modelpool.actors.settings.separate_models import separate_models
+from modelpool.pool.core.assembly import Assembly
+from modelpool.pool.core.errors import MissingParts, UnknownArchitecture
+from modelpool.pool.core.sampling_facts import ShiftBySize
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.expert_pairs import misnamed
+from modelpool.pool.formats.model_description import read_description
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.loading.describe import describe
+from modelpool.pool.loading.recognition_input import recognise_file
+from modelpool.pool.lora_names.key_map import lora_key_map
+from modelpool.pool.registry.assembling import Chosen, assemble
+from modelpool.pool.registry.registry import open_registry
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.test_wan_pairs import FIELDS as SIZES
 from tests.pool.families.test_wan_pairs import runs_of
 from tests.pool.families.tiny_model import TinyModel

@@ -13,19 +13,19 @@ import pytest
 import torch
 from PIL import Image
 
-from actors.cut import cut_request
-from actors.requests import GenerateRequest
-from pool.devices import sim
-from pool.devices.vram_policy import VramPolicy
-from pool.engine import Engine, EngineSettings
-from pool.errors import UserError
-from pool.sampling.names import SAMPLERS
-from pool.sampling.noise import PictureNoise
-from pool.sampling.schedules import flow_table, make_sigmas
-from pool.spec import JobId, Role, Stage
-from pool.work import Film, Halfway, Latent, Member, Result, RunHooks, SampleWork, Stopped
+from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.spec import JobId, Role, Stage
+from modelpool.pool.core.stage_params import Film, Halfway, Latent, Member, Result, RunHooks, SampleWork, Stopped
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.sampling.names import SAMPLERS
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.schedules import flow_table, make_sigmas
 from tests.nearly import assert_nearly
-from tests.pool.families.test_shown_pictures import assert_equal
+from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.tiny_model import QUIET, Made
 from tests.pool.families.tiny_pairs import TINY, TinyPair, flow_scheduler
 

@@ -14,17 +14,17 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from pool.checkpoints.build import open_checkpoint
-from pool.devices import sim
-from pool.errors import UnusableField
-from pool.latent_pixels import sampled_shape
-from pool.sampling.noise import PictureNoise
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.saving.diffusers_folder import save_diffusers
-from pool.spec import Role
-from pool.work import EncodePictureWork, Film, Latent, SampleWork
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import EncodePictureWork, Film, Latent, SampleWork
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.pixels.latent_pixels import sampled_shape
+from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.saving.diffusers_folder import save_diffusers
+from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.test_films_from_pictures import JOINED
-from tests.pool.families.test_shown_pictures import assert_equal
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH as TEXT_WIDTH

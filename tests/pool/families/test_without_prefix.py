@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pool.checkpoints.build import open_checkpoint
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.spec import Role
+from modelpool.pool.core.spec import Role
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from tests.pool.families.tiny_relatives import ALL_FAMILIES
 
 PREFIX = "model.diffusion_model."

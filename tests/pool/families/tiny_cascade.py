@@ -13,15 +13,15 @@ from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import P
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pool.catalog import Catalog
-from pool.engine import Engine, EngineSettings
-from pool.spec import JobId, Role, TaskId
-from pool.work import Latent, ModelRef, Result, SampleWork
-from tests.pool.diffusion_models.video_published import cascade
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.spec import JobId, Role, TaskId
+from modelpool.pool.core.stage_params import Latent, ModelRef, Result, SampleWork
+from modelpool.pool.engine.engine import Engine, EngineSettings
 from tests.pool.families.tiny_transformers import WIDTH, File, prefixed, seeded
+from tests.pool.models.diffusion.video_published import cascade
+from tests.pool.models.text import cases as texts
+from tests.pool.models.vae import published
 from tests.pool.pipeline import QUIET
-from tests.pool.text_encoders import cases as texts
-from tests.pool.vaes import published
 
 #: channels of what stage C makes, of what stage B makes, and of what CLIP sees pictures as
 PRIOR, LATENT, SEEN = 16, 4, 14
@@ -109,7 +109,7 @@ class Ran:
     """
 
     def __init__(self, catalog: Catalog, engine: Engine, request: Any) -> None:
-        from actors.cut import cut_request
+        from modelpool.actors.graph.build_graph import cut_request
 
         self.recipe, self.cut = cut_request(request, JobId("job"), catalog)
         self.results: dict[TaskId, Result] = {}
@@ -135,7 +135,7 @@ class Pair:
 
     def run(self, **fields: Any) -> Ran:
         """A request, cut and run."""
-        from actors.requests import GenerateRequest
+        from modelpool.actors.request.requests import GenerateRequest
 
         return Ran(self.catalog, self.engine, GenerateRequest(**fields))
 

@@ -11,12 +11,12 @@ import diffusers
 import transformers
 from torch import Tensor
 
-from tests.pool.diffusion_models import video_published
 from tests.pool.families.test_films_from_pictures import louder
 from tests.pool.families.tiny_transformers import CLIP_L, FAMILIES, WIDTH, File, TinyFamily, prefixed, seeded, words
+from tests.pool.models.diffusion import video_published
+from tests.pool.models.text import cases as texts
+from tests.pool.models.vae import published
 from tests.pool.text.tiny_tokenizers import tiny
-from tests.pool.text_encoders import cases as texts
-from tests.pool.vaes import published
 from tests.pool.zoo.case import quiet_libraries
 
 #: pixels a side of what is seen, of a patch, and the states that there are

@@ -12,16 +12,16 @@ from diffusers import EulerDiscreteScheduler
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from actors.cut import CutJob, cut_request
-from actors.given_pictures import GivenPictures
-from actors.requests import GenerateRequest
-from pool.catalog import Catalog
-from pool.engine import Engine, EngineSettings
-from pool.sampling.schedules import make_sigmas, sigma_table
-from pool.spec import JobId, Role, RunCost, TaskId
-from pool.work import Encoded, Latent, Picture, Result, RunHooks, SampleWork
-from tests.pool.checkpoints.layouts import Layout
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.actors.graph.build_graph import CutJob, cut_request
+from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.spec import JobId, Role, RunCost, TaskId
+from modelpool.pool.core.stage_params import Encoded, Latent, Picture, Result, RunHooks, SampleWork
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
+from tests.pool.loading.layouts import Layout
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 

@@ -11,7 +11,7 @@ from typing import Any
 import diffusers
 from safetensors.torch import save_file
 
-from pool.text.text_tokenizer import KINDS
+from modelpool.pool.text.text_tokenizer import KINDS
 from tests.pool.families.test_films_from_pictures import JOINED
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily, seeded

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import BatchFeature, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 
-from pool.text.reading import PICTURE_TOKEN
+from modelpool.pool.text.reading import PICTURE_TOKEN
 from tests.pool.families.tiny_transformers import FAMILIES, WIDTH, words
+from tests.pool.models.text import cases as texts
 from tests.pool.text.tiny_tokenizers import for_transformers, tiny
-from tests.pool.text_encoders import cases as texts
 from tests.pool.zoo.case import quiet_libraries
 
 #: in the last of so many blocks all of a picture is looked at at once

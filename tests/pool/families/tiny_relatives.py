@@ -12,8 +12,6 @@ import diffusers
 import torch
 from torch import Tensor
 
-from tests.pool.diffusion_models import image_published as layouts
-from tests.pool.diffusion_models import video_published as video_layouts
 from tests.pool.families.tiny_transformers import (
     FAMILIES,
     T5,
@@ -29,8 +27,10 @@ from tests.pool.families.tiny_transformers import (
     publish_pixart,
     words,
 )
-from tests.pool.text_encoders import cases as texts
-from tests.pool.vaes import published
+from tests.pool.models.diffusion import image_published as layouts
+from tests.pool.models.diffusion import video_published as video_layouts
+from tests.pool.models.text import cases as texts
+from tests.pool.models.vae import published
 
 #: tokens of a prompt of PixArt alpha, by which it is told from sigma
 _ALPHA_TOKENS = 120

@@ -10,10 +10,10 @@ import diffusers
 from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
 from torch import Tensor
 
-from tests.pool.diffusion_models import video_published as layouts
 from tests.pool.families.tiny_transformers import T5_WORDS, WIDTH, File, TinyFamily, seeded
-from tests.pool.text_encoders import cases as texts
-from tests.pool.vaes import published
+from tests.pool.models.diffusion import video_published as layouts
+from tests.pool.models.text import cases as texts
+from tests.pool.models.vae import published
 
 #: of the tiny latents, and samples that one cell stands for
 CHANNELS, CELL = 6, 8

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pool.spec import Role
-from pool.work import Encoded
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import Encoded
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.zoo.case import quiet_libraries

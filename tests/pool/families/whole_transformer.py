@@ -7,12 +7,9 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from pool.catalog import Catalog
-from pool.checkpoints.transformers import needs_negative
-from pool.engine import Engine, EngineSettings
-from pool.spec import Role, TaskSpec
-from pool.text.text_tokenizer import KINDS
-from pool.work import (
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.spec import Role, TaskSpec
+from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
     EncodePictureWork,
@@ -29,6 +26,9 @@ from pool.work import (
     stage_of,
     task_id,
 )
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.families.transformer_families import needs_negative
+from modelpool.pool.text.text_tokenizer import KINDS
 from tests.pool.families.tiny_transformers import TinyFamily
 from tests.pool.pipeline import QUIET
 from tests.pool.text.tiny_tokenizers import tiny

@@ -9,10 +9,17 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 from torch.overrides import TorchFunctionMode
 
-from pool.devices.capabilities import cuda_capabilities, host_capabilities
-from pool.devices.kinds import DeviceKind
-from pool.ops import AttentionBackend, attending_with, attention_priority, compute, swap_to_casting
-from pool.ops.attention import DEFAULT_PRIORITY, torch_sets_priority
+from modelpool.pool.devices.capabilities import cuda_capabilities, host_capabilities
+from modelpool.pool.devices.kinds import DeviceKind
+from modelpool.pool.ops.attention import (
+    DEFAULT_PRIORITY,
+    AttentionBackend,
+    attending_with,
+    attention_priority,
+    torch_sets_priority,
+)
+from modelpool.pool.ops.classes import swap_to_casting
+from modelpool.pool.ops.context import compute
 from tests.pool.zoo import build
 
 CUDNN, FLASH, EFFICIENT, MATH = DEFAULT_PRIORITY

@@ -13,16 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from pool.devices import sim
-from pool.devices.transfers import TransferLedger
-from pool.ops import (
-    apply_weight_functions,
-    cast,
-    compute,
-    restore_classes,
-    set_weight_functions,
-    swap_to_casting,
-)
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.transfers import TransferLedger
+from modelpool.pool.ops import cast
+from modelpool.pool.ops.cast import apply_weight_functions
+from modelpool.pool.ops.classes import restore_classes, set_weight_functions, swap_to_casting
+from modelpool.pool.ops.context import compute
 from tests.pool.zoo import build, store_in
 
 CPU = torch.device("cpu")

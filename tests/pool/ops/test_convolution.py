@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pool.ops import classes, compute, conv_nd, needs_conv3d_workaround, swap_to_casting
-from pool.ops.convolution import conv3d, conv3d_by_cudnn
+from modelpool.pool.ops import classes
+from modelpool.pool.ops.classes import swap_to_casting
+from modelpool.pool.ops.context import compute
+from modelpool.pool.ops.convolution import conv3d, conv3d_by_cudnn, conv_nd, needs_conv3d_workaround
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 HALF, BRAIN = torch.float16, torch.bfloat16

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pool.devices import sim
-from pool.ops import compute, set_weight_functions, swap_to_casting
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
+from modelpool.pool.ops.context import compute
 from tests.pool.zoo import Case, build, store_in
 
 CPU = torch.device("cpu")

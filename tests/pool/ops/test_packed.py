@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pool.devices import sim
-from pool.devices.transfers import TransferLedger
-from pool.ops import compute, packed_weight, stored_bytes, swap_to_casting
-from pool.ops.packed import PackedWeight
-from pool.quantization.quantize import quantize
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.transfers import TransferLedger
+from modelpool.pool.ops.classes import swap_to_casting
+from modelpool.pool.ops.context import compute
+from modelpool.pool.ops.packed import PackedWeight, packed_weight, stored_bytes
+from modelpool.pool.quant.quantize import quantize
 
 CPU = torch.device("cpu")
 

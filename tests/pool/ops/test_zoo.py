@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pool.devices import sim
-from pool.ops import apply_weight_functions, compute, restore_classes, swap_to_casting
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.ops.cast import apply_weight_functions
+from modelpool.pool.ops.classes import restore_classes, swap_to_casting
+from modelpool.pool.ops.context import compute
 from tests.pool.zoo import FAMILIES, Case, build, store_in
 
 CPU = torch.device("cpu")

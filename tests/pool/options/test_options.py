@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pool.errors import UnknownName, UnusableField
-from pool.options.callbacks import CallbackPoint, Callbacks
-from pool.options.injections import Injection, Injections, Placement, placements_of
-from pool.options.model_options import ModelOptions
-from pool.options.object_patches import object_at, objects_replaced, patched_object_at
-from pool.options.run_context import Run, call_facts, current_run, extra_options, under_way
-from pool.options.transformer_options import (
+from modelpool.pool.core.errors import UnknownName, UnusableField
+from modelpool.pool.options.callbacks import CallbackPoint, Callbacks
+from modelpool.pool.options.injections import Injection, Injections, Placement, placements_of
+from modelpool.pool.options.model_options import ModelOptions
+from modelpool.pool.options.object_patches import object_at, objects_replaced, patched_object_at
+from modelpool.pool.options.run_context import Run, call_facts, current_run, extra_options, under_way
+from modelpool.pool.options.transformer_options import (
     PatchPoint,
     ReplacePoint,
     RopeOptions,
@@ -28,7 +28,7 @@ from pool.options.transformer_options import (
     merged,
     moved,
 )
-from pool.options.wrappers import WrapperPoint, Wrappers
+from modelpool.pool.options.wrappers import WrapperPoint, Wrappers
 
 
 def one(*args: Any) -> Any:

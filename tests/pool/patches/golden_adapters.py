@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pool.patches.adapters.additive import Additive, Padded
-from pool.patches.adapters.dora import DoRA
-from pool.patches.adapters.glora import glora_of
-from pool.patches.adapters.loha import HadamardFactor, LoHa
-from pool.patches.adapters.lokr import KroneckerFactor, LoKr
-from pool.patches.adapters.low_rank import LowRank, TuckerLowRank
-from pool.patches.adapters.rotation import BOFT, OFT
-from pool.patches.values import Difference, PatchedWeight, Replacement, padded_difference
-from pool.patches.weight_patch import Offset, PatchValue, Shape, WeightPatch, swap_scale_shift
+from modelpool.pool.patches.additive import Additive, Padded
+from modelpool.pool.patches.dora import DoRA
+from modelpool.pool.patches.full_weights import Difference, PatchedWeight, Replacement, padded_difference
+from modelpool.pool.patches.glora import glora_of
+from modelpool.pool.patches.loha import HadamardFactor, LoHa
+from modelpool.pool.patches.lokr import KroneckerFactor, LoKr
+from modelpool.pool.patches.low_rank import LowRank, TuckerLowRank
+from modelpool.pool.patches.oft import BOFT, OFT
+from modelpool.pool.patches.weight_patch import Offset, PatchValue, Shape, WeightPatch, swap_scale_shift
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pool.errors import CorruptFile
-from pool.patches.adapter_entries import AdapterKind, Strange, read_adapters
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.patches.adapter_entries import AdapterKind, Strange, read_adapters
 from tests.pool.patches.golden_adapters import GOLDEN
 
 LOADED = json.loads((GOLDEN / "lora_formats.json").read_text())["load_lora"]

@@ -8,17 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.devices.kinds import open_device
-from pool.errors import PatchFailed
-from pool.patches.adapters.additive import Additive, Padded
-from pool.patches.adapters.dora import DoRA
-from pool.patches.adapters.glora import glora_of
-from pool.patches.adapters.loha import HadamardFactor, LoHa
-from pool.patches.adapters.lokr import KroneckerFactor, LoKr
-from pool.patches.adapters.low_rank import LowRank, LowRankSum, TuckerLowRank
-from pool.patches.adapters.rotation import BOFT, OFT, cayley
-from pool.patches.patch_set import PatchSet, WeightPatch
-from pool.patches.values import Difference, ModelDifference, PatchedWeight, Replacement, padded_difference
+from modelpool.pool.core.errors import PatchFailed
+from modelpool.pool.devices.kinds import open_device
+from modelpool.pool.patches.additive import Additive, Padded
+from modelpool.pool.patches.dora import DoRA
+from modelpool.pool.patches.full_weights import (
+    Difference,
+    ModelDifference,
+    PatchedWeight,
+    Replacement,
+    padded_difference,
+)
+from modelpool.pool.patches.glora import glora_of
+from modelpool.pool.patches.loha import HadamardFactor, LoHa
+from modelpool.pool.patches.lokr import KroneckerFactor, LoKr
+from modelpool.pool.patches.low_rank import LowRank, LowRankSum, TuckerLowRank
+from modelpool.pool.patches.oft import BOFT, OFT, cayley
+from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

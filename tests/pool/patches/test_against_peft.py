@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pool.checkpoints.key_map import RowRange
-from pool.patches.lora_file import match_lora
-from pool.patches.patch_set import PatchSet
-from pool.spec import Role
+from modelpool.pool.core.spec import Role
+from modelpool.pool.keymaps.key_map import RowRange
+from modelpool.pool.patches.lora_file import match_lora
+from modelpool.pool.patches.patch_set import PatchSet
 from tests.pool.patches.test_adapter_entries import write
 
 

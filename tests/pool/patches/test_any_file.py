@@ -14,12 +14,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pool.checkpoints.adapter_keys import PARTS
-from pool.checkpoints.key_map import RowRange, discover
-from pool.errors import CorruptFile
-from pool.patches.lora_file import match_lora
-from pool.patches.patch_set import PatchSet
-from pool.spec import Role
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.core.spec import Role
+from modelpool.pool.keymaps.adapter_keys import PARTS
+from modelpool.pool.keymaps.key_map import RowRange, discover
+from modelpool.pool.patches.lora_file import match_lora
+from modelpool.pool.patches.patch_set import PatchSet
 from tests.pool.patches.test_adapter_entries import write
 
 ROLE = Role.DIFFUSION_MODEL

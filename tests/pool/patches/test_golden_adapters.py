@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.patches.adapters.additive import Additive
-from pool.patches.adapters.dora import DoRA
-from pool.patches.adapters.rotation import BOFT, OFT
-from pool.patches.weight_patch import WeightPatch
+from modelpool.pool.patches.additive import Additive
+from modelpool.pool.patches.dora import DoRA
+from modelpool.pool.patches.oft import BOFT, OFT
+from modelpool.pool.patches.weight_patch import WeightPatch
 from tests.pool.patches.golden_adapters import AdapterCase, adapter_cases
 
 CASES = adapter_cases()

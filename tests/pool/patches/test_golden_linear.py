@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pool.ops import apply_weight_functions, compute, set_weight_functions, swap_to_casting
-from pool.patches.patch_set import LowRank, PatchSet, WeightPatch
-from pool.patches.rounding import round_to, seed_of
-from pool.patches.values import Difference
+from modelpool.pool.ops.cast import apply_weight_functions
+from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
+from modelpool.pool.ops.context import compute
+from modelpool.pool.patches.full_weights import Difference
+from modelpool.pool.patches.patch_set import LowRank, PatchSet, WeightPatch
+from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
 from tests.pool.patches.golden_adapters import GOLDEN
 
 GOLDEN_TENSORS = load_file(GOLDEN / "patcher.safetensors")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.checkpoints.key_map import KeyMap, RowRange, discover
-from pool.errors import AdapterMismatch, CorruptFile
-from pool.patches.lora_file import LoraMatch, match_lora, require_match
-from pool.patches.patch_set import PatchSet
-from pool.spec import Role
+from modelpool.pool.core.errors import AdapterMismatch, CorruptFile
+from modelpool.pool.core.spec import Role
+from modelpool.pool.keymaps.key_map import KeyMap, RowRange, discover
+from modelpool.pool.patches.lora_file import LoraMatch, match_lora, require_match
+from modelpool.pool.patches.patch_set import PatchSet
 from tests.pool.patches.test_adapter_entries import write
 
 UNET = Role.DIFFUSION_MODEL

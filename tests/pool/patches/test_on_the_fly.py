@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pool.checkpoints.build import BuiltComponent, open_checkpoint
-from pool.checkpoints.lora_names import lora_key_map
-from pool.devices.kinds import open_device
-from pool.ops import apply_weight_functions, compute, set_weight_functions, swap_to_casting
-from pool.patches.lora_file import LoraMatch, match_lora, require_match
-from pool.patches.patch_set import PatchSet
-from pool.spec import Role
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.core.spec import Role
+from modelpool.pool.devices.kinds import open_device
+from modelpool.pool.loading.build_checkpoint import BuiltComponent, open_checkpoint
+from modelpool.pool.lora_names.key_map import lora_key_map
+from modelpool.pool.ops.cast import apply_weight_functions
+from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
+from modelpool.pool.ops.context import compute
+from modelpool.pool.patches.lora_file import LoraMatch, match_lora, require_match
+from modelpool.pool.patches.patch_set import PatchSet
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.patches.test_adapter_entries import write
 
 ROLE = Role.DIFFUSION_MODEL

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pool.devices.kinds import open_device
-from pool.errors import PatchFailed
-from pool.ops import apply_weight_functions
-from pool.patches.adapters.dora import DoRA
-from pool.patches.adapters.low_rank import LowRankSum
-from pool.patches.patch_set import DeltaFunction, LowRank, Offset, PatchSet, PatchValue, WeightPatch
-from pool.patches.values import Difference, PatchedWeight, Replacement, padded_difference
-from pool.spec import UNPATCHED
+from modelpool.pool.core.errors import PatchFailed
+from modelpool.pool.core.spec import UNPATCHED
+from modelpool.pool.devices.kinds import open_device
+from modelpool.pool.ops.cast import apply_weight_functions
+from modelpool.pool.patches.dora import DoRA
+from modelpool.pool.patches.full_weights import Difference, PatchedWeight, Replacement, padded_difference
+from modelpool.pool.patches.low_rank import LowRankSum
+from modelpool.pool.patches.patch_set import DeltaFunction, LowRank, Offset, PatchSet, PatchValue, WeightPatch
 from tests.pool.patches.golden_adapters import adapter_cases
 
 CPU = torch.device("cpu")

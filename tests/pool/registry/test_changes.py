@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pool.errors import CorruptFile, UnknownName, UnusableField, UserError
-from pool.registry.changes import add_place, hash_all, remove, set_alias, unhashed
-from pool.registry.folders import Place
-from pool.registry.kinds import LORAS, MODELS
-from pool.registry.memory import Alias, HashRecord, Memory
-from pool.registry.registry import Registry
+from modelpool.pool.core.errors import CorruptFile, UnknownName, UnusableField, UserError
+from modelpool.pool.registry.changes import add_place, hash_all, remove, set_alias, unhashed
+from modelpool.pool.registry.folders import Place
+from modelpool.pool.registry.kinds import LORAS, MODELS
+from modelpool.pool.registry.registry import Registry
+from modelpool.pool.registry.remembered import Alias, HashRecord, Memory
 from tests.pool.registry.weights import LORA, make_registry, no_wait, write_weights
 
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_read_any_more_is_told_and_the_rest_is_hashed(registry: R
 
 
 def test_hashes_are_kept_up_to_a_number(registry: Registry, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pool.registry.memory.MOST_FILES", 3)
+    monkeypatch.setattr("modelpool.pool.registry.remembered.MOST_FILES", 3)
     add_place(registry, base)
     [entry, _] = registry.listing().entries
     record = HashRecord(entry.file.fingerprint, registry.hashes(entry.file))

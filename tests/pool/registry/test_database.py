@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pool.errors import OutputFailed
-from pool.registry.database import Database, Schema
+from modelpool.pool.core.errors import OutputFailed
+from modelpool.pool.registry.database import Database, Schema
 
 SCHEMA = Schema(
     1, {"kept": "key INTEGER PRIMARY KEY, word TEXT", "cache": "key INTEGER PRIMARY KEY, word TEXT"}, precious=("kept",)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pool.registry import folders
-from pool.registry.facts import MOST_PIPELINE_BYTES, read_facts
-from pool.registry.folders import Form, Place, look_through
-from pool.registry.kinds import Kind
+from modelpool.pool.registry import folders
+from modelpool.pool.registry.facts import MOST_PIPELINE_BYTES, read_facts
+from modelpool.pool.registry.folders import Form, Place, look_through
+from modelpool.pool.registry.kinds import Kind
 from tests.pool.registry.weights import write_weights
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.errors import CorruptFile
-from pool.registry import hashes
-from pool.registry.hashes import FileHashes, as_digits, hash_file
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.registry import hashes
+from modelpool.pool.registry.hashes import FileHashes, as_digits, hash_file
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pool.registry.kinds import Kind, kind_of_folders, kind_of_keys
+from modelpool.pool.registry.kinds import Kind, kind_of_folders, kind_of_keys
 from tests.pool.registry.weights import CHECKPOINT, LORA, VAE
 
 

@@ -9,8 +9,8 @@ import traceback
 import warnings
 from pathlib import Path
 
-from pool.registry.changes import add_place, hash_all, remove, set_alias, unhashed
-from pool.registry.memory import DATABASE_FILE
+from modelpool.pool.registry.changes import add_place, hash_all, remove, set_alias, unhashed
+from modelpool.pool.registry.remembered import DATABASE_FILE
 from tests.pool.registry.weights import LORA, make_registry, no_wait, write_weights
 
 PROCESSES = 3

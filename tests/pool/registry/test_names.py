@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.registry.names import ENDINGS, folded, named, shortest_names, without_ending
+from modelpool.pool.registry.names import ENDINGS, folded, named, shortest_names, without_ending
 
 WORDS = st.sampled_from(
     ["base", "Base", "BASE", "sdxl", "v1.5", "x.pt", "caf\u00e9", "cafe\u0301", "a b", "\u00df", "ss"]

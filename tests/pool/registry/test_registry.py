@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pool.errors import AmbiguousName, CorruptFile, UnknownName
-from pool.registry import registry as registry_module
-from pool.registry.changes import add_place, hash_all, set_alias, unhashed
-from pool.registry.folders import Place
-from pool.registry.hashes import hash_file
-from pool.registry.kinds import LORAS, MODELS, Kind
-from pool.registry.memory import DATABASE_FILE, Memory
-from pool.registry.registry import Registry
+from modelpool.pool.core.errors import AmbiguousName, CorruptFile, UnknownName
+from modelpool.pool.registry import registry as registry_module
+from modelpool.pool.registry.changes import add_place, hash_all, set_alias, unhashed
+from modelpool.pool.registry.folders import Place
+from modelpool.pool.registry.hashes import hash_file
+from modelpool.pool.registry.kinds import LORAS, MODELS, Kind
+from modelpool.pool.registry.registry import Registry
+from modelpool.pool.registry.remembered import DATABASE_FILE, Memory
 from tests.pool.registry.weights import CHECKPOINT, LORA, VAE, make_registry, no_wait, write_weights
 
 

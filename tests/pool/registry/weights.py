@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pool.registry.folders import Place
-from pool.registry.memory import Memory
-from pool.registry.registry import SETTLED_NS, Registry
+from modelpool.pool.registry.folders import Place
+from modelpool.pool.registry.registry import SETTLED_NS, Registry
+from modelpool.pool.registry.remembered import Memory
 
 #: keys that give each kind of file away
 CHECKPOINT = ("model.diffusion_model.input_blocks.0.0.weight", "first_stage_model.decoder.conv_in.weight")

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pool.sampling.conditions import Condition
-from pool.sampling.guidance import PredictNoise
-from pool.sampling.run import denoise_pictures
-from pool.work import RunHooks, SampleWork
+from modelpool.pool.conditioning.conditions import Condition
+from modelpool.pool.core.stage_params import RunHooks, SampleWork
+from modelpool.pool.guidance.classifier_free import PredictNoise
+from modelpool.pool.guidance.run import denoise_pictures
 
 
 def denoise_picture(

@@ -19,8 +19,8 @@ from diffusers import (
 )
 from torch import Tensor
 
-from pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Noise
-from pool.sampling.schedules import make_sigmas, sd1_sigma_table
+from modelpool.pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Noise
+from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from tests.pool.sampling import toy
 
 # diffusers hands torch tensors to numpy in a way that numpy 2 frowns upon

@@ -9,8 +9,8 @@ from diffusers import EDMEulerScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind
-from pool.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind
+from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 
 NOISE = NoiseFacts(NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0)
 TABLE = sigma_table(NOISE)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.devices import sim
-from pool.sampling.names import SAMPLERS, SCHEDULES
-from pool.work import ModelRef, RunHooks, SampleWork
+from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleWork
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 from tests.pool.sampling.one_picture import denoise_picture
 
 SHAPE = (4, 8, 8)

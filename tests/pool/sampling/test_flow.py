@@ -13,10 +13,10 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction, ShiftBySize
-from pool.sampling.predictions import clean_latent, input_scale, noised
-from pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, sample_flow_ancestral
-from pool.sampling.schedules import FlowTable, flow_table, make_sigmas, sigma_table
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, ShiftBySize
+from modelpool.pool.sampling.predictions import clean_latent, input_scale, noised
+from modelpool.pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, sample_flow_ancestral
+from modelpool.pool.sampling.schedules import FlowTable, flow_table, make_sigmas, sigma_table
 
 #: Flux's: `base_shift` and `max_shift` at `base_image_seq_len` and `max_image_seq_len` of its scheduler
 BY_SIZE = ShiftBySize((256, 4096), (0.5, 1.15))

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from pool.errors import UnknownName
-from pool.sampling.names import SAMPLERS, SCHEDULES, display_name, resolve_sampler
-from pool.sampling.samplers import FUNCTIONS
-from pool.sampling.schedules import LEVELS
+from modelpool.pool.core.errors import UnknownName
+from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES, display_name, resolve_sampler
+from modelpool.pool.sampling.samplers import FUNCTIONS
+from modelpool.pool.sampling.schedules import LEVELS
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pool.errors import UnusableField
-from pool.sampling.noise import SEEDS, PictureNoise
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.sampling.noise import SEEDS, PictureNoise
 
 SHAPE = (4, 8, 8)
 

@@ -8,8 +8,8 @@ from diffusers import EDMEulerScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pool.checkpoints.sampling_facts import Prediction
-from pool.sampling.predictions import clean_latent, input_scale
+from modelpool.pool.core.sampling_facts import Prediction
+from modelpool.pool.sampling.predictions import clean_latent, input_scale
 
 SIGMAS = st.floats(0.002, 120.0)
 SIGMA_DATA = st.sampled_from((0.25, 0.5, 1.0))

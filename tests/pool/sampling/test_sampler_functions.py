@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.errors import UnusableField
-from pool.options.model_options import ModelOptions
-from pool.options.run_context import extra_options
-from pool.options.transformer_options import TransformerOptions
-from pool.options.wrappers import WrapperPoint
-from pool.sampling.conditions import Condition
-from pool.sampling.guidance import guided_denoiser
-from pool.sampling.inpainting import Inpainting
-from pool.sampling.schedules import sd1_sigma_table
-from pool.work import ModelRef, RunHooks, SampleWork
+from modelpool.pool.conditioning.conditions import Condition
+from modelpool.pool.conditioning.inpainting import Inpainting
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleWork
+from modelpool.pool.guidance.classifier_free import guided_denoiser
+from modelpool.pool.options.model_options import ModelOptions
+from modelpool.pool.options.run_context import extra_options
+from modelpool.pool.options.transformer_options import TransformerOptions
+from modelpool.pool.options.wrappers import WrapperPoint
+from modelpool.pool.sampling.schedules import sd1_sigma_table
 from tests.pool.sampling.one_picture import denoise_picture
 
 TABLE = sd1_sigma_table()

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.sampling.names import SAMPLERS, SCHEDULES
-from pool.sampling.samplers import FUNCTIONS, Denoise, Noise, OnStep
-from pool.sampling.schedules import make_sigmas, sd1_sigma_table
+from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
+from modelpool.pool.sampling.samplers import FUNCTIONS, Denoise, Noise, OnStep
+from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from tests.pool.sampling import toy
 
 TABLE = sd1_sigma_table()

@@ -13,10 +13,10 @@ from diffusers import DDIMScheduler, EDMEulerScheduler, EulerDiscreteScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind
-from pool.errors import UnknownName, UnusableField
-from pool.sampling.names import MAX_STEPS, SCHEDULES
-from pool.sampling.schedules import (
+from modelpool.pool.core.errors import UnknownName, UnusableField
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind
+from modelpool.pool.sampling.names import MAX_STEPS, SCHEDULES
+from modelpool.pool.sampling.schedules import (
     SigmaTable,
     edm_sigma_table,
     make_sigmas,

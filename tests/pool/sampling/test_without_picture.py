@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.checkpoints.sampling_facts import Prediction
-from pool.options.model_options import Args, ModelOptions
-from pool.sampling.conditions import Condition
-from pool.sampling.guidance import WithoutPicture, guided_denoiser
-from pool.sampling.predictions import clean_latent
-from pool.sampling.schedules import sd1_sigma_table
+from modelpool.pool.conditioning.conditions import Condition
+from modelpool.pool.core.sampling_facts import Prediction
+from modelpool.pool.guidance.classifier_free import WithoutPicture, guided_denoiser
+from modelpool.pool.options.model_options import Args, ModelOptions
+from modelpool.pool.sampling.predictions import clean_latent
+from modelpool.pool.sampling.schedules import sd1_sigma_table
 
 CFG, IMAGE_CFG, SIGMA = 7.0, 1.5, 3.0
 X = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(0))

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pool.open_model import OpenModel
-from pool.work import LoraRef, ModelRef
+from modelpool.pool.core.stage_params import LoraRef, ModelRef
+from modelpool.pool.loading.open_model import OpenModel
 
 LAYOUTS = ("tiny_sd1", "tiny_sd2", "tiny_sdxl", "tiny_sdxl_refiner")
 

@@ -19,16 +19,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pool.catalog import Catalog
-from pool.checkpoints.build import open_checkpoint
-from pool.errors import OutputFailed, PatchFailed, UnusableField
-from pool.patches.patch_set import PatchSet
-from pool.patches.rounding import round_to, seed_of
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.saving.component_weights import ComponentWeights
-from pool.spec import Role
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.errors import OutputFailed, PatchFailed, UnusableField
+from modelpool.pool.core.spec import Role
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.saving.component_weights import ComponentWeights
+from tests.pool.loading import layouts
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
 from tests.pool.saving.models import LAYOUTS, bits, changed, lora_ref, opened
 from tests.pool.toy import make_patch

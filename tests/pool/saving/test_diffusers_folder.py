@@ -19,20 +19,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.families import SD1, SDXL
-from pool.checkpoints.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
-from pool.errors import OutputFailed, UnknownArchitecture
-from pool.patches.patch_set import PatchSet
-from pool.sampling.schedules import sigma_table
-from pool.saving.diffusers_folder import save_diffusers
-from pool.saving.pipelines import pipeline_facts, scheduler_facts
-from pool.saving.replaced_folder import lost_files
-from pool.spec import Role
-from pool.text.tokenizer import BEGIN_ID, END_ID, ClipTokenizer
-from tests.pool.checkpoints import layouts, unet_layouts
-from tests.pool.checkpoints.layouts import Layout
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from modelpool.pool.core.errors import OutputFailed, UnknownArchitecture
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.family import SD1, SDXL
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.sampling.schedules import sigma_table
+from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.saving.pipelines import pipeline_facts, scheduler_facts
+from modelpool.pool.saving.replaced_folder import lost_files
+from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
+from tests.pool.loading import layouts, unet_layouts
+from tests.pool.loading.layouts import Layout
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.saving.models import bits, lora_ref, opened
 from tests.pool.toy import make_patch
 
@@ -205,7 +205,7 @@ def test_eight_bit_floats_without_patches_stay_the_same_bits(tmp_path: Path) -> 
 
 
 def open_header(path: Path) -> dict[str, str]:
-    from pool.checkpoints.safetensors_file import read_header
+    from modelpool.pool.formats.safetensors_file import read_header
 
     return dict(read_header(path).metadata)
 

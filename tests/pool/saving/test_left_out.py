@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pool.checkpoints.build import open_checkpoint
-from pool.errors import FilesWouldBeLost
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.saving.diffusers_folder import save_diffusers
-from tests.pool.checkpoints import layouts
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.core.errors import FilesWouldBeLost
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.saving.diffusers_folder import save_diffusers
 from tests.pool.families.test_transformers_as_folders import FAMILIES, write
+from tests.pool.loading import layouts
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 _TEXT, _UNET, _VAE = "cond_stage_model.transformer.text_model.", "model.diffusion_model.", "first_stage_model."
 #: what files of SD1 have been seen with, and more that may matter to somebody

@@ -19,27 +19,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import pool.saving.published_file as published_file
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.describe import describe
-from pool.checkpoints.families import FAMILIES, SD_X4
-from pool.checkpoints.published_shapes import published_shapes
-from pool.checkpoints.safetensors_file import Shape, read_header
-from pool.checkpoints.sampling_facts import Prediction
-from pool.errors import UnknownArchitecture, UnusableField
-from pool.open_model import OpenModel
-from pool.patches.patch_set import PatchSet
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.saving.component_weights import ComponentWeights
-from pool.saving.diffusers_folder import save_diffusers
-from pool.spec import Role
-from pool.work import ModelRef
-from tests.pool.checkpoints import layouts, unet_layouts
-from tests.pool.checkpoints.layouts import Layout, open_clip
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.core.sampling_facts import Prediction
+from modelpool.pool.core.spec import Role
+from modelpool.pool.core.stage_params import ModelRef
+from modelpool.pool.families.family import FAMILIES, SD_X4
+from modelpool.pool.formats.safetensors_file import Shape, read_header
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.loading.describe import describe
+from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.models.published_shapes import published_shapes
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.saving import published_file
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.saving.component_weights import ComponentWeights
+from modelpool.pool.saving.diffusers_folder import save_diffusers
 from tests.pool.families.test_unet_families import LATENT_MEASURES, filling_sd2
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, SHOWN_TENSORS
 from tests.pool.families.tiny_transformers import FAMILIES as TRANSFORMERS
+from tests.pool.loading import layouts, unet_layouts
+from tests.pool.loading.layouts import Layout, open_clip
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.saving.models import bits, lora_ref, opened
 from tests.pool.saving.test_diffusers_folder import filling
 from tests.pool.toy import make_patch

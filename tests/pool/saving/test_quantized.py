@@ -15,17 +15,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pool.checkpoints.build import open_checkpoint
-from pool.errors import BadQuantization
-from pool.ops.packed import PackedWeight
-from pool.patches.patch_set import PatchSet
-from pool.patches.rounding import seed_of
-from pool.quantization.published import save
-from pool.quantization.quantize import PER_ROW, quantize, requantize
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.saving.diffusers_folder import save_diffusers
-from pool.spec import Role
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.core.errors import BadQuantization
+from modelpool.pool.core.spec import Role
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.patches.stochastic_rounding import seed_of
+from modelpool.pool.quant.quantize import PER_ROW, quantize, requantize
+from modelpool.pool.quant.state_dict import save
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.saving.diffusers_folder import save_diffusers
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.saving.models import bits, changed, opened
 from tests.pool.toy import make_patch
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pool.checkpoints.build import open_checkpoint
-from pool.errors import FilesWouldBeLost
-from pool.saving.checkpoint_file import Saved, save_checkpoint
-from pool.saving.diffusers_folder import save_diffusers
-from pool.saving.replaced_folder import lost_files
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.core.errors import FilesWouldBeLost
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.saving.checkpoint_file import Saved, save_checkpoint
+from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.saving.replaced_folder import lost_files
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

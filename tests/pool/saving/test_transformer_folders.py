@@ -13,27 +13,27 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pool.checkpoints.build import open_checkpoint
-from pool.checkpoints.files.model_folder import read_component
-from pool.errors import UnknownArchitecture, UnusableField
-from pool.ops.packed import PackedWeight
-from pool.quantization.published import save
-from pool.quantization.quantize import quantize
-from pool.saving.checkpoint_file import save_checkpoint
-from pool.saving.diffusers_folder import save_diffusers
-from pool.saving.shards import sharded
-from pool.saving.stream_writer import TensorToWrite
-from pool.saving.text_tokenizer_files import tokenizer_class, write_text_tokenizer
-from pool.spec import Role
-from pool.text.text_tokenizer import KINDS, TextTokenizer, byte_tokenizer
-from pool.text_encoders.readings import READINGS
-from tests.pool.checkpoints.files.gguf_files import rounded, write_gguf
+from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.text_readings import READINGS
+from modelpool.pool.formats.model_folder import read_component
+from modelpool.pool.formats.safetensors_writer import TensorToWrite
+from modelpool.pool.formats.shards import sharded
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.quant.quantize import quantize
+from modelpool.pool.quant.state_dict import save
+from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.saving.text_tokenizer_files import tokenizer_class, write_text_tokenizer
+from modelpool.pool.text.text_tokenizer import KINDS, TextTokenizer, byte_tokenizer
 from tests.pool.families.test_seen_wan import ONE
 from tests.pool.families.test_transformers_as_folders import loaded, write
 from tests.pool.families.test_transformers_saved import FAMILIES, LORAS
 from tests.pool.families.tiny_relatives import RELATIVES
 from tests.pool.families.tiny_transformers import seeded
 from tests.pool.families.told_pipelines import of_folder
+from tests.pool.formats.gguf_files import rounded, write_gguf
 from tests.pool.saving.models import lora_ref, opened, sha256
 from tests.pool.text.tiny_tokenizers import PROMPTS, tiny
 
@@ -148,8 +148,8 @@ def _lora(folder: Path, name: str, shape: tuple[int, ...]) -> Path:
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_a_merged_lora_is_in_the_folder(is_alone: bool, tmp_path: Path) -> None:
     """The weights are those of the merged file, of a diffusion model alone too."""
-    from pool.open_model import OpenModel
-    from pool.work import ModelRef
+    from modelpool.pool.core.stage_params import ModelRef
+    from modelpool.pool.loading.open_model import OpenModel
 
     source = tmp_path / "tiny.safetensors"
     save_file(alone("flux_dev") if is_alone else FAMILIES["flux_dev"].file(), source)

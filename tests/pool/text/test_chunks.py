@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pool.text.chunks import CHUNK_TOKENS, CONTENT_TOKENS, LONG_WORD_TOKENS, Chunk, empty_chunk, split_prompt
-from pool.text.tokenizer import BEGIN_ID, END_ID, ClipTokenizer
+from modelpool.pool.text.chunks import CHUNK_TOKENS, CONTENT_TOKENS, LONG_WORD_TOKENS, Chunk, empty_chunk, split_prompt
+from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pool.activation import peak_bytes
-from pool.devices import sim
-from pool.ops import compute, swap_to_casting
-from pool.text.encode import read_texts
-from pool.text_encoders.readings import READINGS
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.families.text_readings import READINGS
+from modelpool.pool.ops.classes import swap_to_casting
+from modelpool.pool.ops.context import compute
+from modelpool.pool.text.encode import read_texts
+from modelpool.pool.tracing.activation_bytes import peak_bytes
+from tests.pool.models.text import cases
+from tests.pool.models.text.pipelines import ours_clip
 from tests.pool.text.test_reading import CPU, WHOLE, own
-from tests.pool.text_encoders import cases
-from tests.pool.text_encoders.pipelines import ours_clip
 
 INDEX = 3
 TEXTS = ("a (red:1.2) cat", "")

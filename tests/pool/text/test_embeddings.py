@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pool.checkpoints.files.torch_objects import BadPickle
-from pool.checkpoints.files.torch_pickle import read_pickle
-from pool.errors import AdapterMismatch, CorruptFile, UnknownName, UnsafeFile
-from pool.text.chunks import CHUNK_TOKENS, LEARNED_ID, Learned, embeddings_in, split_prompt
-from pool.text.embeddings import Embedding, read_embedding
-from pool.text.encode import read_texts
-from pool.text.tokenizer import ClipTokenizer
-from tests.pool.text_encoders import cases
+from modelpool.pool.core.errors import AdapterMismatch, CorruptFile, UnknownName, UnsafeFile
+from modelpool.pool.formats.torch_objects import BadPickle
+from modelpool.pool.formats.torch_pickle import read_pickle
+from modelpool.pool.text.chunks import CHUNK_TOKENS, LEARNED_ID, Learned, embeddings_in, split_prompt
+from modelpool.pool.text.clip_tokenizer import ClipTokenizer
+from modelpool.pool.text.embeddings import Embedding, read_embedding
+from modelpool.pool.text.encode import read_texts
+from tests.pool.models.text import cases
 
 CPU = torch.device("cpu")
 ROWS = torch.arange(6 * 32, dtype=torch.float32).reshape(6, 32) / 100

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pool.checkpoints.build import open_checkpoint
-from pool.ops import compute, swap_to_casting
-from pool.spec import Role
-from pool.text.chunks import split_prompt
-from pool.text.encode import _filled_up, encode_prompt, match_lengths, matched_length
-from pool.text.tokenizer import END_ID, ClipTokenizer
-from tests.pool.checkpoints.tiny_checkpoint import write_tiny_checkpoint
+from modelpool.pool.core.spec import Role
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.ops.classes import swap_to_casting
+from modelpool.pool.ops.context import compute
+from modelpool.pool.text.chunks import split_prompt
+from modelpool.pool.text.clip_tokenizer import END_ID, ClipTokenizer
+from modelpool.pool.text.encode import _filled_up, encode_prompt, match_lengths, matched_length
+from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 CPU = torch.device("cpu")
 LONG = "a small red cat beside a large blue dog " * 12

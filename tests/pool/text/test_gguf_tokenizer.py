@@ -13,13 +13,13 @@ import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer, get_gguf_tokenizer
 
-from pool.checkpoints.files.gguf_vocabulary import read_gguf_vocabulary
-from pool.errors import CorruptFile
-from pool.text.gguf_tokenizer import gguf_tokenizer
-from pool.text.text_tokenizer import TokenizerMissing
-from pool.text.tokenizer_files import find_tokenizer
-from pool.text.word_patterns import LLAMA_WORDS, MISTRAL_WORDS, QWEN_WORDS
-from tests.pool.checkpoints.files.gguf_files import write_gguf
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.formats.gguf_vocabulary import read_gguf_vocabulary
+from modelpool.pool.text.gguf_tokenizer import gguf_tokenizer
+from modelpool.pool.text.text_tokenizer import TokenizerMissing
+from modelpool.pool.text.tokenizer_files import find_tokenizer
+from modelpool.pool.text.word_patterns import LLAMA_WORDS, MISTRAL_WORDS, QWEN_WORDS
+from tests.pool.formats.gguf_files import write_gguf
 from tests.pool.text.gguf_vocabularies import USER_DEFINED, entries_of
 from tests.pool.text.tiny_tokenizers import PROMPTS, SENTENCES, tiny
 

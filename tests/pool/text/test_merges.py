@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.errors import CorruptFile
-from pool.text import merges
-from pool.text.merges import LONGEST_TOKEN, ways_to_make
-from pool.text.sentencepiece_file import sentencepiece_tokenizer
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.text import merges
+from modelpool.pool.text.merges import LONGEST_TOKEN, ways_to_make
+from modelpool.pool.text.sentencepiece_file import sentencepiece_tokenizer
 from tests.pool.text.vocabulary_files import piece_file
 
 

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pool.errors import UnusableField
-from pool.family_facts import TextFacts
-from pool.text.chunks import CHUNK_TOKENS, split_prompt
-from pool.text.encode import read_texts
-from pool.text.reading import Cleaning, Padding, Pooled, Reading, cleaned, with_layers_skipped
-from pool.text.text_tokenizer import TextTokenizer
-from pool.text.tokenizer import BEGIN_ID, END_ID, ClipTokenizer
-from pool.text.whole_texts import whole_text
-from pool.text_encoders.readings import READINGS
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.family_facts import TextFacts
+from modelpool.pool.families.text_readings import READINGS
+from modelpool.pool.text.chunks import CHUNK_TOKENS, split_prompt
+from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
+from modelpool.pool.text.encode import read_texts
+from modelpool.pool.text.reading import Cleaning, Padding, Pooled, Reading, cleaned, with_layers_skipped
+from modelpool.pool.text.templates import whole_text
+from modelpool.pool.text.text_tokenizer import TextTokenizer
+from tests.pool.models.text import cases
 from tests.pool.text.tiny_tokenizers import SENTENCES, tiny
-from tests.pool.text_encoders import cases
 
 CPU = torch.device("cpu")
 

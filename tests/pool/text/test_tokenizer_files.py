@@ -9,9 +9,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from pool.errors import CorruptFile
-from pool.text.text_tokenizer import KINDS, TOKENIZER_FACTS, TextTokenizer, TokenizerMissing, tokenizer_kind
-from pool.text.tokenizer_files import find_tokenizer
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.text.text_tokenizer import KINDS, TOKENIZER_FACTS, TextTokenizer, TokenizerMissing, tokenizer_kind
+from modelpool.pool.text.tokenizer_files import find_tokenizer
 from tests.pool.text.tiny_tokenizers import PROMPTS, tiny
 from tests.pool.text.vocabulary_files import byte_pair_file, tekken_file, unigram_file
 

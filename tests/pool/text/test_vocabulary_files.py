@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, pre_tokenizers
 from transformers import GemmaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 
-from pool.errors import CorruptFile, UnusableField
-from pool.text.sentencepiece_file import sentencepiece_tokenizer
-from pool.text.tekken_file import tekken_tokenizer
-from pool.text.text_tokenizer import TextTokenizer
+from modelpool.pool.core.errors import CorruptFile, UnusableField
+from modelpool.pool.text.sentencepiece_file import sentencepiece_tokenizer
+from modelpool.pool.text.tekken_file import tekken_tokenizer
+from modelpool.pool.text.text_tokenizer import TextTokenizer
 from tests.pool.text.tiny_tokenizers import SENTENCES, tiny
 from tests.pool.text.vocabulary_files import (
     TEKKEN_PATTERN,

@@ -8,7 +8,7 @@ from functools import cache
 
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece
 
-from pool.text.tokenizer import letters_of_bytes
+from modelpool.pool.text.clip_tokenizer import letters_of_bytes
 from tests.pool.text.tiny_tokenizers import tiny
 
 _CONTROL = {"<pad>", "</s>", "<eos>", "<bos>"}

@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from pool.errors import UnknownName, UnusableField
-from scheduler.workloads.built_in import BUILT_IN
-from scheduler.workloads.workload import Workload
+from modelpool.pool.core.errors import UnknownName, UnusableField
+from modelpool.scheduler.workloads.built_in import BUILT_IN
+from modelpool.scheduler.workloads.workload import Workload
 
 NAMES = pytest.mark.parametrize("name", sorted(BUILT_IN))
 

@@ -8,14 +8,22 @@ from random import Random
 
 import pytest
 
-from pool.spec import JobSpec, Role
-from scheduler.jobs import problem_with
-from scheduler.messages import Submitted
-from scheduler.workloads.generators import Demand, bursting, heterogeneous, many_users, offline_batch, shifting, zipf
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
-from scheduler.workloads.trace_lines import from_lines, to_lines
-from scheduler.workloads.workload import Workload
+from modelpool.pool.core.spec import JobSpec, Role
+from modelpool.scheduler.tables.jobs import problem_with
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.generators import (
+    Demand,
+    bursting,
+    heterogeneous,
+    many_users,
+    offline_batch,
+    shifting,
+    zipf,
+)
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.workloads.trace_lines import from_lines, to_lines
+from modelpool.scheduler.workloads.workload import Workload
 
 MODELS = [InventedModel(f"m{n}") for n in range(6)]
 MIX = Mix(MODELS, ["", "x", "x+y"], controlnets=["", "pose"])

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from scheduler.jobs import problem_with
-from scheduler.workloads.arrivals import all_at_once, bursts, poisson
-from scheduler.workloads.mix import Mix, zipf_weights
-from scheduler.workloads.models import InventedModel
+from modelpool.scheduler.tables.jobs import problem_with
+from modelpool.scheduler.workloads.arrivals import all_at_once, bursts, poisson
+from modelpool.scheduler.workloads.mix import Mix, zipf_weights
+from modelpool.scheduler.workloads.models import InventedModel
 from tests.simulation.worlds import mix
 
 

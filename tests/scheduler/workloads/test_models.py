@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pool.spec import UNPATCHED, ComponentSpec, JobId, Role
-from scheduler.messages import Submitted
-from scheduler.workloads.models import InventedModel
-from scheduler.workloads.workload import Workload
+from modelpool.pool.core.spec import UNPATCHED, ComponentSpec, JobId, Role
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.workloads.workload import Workload
 
 MODEL = InventedModel("m", diffusion_bytes=1000, text_encoder_bytes=100, lora_bytes=10, controlnet_bytes=50)
 

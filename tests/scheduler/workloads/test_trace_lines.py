@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pool.errors import MIB, UserError
-from pool.spec import (
+from modelpool.pool.core.errors import MIB, UserError
+from modelpool.pool.core.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -24,13 +24,13 @@ from pool.spec import (
     TaskSpec,
     UserId,
 )
-from scheduler.jobs import problem_with
-from scheduler.messages import Submitted
-from scheduler.workloads.arrivals import poisson
-from scheduler.workloads.mix import Mix
-from scheduler.workloads.models import InventedModel
-from scheduler.workloads.trace_lines import from_lines, to_lines
-from scheduler.workloads.workload import Workload
+from modelpool.scheduler.tables.jobs import problem_with
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.arrivals import poisson
+from modelpool.scheduler.workloads.mix import Mix
+from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.workloads.trace_lines import from_lines, to_lines
+from modelpool.scheduler.workloads.workload import Workload
 
 NAMES = st.text(min_size=1, max_size=6)
 COUNTS = st.integers(0, 2**40)

@@ -1,0 +1,1 @@
+"""The objects of a driver script: ModelPool, Jobs, StageResult."""

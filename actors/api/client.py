@@ -1,0 +1,393 @@
+"""`ModelPool`: what a driver script holds. Starts a pool or joins one, submits, and looks at it.
+
+Ray is imported when a pool is started or joined, not with this module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
+
+from modelpool.actors.api.jobs import Jobs
+from modelpool.actors.api.output_writer import PictureWriter
+from modelpool.actors.api.stage_result import StageResult
+from modelpool.actors.control.connection import Line
+from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.event_reader import Listener, NewsReader
+from modelpool.actors.control.status import PoolStatus, WorkerStatus
+from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, GivenLatent, Order, SampleOrder
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.request.qos import TOO_LATE, user_of_this_process
+from modelpool.actors.request.requests import GenerateRequest, LoraChoice
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
+from modelpool.actors.worker.host_memory import HostMemory
+from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.core.spec import TaskId, WorkerId
+from modelpool.pool.core.stage_params import Latent
+from modelpool.scheduler.core.history import JobHistory
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from modelpool.pool.registry.listings import LoraListing, ModelListing
+
+LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
+
+#: requests that travel together
+CHUNK = 256
+#: longest wait of one question about readiness
+_READY_SECONDS = 5.0
+
+
+class DeadlineTooSoon(UserWarning):
+    """Pictures that cannot be made by their deadline. The message says how many, and what they take."""
+
+
+class PartialLora(UserWarning):
+    """Some of a LoRA's keys are not used. The message says how many, which, and why."""
+
+
+class WorkersFailed(RuntimeError):
+    """Workers that do not come up. The message says which and why."""
+
+
+class ModelPool:
+    """A pool of models, open. Use it as a context manager, or `close` it. Any thread may call."""
+
+    def __init__(self, line: Line, close: Callable[[], None], output: Path | None, address: str = "") -> None:
+        """For `start` and `connect`. `close` lets go of what was started for this driver."""
+        self._line = line
+        self._close = close
+        self._output = output
+        self._closed = False
+        #: whose share jobs count for that do not say
+        self._user = user_of_this_process()
+        self._client_id = ClientId(uuid.uuid4().hex)
+        self._writers: dict[Path, PictureWriter] = {}
+        self._reader = NewsReader(line, self._client_id)
+        #: where another driver on this machine, or one of the cluster, can connect to
+        self.address = address
+        line.ask(Controller.enter, self._client_id)
+        self._reader.start()
+
+    @classmethod
+    def start(
+        cls, config: str | Path | PoolConfig | None = None, *, address: str | None = None, **overrides: Any
+    ) -> ModelPool:
+        """Start a pool: Ray where none is named, a controller, a worker for each GPU. It ends with `close`.
+
+        Returns when the controller answers; workers come up meanwhile, and jobs wait for them. `config` is a TOML file
+        or a PoolConfig (without one see `PoolConfig.find`), `address` and `overrides` change settings of it: workers,
+        device, vram, threads, models, loras, namespace, name, output.
+        Raises UserError for what is wrong with any of them.
+        """
+        from modelpool.actors.api.opening import start_pool
+
+        settings = PoolConfig.find(config).override(address=address, **overrides)
+        opened = start_pool(settings)
+        return cls._open(opened.line, opened.close, settings.output.folder, opened.address)
+
+    @classmethod
+    def connect(cls, name_or_address: str | None = None, *, output: str | Path | None = None) -> ModelPool:
+        """Join a pool that runs: by its name or, as host:port, its Ray's address; without either, the one that
+        `modelpool up` started. Closing leaves that pool running. Raises UserError when there is none.
+        """
+        from modelpool.actors.api.opening import join_pool
+
+        opened = join_pool(name_or_address)
+        return cls._open(opened.line, opened.close, Path(output) if output else None, opened.address)
+
+    def submit(
+        self,
+        requests: GenerateRequest | Iterable[GenerateRequest],
+        *,
+        output: str | Path | Literal[False] | None = None,
+        priority: int | None = None,
+        user: str | None = None,
+        deadline: float | str | None = None,
+    ) -> Jobs:
+        """Queue pictures. Seeds that are left out are drawn now. `output` is where they are written as they arrive:
+        left out, the folder of the configuration; False, nowhere.
+
+        A list or tuple is checked whole before anything is queued. From another iterable, chunks of some hundred are
+        queued while the next is drawn; when one is refused, what was queued is cancelled. Either way, whoever gets an
+        exception has submitted nothing. A LoRA that the model has only a part of is told as a `PartialLora` warning.
+        `priority`, `user` and `deadline` ("10m", or seconds, from now) are for requests that do not say their own; a
+        deadline that cannot be met is told as a `DeadlineTooSoon` warning.
+        Raises UserError naming what is wrong, or whatever `requests` raises.
+        """
+        if isinstance(requests, GenerateRequest):
+            requests = (requests,)
+        terms = _Terms(priority, user, deadline)
+        submission_id = _new_submission()
+        writer = self._writer(output)
+        jobs = Jobs(
+            self._line, self._client_id, submission_id, writer, on_over=lambda: self._reader.forget(submission_id)
+        )
+        self._reader.listen(submission_id, jobs)
+        count = len(requests) if isinstance(requests, Sequence) else 0
+        ended_at, pictures = 0, GivenPictures(self._line.give)
+        try:
+            for chunk in _chunks(map(terms.fill_in, requests)):
+                jobs.add(chunk)
+                sent, given = pictures.bring_all(chunk)
+                first_index, ended_at = ended_at, ended_at + len(chunk)
+                hold = ended_at < count
+                name = self._user if terms.user is None else terms.user
+                part = Submission(self._client_id, submission_id, first_index, sent, hold, name, given)
+                recipes = self._line.ask(Controller.submit, part)
+                _tell(text for recipe in recipes for text in recipe.warnings)
+        except BaseException:
+            self._reader.forget(submission_id)
+            self._line.ask(Controller.cancel, self._client_id, submission_id)
+            raise
+        jobs.seal()
+        return jobs
+
+    def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
+        """What each request would be made by, or what is wrong with it. Queues nothing."""
+        found: list[Recipe | UserError] = []
+        pictures = GivenPictures(lambda picture: None)
+        for chunk in _chunks(requests):
+            sent = pictures.bring_each(chunk)
+            usable = tuple(one for one in sent if not isinstance(one, UserError))
+            answers = iter(self._line.ask(Controller.recipes, usable))
+            found += [one if isinstance(one, UserError) else next(answers) for one in sent]
+        return tuple(found)
+
+    def recipe(self, request: GenerateRequest) -> Recipe:
+        """What `request` would be made by. Queues nothing. Raises UserError."""
+        found = self.recipes((request,))[0]
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    def encode(self, prompt: str, *, model: str, loras: Iterable[LoraLike] = ()) -> StageResult:
+        """A text as `model` reads it: an `Encoded`. Raises UserError."""
+        checked = GenerateRequest(model=model, prompt=prompt, loras=_choices(loras))
+        return self._stage(EncodeOrder(model, checked.loras, prompt))
+
+    def sample(
+        self,
+        positive: StageResult,
+        negative: StageResult | None = None,
+        *,
+        model: str,
+        loras: Iterable[LoraLike] = (),
+        steps: int = 20,
+        cfg: float = 5.0,
+        sampler: str = "euler",
+        schedule: str | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        seed: int | None = None,
+        frames: int | None = None,
+        frame_rate: float | None = None,
+        seconds: float | None = None,
+    ) -> StageResult:
+        """A denoised `Latent`, of a film or a sound where `model` makes those. Without `negative`, guidance is against
+        the empty text. Raises UserError."""
+        checked = _with_seed(
+            GenerateRequest(
+                model=model,
+                prompt="",
+                loras=_choices(loras),
+                steps=steps,
+                cfg=cfg,
+                sampler=sampler,
+                schedule=schedule,
+                width=width,
+                height=height,
+                seed=seed,
+                frames=frames,
+                frame_rate=frame_rate,
+                seconds=seconds,
+            )
+        )
+        assert checked.seed is not None, "a seed was drawn"
+        against = _encoded_by(negative, "negative") if negative else EncodeOrder(model, checked.loras, "")
+        order = SampleOrder(
+            positive=_encoded_by(positive, "positive"),
+            negative=None if cfg == 1 else against,
+            model=model,
+            loras=checked.loras,
+            steps=steps,
+            cfg=checked.cfg,
+            sampler=sampler,
+            schedule=schedule,
+            width=width,
+            height=height,
+            seed=checked.seed,
+            frames=checked.frames,
+            frame_rate=checked.frame_rate,
+            seconds=checked.seconds,
+        )
+        return self._stage(order, {**positive.held, **(negative.held if negative else {})})
+
+    def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
+        """The `Picture`, `Film` or `Sound` of a latent, which may be the driver's own. Raises UserError."""
+        if isinstance(latent, Latent):
+            shape_CHW = latent.samples_CHW.shape
+            digest = hashlib.sha256(latent.samples_CHW.tobytes()).hexdigest()[:20]
+            task_id = TaskId(f"given-{'x'.join(map(str, shape_CHW))}-{digest}")
+            own = GivenLatent(task_id, tuple(shape_CHW[1:]))
+            return self._stage(DecodeOrder(own, model), {own.task_id: self._line.give(latent)})
+        if not isinstance(latent.order, SampleOrder):
+            raise unusable_field("latent", type(latent.order).__name__, "a result of sample(), or a Latent")
+        return self._stage(DecodeOrder(latent.order, model), latent.held)
+
+    def models(self) -> tuple[ModelListing, ...]:
+        """The checkpoints in the pool's folders."""
+        return self._line.ask(Controller.listings)[0]
+
+    def loras(self) -> tuple[LoraListing, ...]:
+        """The LoRAs in the pool's folders."""
+        return self._line.ask(Controller.listings)[1]
+
+    def status(self) -> PoolStatus:
+        """The pool at this moment."""
+        return self._line.ask(Controller.status)
+
+    def history(self, job: str) -> JobHistory:
+        """What the pool remembers of a job, by its id or a part of it that no other has: each start of its tasks with
+        why, what was expected and what it took. Raises UnknownName."""
+        return self._line.ask(Controller.history, job)
+
+    def memory(self) -> dict[WorkerId, HostMemory]:
+        """What each worker's process takes of its machine's memory."""
+        return self._line.ask(Controller.memory_reports)
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until every worker is up. Raises WorkersFailed when one was given up, and TimeoutError."""
+        left = float("inf") if timeout is None else timeout
+        while True:
+            status = self._line.ask(Controller.wait_ready, min(left, _READY_SECONDS))
+            failed = [worker for worker in status.workers if worker.state == "given_up"]
+            if failed:
+                raise WorkersFailed("; ".join(f"{worker.id}: {worker.trouble}" for worker in failed))
+            starting = [worker for worker in status.workers if worker.state == "starting"]
+            if not starting and status.workers:
+                return
+            left -= _READY_SECONDS
+            if left <= 0:
+                raise TimeoutError(f"not up after {timeout} s: {', '.join(map(_told, starting))}")
+
+    def close(self) -> None:
+        """Write what is on the way, cancel what has not ended, and let go of the pool. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reader.stop(wake=self._leave)
+        for writer in self._writers.values():
+            writer.close()
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @classmethod
+    def _open(cls, line: Line, close: Callable[[], None], output: Path | None, address: str) -> ModelPool:
+        try:
+            return cls(line, close, output, address)
+        except BaseException:
+            close()
+            raise
+
+    def _leave(self) -> None:
+        try:
+            self._line.ask(Controller.leave, self._client_id)
+        except PoolLost:
+            return  # it left first
+
+    def _writer(self, output: str | Path | Literal[False] | None) -> PictureWriter | None:
+        folder = self._output if output is None else None if output is False else Path(output)
+        if folder is None:
+            return None
+        folder = folder.absolute()
+        if folder not in self._writers:
+            self._writers[folder] = PictureWriter(folder, self._line)
+        return self._writers[folder]
+
+    def _stage(self, order: Order, given: dict[TaskId, ResultRef] | None = None) -> StageResult:
+        submission_id = _new_submission()
+        result = StageResult(order, self._line, submission_id)
+        listener: Listener = result
+        self._reader.listen(submission_id, listener)
+        try:
+            part = StageSubmission(self._client_id, submission_id, order, given or {}, self._user)
+            _tell(self._line.ask(Controller.submit_stage, part), stacklevel=4)
+        except BaseException:
+            self._reader.forget(submission_id)
+            raise
+        return result
+
+
+class _Terms:
+    """What one `submit` says of all its requests. Raises UserError."""
+
+    def __init__(self, priority: int | None, user: str | None, deadline: float | str | None) -> None:
+        said = {"priority": priority, "user": user, "deadline": deadline}
+        given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+        checked = GenerateRequest(model="any", prompt="", **given)
+        self.user = checked.user
+        self._given = {name: getattr(checked, name) for name in given}
+
+    def fill_in(self, request: GenerateRequest) -> GenerateRequest:
+        """`request`, with what it does not say itself."""
+        if not self._given or not isinstance(request, GenerateRequest):
+            return request
+        missing = {name: value for name, value in self._given.items() if name not in request.model_fields_set}
+        return request.model_copy(update=missing) if missing else request
+
+
+def _tell(texts: Iterable[str], stacklevel: int = 3) -> None:
+    """Warn of each thing once, at the line that called the pool."""
+    for text in dict.fromkeys(texts):
+        category = DeadlineTooSoon if text.startswith(TOO_LATE) else PartialLora
+        warnings.warn(text, category, stacklevel=stacklevel)
+
+
+def _new_submission() -> SubmissionId:
+    return SubmissionId(uuid.uuid4().hex[:10])
+
+
+def _with_seed(request: GenerateRequest) -> GenerateRequest:
+    if not isinstance(request, GenerateRequest):
+        raise unusable_field("requests", type(request).__name__, "GenerateRequest")
+    return request if request.seed is not None else request.model_copy(update={"seed": secrets.randbits(32)})
+
+
+def _chunks(requests: Iterable[GenerateRequest]) -> Iterator[tuple[GenerateRequest, ...]]:
+    """`requests`, with seeds, some at a time; no more is drawn than is handed out."""
+    drawn = (_with_seed(request) for request in requests)
+    while chunk := tuple(islice(drawn, CHUNK)):
+        yield chunk
+
+
+def _choices(loras: Iterable[LoraLike]) -> tuple[LoraChoice, ...]:
+    """For a request, which understands the short forms."""
+    return cast("tuple[LoraChoice, ...]", tuple(loras))
+
+
+def _encoded_by(stage: StageResult, name: str) -> EncodeOrder:
+    if not isinstance(stage.order, EncodeOrder):
+        raise unusable_field(name, type(stage.order).__name__, "a result of encode()")
+    return stage.order
+
+
+def _told(worker: WorkerStatus) -> str:
+    return f"{worker.id} ({worker.trouble})" if worker.trouble else worker.id

@@ -1,0 +1,226 @@
+"""`modelpool why` and `modelpool story`: what a running pool remembers of one job."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modelpool.actors.cli import options
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.session import session_of
+from modelpool.pool.core.errors import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from modelpool.pool.core.spec import TaskId
+    from modelpool.scheduler.core.history import Attempt, JobHistory, TaskHistory
+    from modelpool.scheduler.tables.placement_record import Candidate
+
+Job = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A job's id (see --json, the manifest, top), or a part that no other has."),
+]
+
+
+def why(context: typer.Context, job: Job, as_json: options.AsJson = False, pool: options.PoolName = None) -> None:
+    """Show why each task of a job ran where it did, what was expected of that, and what it took."""
+    from modelpool.actors.cli.screen import people_console, print_json
+
+    history = _history(context, job, pool)
+    if as_json:
+        print_json(sys.stdout, _plain(history))
+    else:
+        _tell_why(people_console(sys.stdout), history)
+
+
+def story(context: typer.Context, job: Job, as_json: options.AsJson = False, pool: options.PoolName = None) -> None:
+    """Show every move of a job and its tasks with what caused it, oldest first."""
+    from modelpool.actors.cli.screen import people_console, print_json, say, show
+    from modelpool.actors.cli.tables import rows_table
+
+    history = _history(context, job, pool)
+    if as_json:
+        for line in history.lines:
+            print_json(sys.stdout, dataclasses.asdict(line))
+        return
+    console = people_console(sys.stdout)
+    say(console, headline(history), "bold")
+    names = {str(history.job_id): "job", **task_names(history)}
+    since = history.submitted_at if history.submitted_at is not None else history.at
+    when = "when" if history.submitted_at is not None else "from now"
+    rows = [
+        (
+            f"{line.at - since:+.3f} s",
+            names.get(line.subject, line.subject),
+            _move(line.before, line.after),
+            cause,
+            note,
+        )
+        for line in history.lines
+        for cause, note in [(_shortened(line.cause, names), _shortened(line.note, names))]
+    ]
+    if rows:
+        show(console, rows_table([when, "what", "became", "because", "note"], rows, right=[when]))
+
+
+def task_names(history: JobHistory) -> dict[str, str]:
+    """What people call the tasks of a job: their stage, with a number where there are several of it."""
+    several = Counter(task.stage for task in history.tasks)
+    seen: Counter[Enum] = Counter()
+    names: dict[str, str] = {}
+    for task in history.tasks:
+        seen[task.stage] += 1
+        number = f" {seen[task.stage]}" if several[task.stage] > 1 else ""
+        names[task.task_id] = f"{task.stage.value}{number}"
+    return names
+
+
+def headline(history: JobHistory) -> str:
+    """The job in a line."""
+    text = f"job {history.job_id}: {history.status}"
+    if history.submitted_at is not None:
+        until = history.at if history.ended_at is None else history.ended_at
+        took = f"{until - history.submitted_at:.2f} s"
+        text += f" for {took}" if history.ended_at is None else f" after {took}"
+    asked = _asked(history)
+    text += f" ({', '.join(asked)})" if asked else ""
+    note = history.note.removeprefix(history.status).removeprefix(": ")
+    text += f": {note}" if note else ""
+    if history.submitted_at is None:
+        text += f"; {'when it came' if history.tasks else 'its story'} is not remembered any more"
+    return text
+
+
+def _asked(history: JobHistory) -> list[str]:
+    """On what terms the job was asked for; a deadline counts from its submission, or from now where that is gone."""
+    asked = [f"of {history.user}"] if history.user else []
+    asked += [f"priority {history.priority}"] if history.priority else []
+    if history.deadline is None:
+        return asked
+    if history.submitted_at is not None:
+        return [*asked, f"wanted within {history.deadline - history.submitted_at:.1f} s"]
+    left = history.deadline - history.at
+    return [*asked, f"wanted {left:.1f} s from now" if left >= 0 else f"wanted {-left:.1f} s ago"]
+
+
+def _history(context: typer.Context, job: str, pool: str | None) -> JobHistory:
+    from modelpool.actors.cli.serve import name_of_running
+
+    with session_of(context).open_pool(PoolOptions(pool=pool or name_of_running())) as running:
+        return running.history(job)
+
+
+def _tell_why(console: Console, history: JobHistory) -> None:
+    from modelpool.actors.cli.screen import say, show
+
+    say(console, headline(history), "bold")
+    names = task_names(history)
+    for task in history.tasks:
+        if not task.attempts:
+            say(console, f"\n{names[task.task_id]}: {_without_attempts(history, task)}")
+        for attempt in task.attempts:
+            say(console, f"\n{names[task.task_id]}: {_started(history, task, attempt)}")
+            show(console, _numbers(attempt))
+
+
+def _without_attempts(history: JobHistory, task: TaskHistory) -> str:
+    """Why there is nothing to tell of a task."""
+    if task.status == "blocked":
+        return "waits for the result of an earlier task"
+    if task.status == "ready":
+        if task.held_back:
+            return "waits: its user has as much running as is allowed"
+        return "waits for a worker" + (f"; later tasks went first {task.passed:.1f} times" if task.passed else "")
+    if history.status == "succeeded":
+        return "did not run: its result was there already, of a job that is not remembered any more"
+    if history.status == "active":
+        return "its result is there, of a run that is not remembered any more"
+    return "did not run" if history.complete else "is not needed any more"
+
+
+def _started(history: JobHistory, task: TaskHistory, attempt: Attempt) -> str:
+    if history.submitted_at is None:
+        when = f"{history.at - attempt.at:.2f} s ago"
+    elif attempt.at >= history.submitted_at:
+        when = f"{attempt.at - history.submitted_at:.2f} s after the job came"
+    else:
+        when = f"{history.submitted_at - attempt.at:.2f} s before, for an earlier job"
+    again = f", attempt {attempt.attempt}" if attempt.attempt > 1 else ""
+    choice = attempt.why
+    among = f"{choice.idle} idle and {choice.busy} busy"
+    because = choice.note or choice.rule.value
+    batched = 1 if attempt.cost is None else attempt.cost.batched
+    again += f", {batched} tasks in one run" if batched > 1 else ""
+    text = f"{attempt.worker_id}{again}, {when}, of {among}, because {because}: {attempt.end.replace('_', ' ')}"
+    return f"{text} ({attempt.error.message})" if attempt.error is not None else text
+
+
+def _numbers(attempt: Attempt) -> Table:
+    """Expected and measured, and what the other workers would have taken."""
+    from modelpool.actors.cli.tables import rows_table
+
+    headings = ["", "worker", "wait", "set up", "run", "together", "uploaded", "streamed", "patch switches"]
+    choice = attempt.why
+    moved = [format_bytes(choice.upload_bytes), format_bytes(choice.streamed_bytes), str(choice.switches)]
+    rows = [["expected", *_seconds(choice.chosen), *moved]]
+    if attempt.cost is not None and attempt.ended_at is not None:
+        rows.append(_measured(attempt, attempt.ended_at))
+    rows += [["instead of", *_seconds(other), "", "", ""] for other in choice.others]
+    return rows_table(headings, rows, right=headings[2:])
+
+
+def _measured(attempt: Attempt, ended_at: float) -> list[str]:
+    cost = attempt.cost
+    assert cost is not None, "only what ended with a report is measured"
+    times = ["", f"{cost.load_seconds:.2f} s", f"{cost.run_seconds:.2f} s", f"{ended_at - attempt.at:.2f} s"]
+    moved = [format_bytes(cost.uploaded_bytes), format_bytes(cost.streamed_bytes), str(cost.patch_switches)]
+    return ["measured", str(attempt.worker_id), *times, *moved]
+
+
+def _seconds(candidate: Candidate) -> list[str]:
+    seconds = (candidate.wait_seconds, candidate.extra_seconds, candidate.run_seconds, candidate.seconds)
+    return [str(candidate.worker_id), *(f"{value:.2f} s" for value in seconds)]
+
+
+def _move(before: str, after: str) -> str:
+    if before == after:
+        return f"stays {after}"
+    return f"{before} -> {after}" if before else after
+
+
+def _shortened(text: str, names: dict[str, str]) -> str:
+    """`text` with whole ids replaced by what people call them."""
+    ids = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w-])({ids})(?![\w-])", lambda found: names[found[0]], text)
+
+
+def _plain(history: JobHistory) -> dict[str, Any]:
+    """All of it for programs; each `why` also in words."""
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(history), default=_value))
+    del found["lines"]
+    for (_, attempt), written in zip(_attempts(history), _written_attempts(found), strict=True):
+        written["why"]["words"] = attempt.why.words
+    return found
+
+
+def _attempts(history: JobHistory) -> Iterator[tuple[TaskId, Attempt]]:
+    return ((task.task_id, attempt) for task in history.tasks for attempt in task.attempts)
+
+
+def _written_attempts(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return (attempt for task in found["tasks"] for attempt in task["attempts"])
+
+
+def _value(item: object) -> object:
+    assert isinstance(item, Enum), f"{item!r} is no plain value"
+    return item.value

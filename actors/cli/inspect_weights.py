@@ -1,0 +1,172 @@
+"""What `modelpool inspect` shows of weights that this version does not run whole: any file, folder or list of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.core.errors import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from modelpool.pool.detection.facts import ComponentFacts, FileFacts, FolderFacts, PredictionHint
+
+_BILLION, _MILLION = 10**9, 10**6
+#: how files are used that are no models, by what their titles begin with
+_USES = {
+    "a ControlNet": "beside a model of the kind that it was made for: --control NAME=PICTURE",
+    "a textual inversion embedding": "in a prompt: embedding:NAME",
+}
+#: the options of `modelpool models assemble` for parts of models, by the name of their kind
+_PART_OPTIONS = {"VAE": "--vae", "text encoder": "--text-encoder", "vision encoder": "--vision-encoder"}
+
+
+def file_facts(path: Path, facts: FileFacts, problem: str = "") -> tuple[dict[str, Any], tuple[RenderableType, ...]]:
+    """What a file is, for programs and for people; `problem` says why this version does not run it by itself."""
+    from modelpool.actors.cli.plain_values import plain_value
+    from modelpool.actors.cli.tables import facts_table
+
+    told = {"kind": facts.kind.value, "path": str(path), **_without(plain_value(facts), "kind"), "problem": problem}
+    lines = [("file", str(path)), ("what it is", verdict(facts))]
+    use = _use(facts)
+    if problem and use:
+        lines.append(("to use it", use))
+    elif problem:
+        lines.append(("to run it", problem))
+    if facts.prediction:
+        lines.append(("prediction", predictions(facts.prediction)))
+    if facts.components and facts.other_tensors:
+        beside = f"{_tensors(facts.other_tensors)} that belong to no component"
+        lines.append(("beside", beside + (f", {format_bytes(facts.other_bytes)}" if facts.other_bytes else "")))
+    tables: list[RenderableType] = [facts_table(lines)]
+    if facts.components:
+        tables.append(components_table({str(i): each for i, each in enumerate(facts.components)}))
+    if facts.diffusion is not None:
+        tables.append(facts_table(sizes(facts.diffusion)))
+    return told, tuple(tables)
+
+
+def _use(facts: FileFacts) -> str:
+    """How a file that is no model by itself is used with one; empty for others."""
+    option = _PART_OPTIONS.get(facts.kind.value)
+    if option and any(each.name for each in facts.components):
+        return f"in a model of separate files: modelpool models assemble NAME {option} FILE ..."
+    return next((use for title, use in _USES.items() if facts.title.startswith(title)), "")
+
+
+def folder_facts(path: Path, facts: FolderFacts) -> tuple[dict[str, Any], tuple[RenderableType, ...]]:
+    """What a folder is, in the same way."""
+    from modelpool.actors.cli.plain_values import plain_value
+    from modelpool.actors.cli.tables import facts_table, rows_table
+
+    told = {"kind": "folder", "path": str(path), **plain_value(facts)}
+    lines = [("folder", str(path)), ("what it is", facts.title)]
+    if facts.pipeline:
+        lines.append(("pipeline", facts.pipeline))
+    if facts.prediction:
+        lines.append(("prediction", predictions(facts.prediction)))
+    lines += [(name, named) for name, named in facts.other.items()]
+    tables: list[RenderableType] = [facts_table(lines)]
+    if facts.components:
+        tables.append(components_table(facts.components))
+        models = [each for each in facts.components.values() if each.config and each.latent]
+        tables += [facts_table(sizes(each)) for each in models[:1]]
+    if facts.files:
+        rows = [(name, *_told(found)) for name, found in facts.files.items()]
+        tables.append(rows_table(("file", "kind", "what it is"), rows))
+    return told, tuple(tables)
+
+
+def files_of_weights(place: Path) -> tuple[Path, ...]:
+    """The files that the weights at `place` are in: itself, or what a folder has of files and of indexes of files.
+
+    Raises CorruptFile and UnsafeFile for a damaged folder, and for a link that leads out of it.
+    """
+    from modelpool.pool.formats.containment import contained
+    from modelpool.pool.formats.model_folder import CONFIG_FILES, is_model_folder, read_component, read_model_folder
+    from modelpool.pool.formats.weights_file import loose_weights
+
+    if not place.is_dir():
+        return (place,)
+    if is_model_folder(place):
+        return tuple(Path(part.weights) for part in read_model_folder(place).components.values() if part.weights)
+    if any((place / name).is_file() for name in CONFIG_FILES) and (own := read_component(place).weights):
+        return (Path(own),)
+    return tuple(contained(file, place) for file in loose_weights(place))
+
+
+def verdict(facts: FileFacts) -> str:
+    """One sentence on a file: what it is, how large, and whether its family runs."""
+    from modelpool.pool.families.supported import running_families, why_not
+
+    if not facts.components:
+        return f"{facts.title} ({_tensors(facts.other_tensors)})"
+    first = facts.diffusion or facts.components[0]
+    said = f"recognised as {first.title} ({_size(first)})"
+    if facts.diffusion is None or not first.name:
+        return said
+    if first.name in running_families():
+        return f"{said}; its family runs"
+    return f"{said}; recognised, does not run: {why_not(first.runs)}"
+
+
+def components_table(components: Mapping[str, ComponentFacts]) -> RenderableType:
+    """One row for each component: what it is, its size, how it is stored, and where."""
+    from modelpool.actors.cli.tables import rows_table
+
+    headings = ("component", "what it is", "tensors", "parameters", "in the file", "of it", "where")
+    rows = [
+        (
+            each.kind.value,
+            each.title or "-",
+            str(each.tensors),
+            f"{each.parameters:,}",
+            format_bytes(each.storage_bytes) if each.dtypes else "-",
+            ", ".join(f"{dtype} {format_bytes(count)}" for dtype, count in each.dtypes.items()) or "-",
+            each.prefix or "-",
+        )
+        for each in components.values()
+    ]
+    return rows_table(headings, rows, right=headings[2:5])
+
+
+def sizes(model: ComponentFacts) -> Iterable[tuple[str, str]]:
+    """What is known of a diffusion model beside its size, line by line."""
+    if model.name:
+        yield "family", model.name + (f" ({model.comfyui} in ComfyUI)" if model.comfyui else "")
+    yield "architecture", f"{model.runs} of diffusers" if model.runs else "none of our dependencies has it"
+    yield "naming", model.naming
+    if model.latent:
+        yield "latents", model.latent
+    for field, value in model.config.items():
+        yield field, str(list(value) if isinstance(value, tuple) else value)
+
+
+def predictions(hints: Iterable[PredictionHint]) -> str:
+    """What a file says of the meaning of its model's output."""
+    return ", ".join(f"{hint.kind} ({hint.source})" for hint in hints)
+
+
+def _size(component: ComponentFacts) -> str:
+    return f"{counted(component.parameters)} parameters" + (f", {component.dtype}" if component.dtype else "")
+
+
+def counted(parameters: int) -> str:
+    """A count of parameters as people say it: 860 M, 3.3 B."""
+    if parameters >= _BILLION:
+        return f"{parameters / _BILLION:.1f} B"
+    return f"{parameters / _MILLION:.0f} M" if parameters >= _MILLION else f"{parameters:,}"
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"
+
+
+def _told(found: FileFacts | str) -> tuple[str, str]:
+    return ("problem", found) if isinstance(found, str) else (found.kind.value, verdict(found))
+
+
+def _without(plain: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in plain.items() if name not in names}

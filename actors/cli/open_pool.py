@@ -1,0 +1,65 @@
+"""Gets a pool for a command: starts one as the options and the configuration say, or joins one that runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modelpool.actors.cli.options import PoolOptions
+
+if TYPE_CHECKING:
+    from modelpool.actors.api.client import ModelPool
+    from modelpool.actors.settings.config import PoolConfig
+
+#: used when no configuration is named or found and this folder is there; LoRAs beside it
+MODELS_FOLDER = Path("models")
+LORAS_FOLDER = Path("loras")
+OUTPUT_FOLDER = Path("outputs")
+
+
+def settings_for(options: PoolOptions) -> PoolConfig:
+    """The configuration of a pool to start, single options applied. Raises UserError.
+
+    Without --config: what MODELPOOL_CONFIG names; modelpool.toml here; the folders ./models and ./loras here; what was
+    added to the registry of models; the example of a checkout.
+    """
+    from modelpool.actors.settings.config import CONFIG_NAME, CONFIG_VARIABLE, PoolConfig
+
+    named = options.config is not None or bool(os.environ.get(CONFIG_VARIABLE)) or Path(CONFIG_NAME).is_file()
+    if named:
+        config = PoolConfig.find(options.config)
+    elif MODELS_FOLDER.is_dir():
+        config = PoolConfig().override(models=[MODELS_FOLDER], loras=[LORAS_FOLDER], output=OUTPUT_FOLDER)
+    else:  # the example's models, but this folder's pictures
+        config = PoolConfig.find().override(output=OUTPUT_FOLDER)
+    device = options.device.value if options.device is not None else None
+    policy = options.vram_policy.value if options.vram_policy is not None else None
+    return config.override(
+        workers=options.gpus,
+        device=device,
+        vram=options.vram,
+        vram_policy=policy,
+        reserve_vram=options.reserve_vram,
+        allow_pickle=options.allow_pickle or None,
+    )
+
+
+def output_for(options: PoolOptions, given: Path | None) -> Path:
+    """The folder for pictures: as given, else as configured, else ./outputs."""
+    if given is not None:
+        return given
+    configured = None if options.pool is not None else settings_for(options).output.folder
+    if configured is None:
+        return OUTPUT_FOLDER
+    here = Path.cwd()
+    return configured.relative_to(here) if configured.is_relative_to(here) else configured
+
+
+def open_pool(options: PoolOptions) -> ModelPool:
+    """A pool that is ours until it is closed, or a line to one that runs. Raises UserError."""
+    from modelpool.actors.api.client import ModelPool
+
+    if options.pool is not None:
+        return ModelPool.connect(options.pool)
+    return ModelPool.start(settings_for(options))

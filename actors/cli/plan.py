@@ -1,0 +1,348 @@
+"""`modelpool plan`: what a model would do in so much memory, without running it and without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modelpool.actors.cli import options
+from modelpool.actors.cli.options import PoolOptions, request_fields
+from modelpool.pool.core.errors import UserError, format_bytes, parse_bytes, unusable_field
+from modelpool.pool.core.spec import JobId, Stage
+from modelpool.pool.devices.vram_policy import VramPolicy
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from modelpool.actors.control.forecast import Forecast, StageForecast
+    from modelpool.actors.graph.build_graph import CutJob
+    from modelpool.actors.request.requests import GenerateRequest
+    from modelpool.actors.settings.config import PoolConfig
+    from modelpool.pool.catalog.catalog import Catalog
+    from modelpool.pool.core.spec import ComponentKey
+    from modelpool.pool.plan.residency import ModuleBytes
+
+#: what a link is taken to carry in a second: pinned memory over PCIe 4.0 x8, or unpinned over x16
+ASSUMED_LINK = "12GB"
+_PLAN = "The plan"
+_VRAM = "The memory to plan for: 24GiB, 64MiB (default: as configured; simulated GPUs and the CPU have a usual one)."
+_RESERVE = "Of that, leave so much to other programs (default: as configured, else nothing)."
+_LINK = f"Bytes a second from host to GPU (default: {ASSUMED_LINK}, assumed)."
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What `modelpool plan` says.
+
+    device        the kind of device that it is for, and where that comes from
+    policy        how eagerly weights are kept there, and where that comes from
+    link          bytes a second, and where that comes from
+    reserve_bytes of the memory given, what is left to other programs
+    ahead_bytes   of the memory given, what copies ahead of computing take beside the plan
+    batch_limit   how many pictures the pool would run together at most
+    batch_bytes   what a stage's activations would be with all pictures in one run
+    """
+
+    model: str
+    device_kind: str
+    device_source: str
+    policy: str
+    policy_source: str
+    link_bytes_per_second: float
+    link_source: str
+    vram_bytes: int
+    reserve_bytes: int
+    ahead_bytes: int
+    width: int
+    height: int
+    steps: int
+    forecast: Forecast
+    batch_limit: int
+    batch_bytes: dict[str, int]
+
+
+def plan_memory(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model by name or path.", show_default=False)],
+    vram: Annotated[str | None, options._option("--vram", _VRAM, _PLAN, "SIZE")] = None,
+    size: options.Size = None,
+    batch: Annotated[int, options._option("--batch", "Pictures to make (default: 1).", _PLAN, "N")] = 1,
+    lora: options.Lora = None,
+    steps: options.Steps = None,
+    cfg: options.Cfg = None,
+    sampler: options.Sampler = None,
+    prompt: Annotated[str, options._option("--prompt", "Its length counts (default: none).", _PLAN, "TEXT")] = "",
+    link: Annotated[str | None, options._option("--link", _LINK, _PLAN, "SIZE")] = None,
+    device: options.Device = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: Annotated[str | None, options._option("--reserve-vram", _RESERVE, _PLAN, "SIZE")] = None,
+    as_json: options.AsJson = False,
+    config: options.Config = None,
+) -> None:
+    """Show what making pictures with a MODEL would do to a GPU's memory, and how much slower a small one would be.
+
+    Nothing is run and no GPU is needed. The figures are those that a pool would plan with.
+    """
+    from modelpool.actors.cli.screen import people_console, print_json, show
+
+    if batch < 1:
+        raise unusable_field("--batch", batch, "a whole number from 1")
+    fields = request_fields(lora=lora, steps=steps, cfg=cfg, sampler=sampler, size=size)
+    where = PoolOptions(config, None, device, vram, None, vram_policy, reserve_vram)
+    found = memory_plan(model, prompt, fields, batch, link, where)
+    if as_json:
+        print_json(sys.stdout, as_plain(found))
+        return
+    console = people_console(sys.stdout)
+    for part in shown(found):
+        show(console, part)
+
+
+def memory_plan(
+    model: str, prompt: str, fields: dict[str, Any], batch: int, link: str | None, options: PoolOptions
+) -> MemoryPlan:
+    """The plan for `batch` pictures. Raises UserError; DoesNotFit when they cannot be made in the memory given."""
+    from modelpool.actors.cli.open_pool import settings_for
+    from modelpool.actors.control.forecast import Speeds, forecast, needs_most
+    from modelpool.actors.graph.build_graph import cut_request
+    from modelpool.actors.graph.fits import too_small
+    from modelpool.actors.request.placeholders import with_stand_ins
+    from modelpool.actors.request.requests import GenerateRequest
+    from modelpool.pool.catalog.catalog import Catalog
+    from modelpool.pool.devices.kind_names import DeviceKind
+    from modelpool.pool.devices.vram_policy import capacity_bytes as room_beside
+    from modelpool.pool.devices.vram_policy import choose_policy, rules_for
+
+    config = settings_for(options)
+    link_bytes = _link_bytes(link)
+    kind, kind_source = _device_kind(config)
+    policy = choose_policy(config.pool.policy, DeviceKind(kind))
+    rules = rules_for(policy.value)
+    vram_bytes = config.pool.budget_bytes or _usual_bytes(kind)
+    reserve_bytes = 0 if DeviceKind(kind).computes_on_host else config.pool.reserve_bytes or 0
+    room_bytes = room_beside(None, vram_bytes, reserve_bytes)
+    ahead_bytes = ahead_bytes_of(kind, room_bytes)
+    capacity_bytes = room_bytes - ahead_bytes
+    models = config.models
+    catalog = Catalog(models.folders, models.loras, kind, models.registry, True, models.allow_pickle, models.assemblies)
+    request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
+    request = with_stand_ins(request, catalog.made_for(catalog.find_model(model)))
+    recipe, cut = cut_request(request, JobId("planned"), catalog)
+    task, least_bytes = needs_most(cut, rules)
+    if least_bytes > capacity_bytes:
+        beside = "" if rules.may_stream else f", and all weights: the policy {policy.value} does not stream"
+        beside += ", room for copies ahead" if ahead_bytes else ""
+        beside += f", {format_bytes(reserve_bytes)} for other programs" if reserve_bytes else ""
+        raise too_small(task, memory_for(least_bytes, kind, reserve_bytes), vram_bytes, beside)
+    speeds = Speeds(link_bytes, overlaps=ahead_bytes > 0, ahead_bytes=ahead_bytes)
+    found = forecast(cut, capacity_bytes, speeds, batch, lambda key: _modules(catalog, cut, key), rules)
+    return MemoryPlan(
+        model=recipe.model,
+        device_kind=kind,
+        device_source=kind_source,
+        policy=policy.value.value,
+        policy_source=policy.reason,
+        link_bytes_per_second=link_bytes,
+        link_source="as given" if link else "assumed",
+        vram_bytes=vram_bytes,
+        reserve_bytes=reserve_bytes,
+        ahead_bytes=ahead_bytes,
+        width=recipe.width,
+        height=recipe.height,
+        steps=recipe.steps,
+        forecast=found,
+        batch_limit=config.scheduler.batch_limit,
+        batch_bytes=_batch_bytes(catalog, cut, request, batch) if batch > 1 else {},
+    )
+
+
+def shown(found: MemoryPlan) -> tuple[RenderableType, ...]:
+    """For people."""
+    from modelpool.actors.cli.tables import facts_table
+
+    made = found.forecast
+    parts: list[RenderableType] = [facts_table(_given(found)), _stages_table("first picture", made.first)]
+    if made.again:
+        parts.append(_stages_table("each later one", made.again))
+    why = [(stage.stage.value, sentence) for stage in made.first for sentence in stage.why]
+    if why:
+        parts.append(facts_table(why))
+    parts.append(facts_table(_together(found)))
+    return tuple(parts)
+
+
+def as_plain(found: MemoryPlan) -> dict[str, Any]:
+    """For programs: the same as JSON holds it."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            more = {"slowdown": value.slowdown} if hasattr(value, "slowdown") else {}
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)} | more
+        if isinstance(value, dict):
+            return {str(key): plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return getattr(value, "value", value)
+
+    result: dict[str, Any] = plain(found)
+    return result
+
+
+def _given(found: MemoryPlan) -> list[tuple[str, str]]:
+    parts = {"left to other programs": found.reserve_bytes, "for copies ahead": found.ahead_bytes}
+    taken = " and ".join(f"{format_bytes(count)} are {use}" for use, count in parts.items() if count)
+    link = f"{found.link_bytes_per_second / 1e9:.3g} GB/s, {found.link_source}"
+    return [
+        ("model", f"{found.model} at {found.width}x{found.height}, {found.steps} steps"),
+        ("device", f"{found.device_kind} ({found.device_source})"),
+        ("policy", f"{found.policy} ({found.policy_source})"),
+        ("memory", format_bytes(found.vram_bytes) + (f", of which {taken}" if taken else "")),
+        ("speeds", f"link {link}; computing is a guess, good to an order of magnitude"),
+    ]
+
+
+def _together(found: MemoryPlan) -> list[tuple[str, str]]:
+    from modelpool.actors.cli.screen import counted, duration
+
+    made = found.forecast
+    facts = [
+        (
+            counted(made.pictures, "picture"),
+            f"one at a time: about {duration(made.seconds)}, {format_bytes(made.bus_bytes)} over the bus",
+        )
+    ]
+    if found.batch_bytes:
+        activations = ", ".join(f"{stage} {format_bytes(count)}" for stage, count in found.batch_bytes.items())
+        words = _batch_words(found.batch_limit, made.pictures)
+        facts.append(("in one run", f"would take activations of {activations}; {words}"))
+    smallest, whole, resident = (
+        format_bytes(memory_for(count, found.device_kind, found.reserve_bytes)) if count is not None else "never"
+        for count in (made.smallest_bytes, made.whole_bytes, made.resident_bytes)
+    )
+    streams = "none streams" if found.policy == VramPolicy.HIGH else "all streams"
+    facts += [
+        ("smallest memory", f"{smallest}: {streams}, divided as far as can be"),
+        ("undivided from", whole),
+        ("all stays from", resident if made.resident_bytes is not None else f"never: the policy is {found.policy}"),
+    ]
+    return facts
+
+
+def _batch_words(limit: int, pictures: int) -> str:
+    """What the pool would do of it; that it pays is found out while it runs."""
+    if limit == 1:
+        return "the pool makes one at a time, as batch_limit is 1"
+    so_many = "all" if limit >= pictures else f"at most {limit}"
+    return f"with batch_limit {limit} the pool makes {so_many} together where that fits and takes less time for each"
+
+
+def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType:
+    from modelpool.actors.cli.tables import rows_table
+
+    headings = (
+        title,
+        "weights",
+        "resident",
+        "loaded",
+        "streamed",
+        "evicted",
+        "activations",
+        "scratch",
+        "peak",
+        "slower",
+    )
+    rows = [
+        (
+            stage.stage.value + (f", {stage.sampled_by}" if stage.sampled_by else "") + _divided(stage),
+            format_bytes(stage.weight_bytes),
+            f"{format_bytes(stage.resident_bytes)} ({stage.resident_bytes / stage.weight_bytes:.0%})",
+            format_bytes(stage.upload_bytes),
+            format_bytes(stage.streamed_bytes),
+            format_bytes(sum(count for _, count in stage.evicted)),
+            format_bytes(stage.activation_bytes),
+            format_bytes(stage.scratch_bytes),
+            format_bytes(stage.planned_bytes),
+            f"{stage.seconds.slowdown:.2f}x",
+        )
+        for stage in stages
+    ]
+    return rows_table(headings, rows, right=headings[1:])
+
+
+def _divided(stage: StageForecast) -> str:
+    return "" if stage.division is None else f", {stage.division.words}"
+
+
+def _link_bytes(given: str | None) -> int:
+    """Bytes a second. Raises UnusableField."""
+    try:
+        return parse_bytes(given if given is not None else ASSUMED_LINK)
+    except UserError:
+        raise unusable_field("--link", given, "bytes a second, such as 12GB") from None
+
+
+def _device_kind(config: PoolConfig) -> tuple[str, str]:
+    """The kind that a pool on this machine would use, and where that comes from."""
+    from modelpool.pool.devices.capabilities import default_device_kind
+    from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
+
+    is_disabled = config.pool.policy is VramPolicy.DISABLED
+    asked = None if config.pool.device == AUTO else DeviceKind(config.pool.device)
+    seen = () if asked is not None or is_disabled else (default_device_kind(),)
+    has_gpus = any(kind in RAY_COUNTS for kind in seen)
+    found = choose_kind(asked, seen, has_gpus, is_disabled).value
+    if is_disabled:
+        return found, "the policy is not to use a GPU"
+    if asked is not None:
+        return found, "as given"
+    return found, "as this machine has" if has_gpus else "this machine has no GPU that a pool would use by itself"
+
+
+def _usual_bytes(kind: str) -> int:
+    from modelpool.pool.devices.kinds import DEFAULT_SIM_BYTES, CpuMemory
+
+    if kind == "sim":
+        return DEFAULT_SIM_BYTES
+    if kind == "cpu":
+        return CpuMemory(None).total_bytes()
+    raise UserError("--vram: say how much memory to plan for, such as 8GiB")
+
+
+def memory_for(capacity_bytes: int, kind: str, reserve_bytes: int = 0) -> int:
+    """The least memory on such a device that leaves `capacity_bytes` beside what copies ahead take, and
+    `reserve_bytes` for other programs."""
+    memory_bytes = capacity_bytes
+    while memory_bytes - ahead_bytes_of(kind, memory_bytes) < capacity_bytes:
+        memory_bytes += capacity_bytes - (memory_bytes - ahead_bytes_of(kind, memory_bytes))
+    return memory_bytes + reserve_bytes
+
+
+def ahead_bytes_of(kind: str, vram_bytes: int) -> int:
+    """What an engine keeps for copies ahead on a device of this kind."""
+    from modelpool.pool.devices.uploads import AHEAD_BYTES
+    from modelpool.pool.engine.engine import AHEAD_SHARE
+
+    return min(AHEAD_BYTES, vram_bytes // AHEAD_SHARE) if kind in ("cuda", "rocm") else 0
+
+
+def _modules(catalog: Catalog, cut: CutJob, key: ComponentKey) -> Sequence[ModuleBytes]:
+    task = next(t for t in cut.job.tasks if any(use.component == key for use in t.uses))
+    work = cut.works[task.task_id]
+    return catalog.figures.modules(work.model, work)
+
+
+def _batch_bytes(catalog: Catalog, cut: CutJob, request: GenerateRequest, batch: int) -> dict[str, int]:
+    """The activations of one run of all pictures, by stage, of that with most of them where a stage has several; texts
+    are encoded once in any case."""
+    tokens = catalog.text_tokens(catalog.find_model(request.model), request.prompt)
+    most_bytes = {Stage.SAMPLE.value: 0, Stage.DECODE.value: 0}
+    for task in cut.job.tasks:
+        if task.stage.value in most_bytes:
+            work = cut.works[task.task_id]
+            needed_bytes = catalog.figures.batch_bytes(work.model, work, batch, tokens)
+            most_bytes[task.stage.value] = max(most_bytes[task.stage.value], needed_bytes)
+    return most_bytes

@@ -1,0 +1,281 @@
+"""`modelpool plan-cluster`: how many GPUs a workload needs to be done in time, found by simulating it.
+
+Needs no GPU and starts no pool. The search itself is `scheduler.simulator.sizing`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modelpool.actors.cli import options
+from modelpool.actors.cli import simulate_options as shared
+from modelpool.actors.cli.simulate import require_seed
+from modelpool.pool.core.errors import DoesNotFit, UserError, unusable_field
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from modelpool.actors.cli.simulate_runs import Setting, Simulated
+    from modelpool.scheduler.simulator.gpu_spec import GpuGroup, NodeShape
+    from modelpool.scheduler.simulator.sizing import Goal, LeastCount
+    from modelpool.scheduler.workloads.workload import Workload
+
+_GOAL = "The goal"
+_KINDS = "Kinds of GPU to try, each by itself, such as H100,4090."
+_DEADLINE = "All jobs are done so long after the first came: 90s, 30m, 2h."
+_LATENCY = "99% of the jobs take no longer than this, from submission to the end."
+_MOST = "Try no more GPUs than this (default: 256)."
+_POLICY = "Who decides where tasks run (default: modelpool)."
+EXIT_NONE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KindPlan:
+    """The answer for one kind. `problem` is why none could be simulated; `simulated` has all that was tried."""
+
+    group: GpuGroup
+    found: LeastCount | None
+    simulated: dict[int, Simulated]
+    price: float | None
+    problem: str = ""
+
+    @property
+    def cost(self) -> float | None:
+        """Of the least number; None without one or without a price."""
+        if self.found is None or self.found.count is None or self.price is None:
+            return None
+        return self.simulated[self.found.count].figures.cost({self.group.kind: self.price})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What `modelpool plan-cluster` says."""
+
+    workload: str
+    jobs: int
+    goal: Goal
+    most: int
+    shape: NodeShape
+    kinds: tuple[KindPlan, ...]
+
+
+def plan_cluster(
+    trace: shared.Trace,
+    gpus: Annotated[str, options._option("--gpus", _KINDS, _GOAL, "KINDS")],
+    deadline: Annotated[str | None, options._option("--deadline", _DEADLINE, _GOAL, "TIME")] = None,
+    latency: Annotated[str | None, options._option("--latency", _LATENCY, _GOAL, "TIME")] = None,
+    most: Annotated[int, options._option("--most", _MOST, _GOAL, "N")] = 256,
+    policy: Annotated[str, options._option("--policy", _POLICY, _GOAL, "NAME")] = shared.OURS,
+    config: shared.Config = None,
+    node: shared.Node = None,
+    measured_on: shared.Reference = "H100",
+    price: shared.Price = None,
+    seed: shared.Seed = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Find the least number of GPUs that finishes a workload in time, by simulating it.
+
+    TRACE is as for simulate. One GPU more and one less are simulated too, and shown. Exits with 1 when no number does.
+    """
+    from modelpool.actors.cli.screen import people_console, print_json, show
+    from modelpool.actors.cli.simulate_runs import setting_of
+
+    goal = _goal(deadline, latency)
+    found = make_plan(trace, seed, goal, most, policy, setting_of(gpus, node, measured_on, config), price)
+    if as_json:
+        print_json(sys.stdout, as_plain(found))
+    else:
+        console = people_console(sys.stdout)
+        for part in shown(found):
+            show(console, part)
+    if all(kind.found is None or kind.found.count is None for kind in found.kinds):
+        raise typer.Exit(EXIT_NONE)
+
+
+def _goal(deadline: str | None, latency: str | None) -> Goal:
+    from modelpool.actors.request.qos import parse_seconds
+    from modelpool.scheduler.simulator.sizing import Goal
+
+    if deadline is None and latency is None:
+        raise UserError("--deadline, --latency: nothing was given, expected one of them, such as --deadline 2h")
+    return Goal(
+        None if deadline is None else parse_seconds(deadline, "--deadline"),
+        None if latency is None else parse_seconds(latency, "--latency"),
+    )
+
+
+def make_plan(
+    trace: str, seed: int, goal: Goal, most: int, policy: str, setting: Setting, price: list[str] | None
+) -> ClusterPlan:
+    """The least number of each kind. Raises UserError for what is wrong, before anything is simulated."""
+    from modelpool.actors.cli.simulate_runs import parse_policies, parse_prices, prices_of
+    from modelpool.actors.cli.simulate_workload import load_work
+    from modelpool.scheduler.simulator.gpu_spec import MOST_GPUS
+
+    if not 1 <= most <= MOST_GPUS:
+        raise unusable_field("--most", most, f"a whole number from 1 to {MOST_GPUS}")
+    if any(group.count != 1 for group in setting.groups):
+        raise unusable_field("--gpus", setting.words, "kinds without numbers: how many is what is asked")
+    policies = parse_policies(policy)
+    if len(policies) != 1:
+        raise unusable_field("--policy", policy, "one policy")
+    prices = prices_of(setting.groups, parse_prices(price))
+    work = load_work(trace)
+    require_seed(seed, work)
+    workload = work.make(seed)
+    late_seconds = workload.jobs[-1].at - workload.jobs[0].at if workload.jobs else 0.0
+    if goal.deadline_seconds is not None and goal.deadline_seconds <= late_seconds:
+        found = f"{goal.deadline_seconds:g}s"
+        raise unusable_field("--deadline", found, f"more than {late_seconds:.0f}s, when the last job comes")
+    kinds = tuple(
+        _plan_kind(
+            workload,
+            seed,
+            goal,
+            most,
+            policies[0],
+            dataclasses.replace(setting, groups=(group,)),
+            None if prices is None else prices[group.kind],
+        )
+        for group in setting.groups
+    )
+    return ClusterPlan(work.name, len(workload.jobs), goal, most, setting.shape, kinds)
+
+
+def _plan_kind(
+    workload: Workload, seed: int, goal: Goal, most: int, policy: str, setting: Setting, price: float | None
+) -> KindPlan:
+    """The least number of the one kind of `setting`."""
+    from modelpool.actors.cli.screen import people_console, say
+    from modelpool.actors.cli.simulate_runs import simulate_one
+    from modelpool.scheduler.simulator.sizing import first_guess, least_count
+
+    (group,) = setting.groups
+    simulated: dict[int, Simulated] = {}
+    console = people_console()
+
+    def does(count: int) -> bool:
+        if console.is_terminal:
+            say(console, f"{count}x{group.kind}", "dim")
+        groups = (dataclasses.replace(group, count=count),)
+        simulated[count], _ = simulate_one(workload, seed, policy, dataclasses.replace(setting, groups=groups))
+        return goal.is_met(simulated[count].figures)
+
+    work = {task.task_id: task.run_seconds for one in workload.jobs for task in one.job.tasks}
+    guess = first_guess(sum(work.values()) / group.speed, goal, workload.seconds)
+    try:
+        return KindPlan(group, least_count(does, most, guess), simulated, price)
+    except DoesNotFit as problem:
+        return KindPlan(group, None, simulated, price, str(problem))
+
+
+def shown(found: ClusterPlan) -> tuple[RenderableType, ...]:
+    """For people."""
+    from modelpool.actors.cli.screen import counted, duration
+    from modelpool.actors.cli.simulate_runs import node_words
+    from modelpool.actors.cli.tables import facts_table
+
+    wanted = []
+    if found.goal.deadline_seconds is not None:
+        wanted.append(f"all done within {duration(found.goal.deadline_seconds)}")
+    if found.goal.latency_seconds is not None:
+        wanted.append(f"99% of the jobs within {duration(found.goal.latency_seconds)} each")
+    parts: list[RenderableType] = [
+        facts_table(
+            [
+                ("work", f"{found.workload}: {counted(found.jobs, 'job')}"),
+                ("goal", ", ".join(wanted)),
+                ("machines", node_words(found.shape)),
+            ]
+        )
+    ]
+    for kind in found.kinds:
+        if kind.simulated:
+            parts.append(_tried_table(kind, found.goal))
+        parts.append(facts_table([(kind.group.kind, sentence) for sentence in _sentences(kind, found.most)]))
+    costs = {kind.group.kind: kind.cost for kind in found.kinds if kind.cost is not None}
+    if len(costs) > 1:
+        cheapest = min(costs, key=lambda name: costs[name] or 0.0)
+        parts.append(facts_table([("cheapest", f"{cheapest}, at {costs[cheapest]:.2f}")]))
+    return tuple(parts)
+
+
+def as_plain(found: ClusterPlan) -> dict[str, Any]:
+    """For programs: the same, with the figures of all that was tried."""
+    from modelpool.actors.cli.simulate_tables import plain_run
+
+    kinds = {}
+    for kind in found.kinds:
+        prices = None if kind.price is None else {kind.group.kind: kind.price}
+        kinds[kind.group.kind] = {
+            "count": None if kind.found is None else kind.found.count,
+            "is_steady": None if kind.found is None else kind.found.is_steady,
+            "cost": kind.cost,
+            "problem": kind.problem,
+            "tried": {
+                str(count): {"meets": found.goal.is_met(one.figures), **plain_run(one, prices)}
+                for count, one in sorted(kind.simulated.items())
+            },
+        }
+    return {
+        "workload": found.workload,
+        "jobs": found.jobs,
+        "goal": dataclasses.asdict(found.goal),
+        "most": found.most,
+        "node": dataclasses.asdict(found.shape),
+        "kinds": kinds,
+    }
+
+
+def _sentences(kind: KindPlan, most: int) -> list[str]:
+    from modelpool.actors.cli.screen import counted
+    from modelpool.scheduler.simulator.sizing import bottleneck
+
+    if kind.found is None:
+        return [f"cannot: {kind.problem}"]
+    last = kind.found.count if kind.found.count is not None else max(kind.simulated)
+    figures = kind.simulated[last].figures
+    why = f"with {last}, the bottleneck is {bottleneck(figures)}"
+    if kind.found.count is None:
+        failed = f"; {figures.failed} jobs fail" if figures.failed else ""
+        return [f"not with up to {most}{failed}", why]
+    sentences = [counted(kind.found.count, "GPU"), why]
+    before = kind.simulated.get(kind.found.count - 1)
+    if before is not None:
+        sentences.append(f"with {kind.found.count - 1}, it is {bottleneck(before.figures)}")
+    if not kind.found.is_steady:
+        worse = [str(n) for n, meets in kind.found.tried.items() if meets != (n >= kind.found.count)]
+        sentences.append(f"more is not always better here: {', '.join(worse)} of those tried go against it")
+    return sentences
+
+
+def _tried_table(kind: KindPlan, goal: Goal) -> RenderableType:
+    """The answer and what is next to it; where there is none, the most that was tried."""
+    from modelpool.actors.cli.screen import duration
+    from modelpool.actors.cli.tables import rows_table
+
+    answer = None if kind.found is None else kind.found.count
+    near = [max(kind.simulated)] if answer is None else [n for n in sorted(kind.simulated) if abs(n - answer) <= 2]
+    headings = [kind.group.kind, "in time", "makespan", "p50", "p99", "jobs/min", "busy", "loading"]
+    headings += ["cost"] if kind.price is not None else []
+    rows = []
+    for count in near:
+        figures = kind.simulated[count].figures
+        row = [
+            f"{count}x" + (" <" if count == answer else ""),
+            "yes" if goal.is_met(figures) else "no",
+            duration(figures.makespan_seconds),
+            duration(figures.latency.p50_seconds),
+            duration(figures.latency.p99_seconds),
+            f"{figures.jobs_per_minute:.1f}",
+            f"{figures.busy_share:.0%}",
+            f"{figures.loading_share:.0%}",
+        ]
+        row += [] if kind.price is None else [f"{figures.cost({kind.group.kind: kind.price}):.2f}"]
+        rows.append(row)
+    return rows_table(headings, rows, right=headings[1:])

@@ -1,0 +1,123 @@
+"""A recipe for people, line by line: what `modelpool inspect` shows of a picture, a film or a sound.
+
+Nothing that a digest is made of is left out, so that two files with different recipes never look alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipePictures, RecipeRegion
+
+Fact = tuple[str, str]
+
+
+def recipe_facts(recipe: Recipe) -> list[Fact]:
+    """What `recipe` says: what each line is of, and what it says."""
+    return [
+        ("prompt", recipe.prompt),
+        ("negative", recipe.negative),
+        ("model", f"{recipe.model}  (sha256 {recipe.model_sha256})"),
+        *_added_facts(recipe),
+        ("sampler", f"{recipe.sampler}, {recipe.schedule} schedule, {recipe.steps} steps"),
+        ("guidance", f"{recipe.cfg:g}"),
+        *_extent_facts(recipe),
+        *(_picture_facts(recipe.pictures, recipe.steps) if recipe.pictures is not None else ()),
+        ("seed", str(recipe.seed)),
+        ("recipe", recipe.digest),
+        ("made with", ", ".join(f"{name} {version}" for name, version in sorted(recipe.versions.items()))),
+        *(("warning", warning) for warning in recipe.warnings),
+    ]
+
+
+def _added_facts(recipe: Recipe) -> Iterator[Fact]:
+    """What runs beside the model, or changes how it reads the texts."""
+    if recipe.decoder is not None:
+        decoder = recipe.decoder
+        said = f"{decoder.steps} steps, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"
+        yield "decoder", f"{decoder.model}, {said}"
+    if recipe.low_noise is not None:
+        yield "low noise", f"below {recipe.low_noise.boundary:g}, guidance {recipe.low_noise.cfg:g}"
+    for lora in recipe.loras:
+        where = f" on the model for {lora.noise} noise" if lora.noise else ""
+        yield f"LoRA {lora.name}", f"strength {lora.strength:g}{where}  (sha256 {lora.sha256})"
+    for name, sha256 in recipe.embeddings:
+        yield f"embedding {name}", f"(sha256 {sha256})"
+    if recipe.clip_skip:
+        yield "clip skip", str(recipe.clip_skip)
+
+
+def _extent_facts(recipe: Recipe) -> Iterator[Fact]:
+    """How large and how long it is."""
+    if recipe.seconds:
+        yield "length", f"{recipe.seconds:g} seconds"
+        return
+    yield "size", f"{recipe.width}x{recipe.height}"
+    if not recipe.frames:
+        return
+    yield "frames", f"{recipe.frames}, {recipe.frame_rate:g} a second"
+    told = (("motion", recipe.motion), ("noise on its picture", recipe.image_noise), ("elevation", recipe.elevation))
+    yield from ((name, f"{value:g}") for name, value in told if value)
+
+
+def _picture_facts(pictures: RecipePictures, steps: int) -> Iterator[Fact]:
+    """What it was made from beside texts. Hashes are of pixels, as they were used."""
+    if pictures.image_sha256:
+        first = pictures.first_step
+        since = f", from step {first} of {steps} on" if first else ""
+        yield "image", _picture(pictures.image_file, pictures.image_sha256, since)
+    if pictures.mask_sha256:
+        kept = ", what it keeps is pasted back" if pictures.paste else ""
+        yield "mask", _picture(pictures.mask_file, pictures.mask_sha256, kept)
+    if pictures.hires:
+        yield "second pass", _second_pass(pictures.hires)
+    yield from ((f"ControlNet {control.name}", _control(control)) for control in pictures.controls)
+    yield from (("region", _region(region)) for region in pictures.regions)
+    if pictures.reference_sha256:
+        seen = f", seen {pictures.reference_as}" if pictures.reference_as else ""
+        yield "reference", _picture(pictures.reference_file, pictures.reference_sha256, seen)
+    for place, sha256 in enumerate(pictures.more_references):
+        files = pictures.more_reference_files
+        yield "reference", _picture(files[place] if place < len(files) else "", sha256)
+    others = (
+        ("last image", pictures.last_image_file, pictures.last_image_sha256),
+        ("video", pictures.video_file, pictures.video_sha256),
+        ("video mask", pictures.video_mask_file, pictures.video_mask_sha256),
+    )
+    yield from ((name, _picture(file, sha256)) for name, file, sha256 in others if sha256)
+    if pictures.image_cfg:
+        yield "image guidance", f"{pictures.image_cfg:g}"
+    if pictures.noise_level:
+        yield "noise level", str(pictures.noise_level)
+
+
+def _picture(file: str, sha256: str, more: str = "") -> str:
+    return f"{file or 'from memory'}{more}  (sha256 of its pixels {sha256})"
+
+
+def _second_pass(hires: Mapping[str, Any]) -> str:
+    """The fields as a request has them; those that were left out are not told."""
+    known = {name: value for name, value in hires.items() if value is not None}
+    scale = f"{known.pop('scale'):g} times as large" if "scale" in known else ""
+    return ", ".join(filter(None, (scale, *(f"{name} {value}" for name, value in known.items()))))
+
+
+def _control(control: RecipeControl) -> str:
+    said = [f"strength {control.strength:g}"]
+    if (control.start, control.end) != (0.0, 1.0):
+        said.append(f"from {control.start:g} to {control.end:g} of the steps")
+    if control.mode is not None:
+        said.append(f"mode {control.mode}")
+    said += [f"{name} {'yes' if value else 'no'}" for name, value in control.said.items()]
+    if control.mask_sha256:
+        said.append(f"with a hole (sha256 of its pixels {control.mask_sha256})")
+    own = _picture(control.image_file, control.image_sha256)
+    return f"{', '.join(said)}; reads {own}  (sha256 {control.sha256})"
+
+
+def _region(region: RecipeRegion) -> str:
+    place = "x".join(map(str, region.box[2:])) + f" at {region.box[0]},{region.box[1]}" if region.box else ""
+    masked = f"a mask (sha256 of its pixels {region.mask_sha256})" if region.mask_sha256 else ""
+    return f"{region.prompt!r}, strength {region.strength:g}, {place or masked}"

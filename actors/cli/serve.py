@@ -1,0 +1,137 @@
+"""`modelpool up`, `status` and `down`: a pool that outlives one command."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modelpool.actors.cli import options
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.session import session_of
+from modelpool.pool.core.errors import UserError, format_bytes
+
+if TYPE_CHECKING:
+    from modelpool.actors.control.status import PoolStatus
+
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="Name, or host:port (default: the one started last).", show_default=False),
+]
+
+
+def up(
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it running and return.", metavar=" ")] = False,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Its name (default: modelpool).", metavar="N", show_default=False),
+    ] = None,
+    gpus: options.Gpus = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: options.Reserve = None,
+    config: options.Config = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            help="Keep all decisions in a file, for replay.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Start a pool and keep it running, until Ctrl-C or `modelpool down`. Others use it with --pool NAME."""
+    from modelpool.actors.cli.open_pool import settings_for
+    from modelpool.actors.cli.screen import people_console, say
+
+    console = people_console()
+    options_given = PoolOptions(config, gpus, device, vram, None, vram_policy, reserve_vram)
+    settings = settings_for(options_given).override(name=name, record=record)
+    say(console, settings.describe(), "dim")
+    called = settings.cluster.name
+    from modelpool.actors.cli import daemon
+
+    if detach:
+        running = daemon.start_in_background(settings)
+        say(console, f"pool {called!r} runs in process {running.pid}, Ray at {running.address}", "bold")
+        say(console, f"log: {running.log}")
+        _say_what_next(called)
+    else:
+        daemon.serve_forever(settings, lambda: _say_what_next(called))
+        say(console, f"pool {called!r} has ended")
+
+
+def status(context: typer.Context, name: Name = None, as_json: options.AsJson = False) -> None:
+    """Show what a running pool is doing."""
+    from modelpool.actors.cli.screen import people_console, print_json, show
+    from modelpool.actors.cli.tables import facts_table, status_table
+
+    with session_of(context).open_pool(PoolOptions(pool=name or name_of_running())) as pool:
+        now = pool.status()
+    if as_json:
+        print_json(sys.stdout, _plain(now))
+        return
+    console = people_console(sys.stdout)
+    show(console, status_table(now))
+    show(console, facts_table(status_facts(now)))
+
+
+def down(name: Name = None) -> None:
+    """End the pool that `modelpool up` started; what runs stops at its next step."""
+    from modelpool.actors.cli.daemon import stop_running_pool
+    from modelpool.actors.cli.screen import people_console, say
+
+    ended = stop_running_pool(name)
+    if ended is None:
+        raise UserError(_none_runs(name))
+    say(people_console(), f"pool {ended.name!r} has ended")
+
+
+def status_facts(status: PoolStatus) -> list[tuple[str, str]]:
+    """The numbers of a pool that belong to no worker."""
+    from modelpool.actors.cli.tables import terms_facts
+
+    waiting = ", ".join(f"{count} {stage}" for stage, count in status.waiting.items() if count)
+    resident = f"{status.tasks_resident} of {status.tasks_total} found their weights resident"
+    moved = f"{format_bytes(status.uploaded_bytes)} uploaded, {format_bytes(status.streamed_bytes)} streamed"
+    facts = [
+        ("jobs", ", ".join(f"{count} {outcome}" for outcome, count in status.jobs.items())),
+        ("waiting", waiting or "nothing"),
+        ("tasks", resident if status.tasks_total else "none yet"),
+        ("weights", f"{moved}, {status.patch_switches} LoRA switches"),
+        ("workers started again", str(status.restarts)),
+    ]
+    facts += terms_facts(status)
+    return facts + [(str(worker.id), worker.trouble) for worker in status.workers if worker.trouble]
+
+
+def name_of_running() -> str:
+    """The name of the pool that was started last on this machine. Raises UserError when none runs."""
+    from modelpool.actors.ray.run_file import running_pool
+
+    running = running_pool()
+    if running is None:
+        raise UserError(_none_runs(None))
+    return running.name
+
+
+def _say_what_next(called: str) -> None:
+    from modelpool.actors.cli.screen import people_console, say
+
+    say(people_console(), f"Use it:  modelpool generate --pool {called} ...   See it:  modelpool status {called}")
+    say(people_console(), f"End it:  modelpool down {called}")
+
+
+def _plain(status: PoolStatus) -> dict[str, Any]:
+    plain = dataclasses.asdict(status)
+    return {**plain, "waiting": dict(status.waiting), "jobs": dict(status.jobs)}
+
+
+def _none_runs(name: str | None) -> str:
+    called = f" called {name!r}" if name else ""
+    return f"no pool{called} runs here; `modelpool up` starts one"

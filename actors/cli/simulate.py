@@ -1,0 +1,163 @@
+"""`modelpool simulate`: a trace, or a built-in workload, in virtual time through the scheduler that the pool runs.
+
+Needs no GPU and starts no pool.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modelpool.actors.cli import options
+from modelpool.actors.cli import simulate_options as shared
+from modelpool.pool.core.errors import UserError, unusable_field
+
+if TYPE_CHECKING:
+    from modelpool.actors.cli.simulate_runs import Setting, Simulated
+    from modelpool.actors.cli.simulate_workload import Work
+    from modelpool.pool.core.spec import WorkerId
+    from modelpool.scheduler.simulator.timeline import Timeline
+
+EXIT_FAILED = 1
+_GPUS = "GPUs by kind, such as 64xH100,32x4090, 4xH100:48GiB (less memory), 4x24GiB (no kind)."
+_POLICIES = "Who decides, one or several, or all (default: modelpool)."
+_SEEDS = "Draw a built-in workload so many times; medians are told (default: 1)."
+_PLOT = "Draw a picture: what each GPU did over time; of several policies also how they compare."
+_SAVE = "Write the workload as a trace."
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """All that one command simulated. `by_policy` has one entry a seed, in the order of `seeds`."""
+
+    workload: str
+    jobs: int
+    setting: Setting
+    prices: dict[str, float] | None
+    seeds: tuple[int, ...]
+    by_policy: dict[str, tuple[Simulated, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What pictures need of the first seed of one policy."""
+
+    timeline: Timeline
+    gpus: tuple[WorkerId, ...]
+    latencies: tuple[float, ...]
+
+
+def simulate(
+    trace: shared.Trace,
+    gpus: Annotated[str | None, options._option("--gpus", _GPUS, shared.CLUSTER, "LIST")] = None,
+    policy: Annotated[str, options._option("--policy", _POLICIES, shared.WORK, "NAMES")] = shared.OURS,
+    seeds: Annotated[int, options._option("--seeds", _SEEDS, shared.WORK, "N")] = 1,
+    seed: shared.Seed = 0,
+    config: shared.Config = None,
+    node: shared.Node = None,
+    measured_on: shared.Reference = "H100",
+    price: shared.Price = None,
+    plot: Annotated[Path | None, options._option("--plot", _PLOT, options._OUTPUT, "FILE")] = None,
+    save_as: Annotated[Path | None, options._option("--save-trace", _SAVE, options._OUTPUT, "FILE")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Simulate a workload on a cluster, in virtual time, and tell how long, how well and at what cost.
+
+    TRACE is a trace file (docs/simulate.md) or a built-in workload with parameters, such as zipf:jobs=2000,models=12.
+    The decisions are made by the scheduler that a pool runs, or by one of its peers. Exits with 1 when a job failed.
+    """
+    from modelpool.actors.cli.screen import people_console, print_json, say, show
+    from modelpool.actors.cli.simulate_plots import require_drawable
+    from modelpool.actors.cli.simulate_runs import parse_policies, parse_prices, prices_of, setting_of
+    from modelpool.actors.cli.simulate_tables import as_plain, shown
+    from modelpool.actors.cli.simulate_workload import load_work, require_replaceable, save_trace
+
+    if seeds < 1:
+        raise unusable_field("--seeds", seeds, "a whole number from 1")
+    if gpus is None and save_as is None:
+        raise UserError("--gpus: nothing was given, expected GPUs such as 64xH100,32x4090 or 4x24GiB")
+    if plot is not None:
+        require_drawable(plot)
+    if save_as is not None:
+        require_replaceable("--save-trace", save_as)
+    work = load_work(trace)
+    if seeds > 1 and not work.has_seeds:
+        raise unusable_field("--seeds", seeds, "1 for a trace file, which is the same every time")
+    require_seed(seed, work)
+    setting = None if gpus is None else setting_of(gpus, node, measured_on, config)
+    policies, prices = parse_policies(policy), parse_prices(price)
+    if save_as is not None:
+        save_trace("--save-trace", save_as, work.make(seed))
+        say(people_console(), f"written: {save_as}")
+    if setting is None:
+        return
+    found, drawn = run_all(work, setting, policies, range(seed, seed + seeds), prices_of(setting.groups, prices))
+    if as_json:
+        print_json(sys.stdout, as_plain(found))
+    else:
+        console = people_console(sys.stdout)
+        for part in shown(found):
+            show(console, part)
+    if plot is not None:
+        for path in draw(plot, found, drawn):
+            say(people_console(), f"drawn: {path}")
+    if any(one.figures.succeeded < one.figures.jobs for of_seeds in found.by_policy.values() for one in of_seeds):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def require_seed(seed: int, work: Work) -> None:
+    """Raise UnusableField for a seed that would change nothing."""
+    if seed != 0 and not work.has_seeds:
+        raise unusable_field("--seed", seed, "0 for a trace file, which is the same every time")
+
+
+def run_all(
+    work: Work, setting: Setting, policies: Sequence[str], seeds: Sequence[int], prices: dict[str, float] | None
+) -> tuple[Simulation, dict[str, Drawn]]:
+    """Every policy with every seed. Raises DoesNotFit for a job that none of the GPUs can run."""
+    from modelpool.actors.cli.screen import people_console, say
+    from modelpool.actors.cli.simulate_runs import simulate_one
+    from modelpool.scheduler.simulator.metrics import succeeded_seconds
+    from modelpool.scheduler.simulator.timeline import timeline
+
+    by_policy: dict[str, list[Simulated]] = {name: [] for name in policies}
+    drawn: dict[str, Drawn] = {}
+    jobs, console = 0, people_console()
+    for seed in seeds:
+        workload = work.make(seed)
+        jobs = len(workload.jobs)
+        for name in policies:
+            if console.is_terminal:
+                say(console, f"{name}, seed {seed}: {jobs} jobs", "dim")
+            one, cluster = simulate_one(workload, seed, name, setting)
+            by_policy[name].append(one)
+            if name not in drawn:
+                ids = tuple(gpu.worker_id for gpu in cluster.gpus)
+                drawn[name] = Drawn(timeline(cluster), ids, tuple(succeeded_seconds(cluster)))
+    told = {name: tuple(of_seeds) for name, of_seeds in by_policy.items()}
+    return Simulation(work.name, jobs, setting, prices, tuple(seeds), told), drawn
+
+
+def draw(path: Path, found: Simulation, drawn: dict[str, Drawn]) -> Iterator[Path]:
+    """Draw what was simulated; the files that were written. Raises OutputFailed."""
+    from modelpool.actors.cli.simulate_plots import MOST_TIMELINES, Compared, draw_comparison, draw_timeline
+    from modelpool.benchmarks.lab.policies import POLICIES
+
+    title = f"{found.workload} on {found.setting.words}"
+    several = len(drawn) > 1
+    if several:
+        compared = {
+            name: Compared([one.figures for one in of_seeds], drawn[name].latencies, POLICIES[name].is_ideal)
+            for name, of_seeds in found.by_policy.items()
+        }
+        draw_comparison(path, title, compared)
+        yield path
+    for name in list(drawn)[: MOST_TIMELINES if len(drawn) <= MOST_TIMELINES else 1]:
+        place = path.with_stem(f"{path.stem}-{name}") if several else path
+        draw_timeline(place, f"{title}, {name}", drawn[name].timeline, drawn[name].gpus)
+        yield place

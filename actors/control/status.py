@@ -1,0 +1,174 @@
+"""The pool at one moment, as people and programs read it. Values only, and the way there from the core's snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from modelpool.actors.wire.messages import StepDone
+from modelpool.pool.core.spec import UNPATCHED, TaskId, WorkerId
+from modelpool.scheduler.core.snapshot import RunningTask, Snapshot, WorkerSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentPart:
+    """A component with bytes on a GPU; `whole_bytes` is what all of it would take there."""
+
+    component: str
+    resident_bytes: int
+    whole_bytes: int
+    patched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """What a worker runs: for which job, and how far it is. Steps are 0 before the first one is done."""
+
+    job_id: str
+    user: str
+    stage: str
+    attempt: int
+    step: int
+    steps: int
+    seconds: float
+    stopping: bool
+    #: further tasks that go through the module together with it
+    mates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker.
+
+    state           "starting", "idle", "busy" or "given_up"
+    device          the GPU's name; "" while it starts
+    incarnation     grows by one with each start
+    resident        components with bytes on the GPU, least recently used first
+    task            the stage it runs; None when it runs nothing
+    trouble         why it was lost or did not start, the last time that happened; "" when it never did
+    node            the machine that it is on; "" when that is not known
+    parts           `resident` with bytes
+    run             the run that goes on; None when it runs nothing
+    runs            that ended on it, all starts together; of these, `runs_resident` found every component resident
+    """
+
+    id: WorkerId
+    state: str
+    device: str
+    incarnation: int
+    capacity_bytes: int
+    used_bytes: int
+    resident: tuple[str, ...]
+    task: str | None
+    trouble: str = ""
+    node: str = ""
+    parts: tuple[ResidentPart, ...] = ()
+    run: RunStatus | None = None
+    runs: int = 0
+    runs_resident: int = 0
+    uploaded_bytes: int = 0
+    streamed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """The pool. Totals count from its start, workers that are gone included.
+
+    waiting      stage -> tasks that have not started
+    jobs         "live", "succeeded", "failed", "cancelled" -> jobs
+    tasks_total  runs that ended; of these, `tasks_resident` found every component resident
+    restarts     times that a worker was started again
+    seconds      since the pool was opened
+    waiting_by_user  user -> stage -> tasks that have not started
+    seconds_by_user  user -> GPU-seconds that were had, loads included
+    deadlines_met, deadlines_missed  jobs with a deadline that were done by it, and that were not, since the start
+    record       the file that the scheduler's events go to, or why none does any more; "" when none was asked for
+    """
+
+    workers: tuple[WorkerStatus, ...]
+    waiting: Mapping[str, int]
+    jobs: Mapping[str, int]
+    uploaded_bytes: int
+    streamed_bytes: int
+    patch_switches: int
+    tasks_resident: int
+    tasks_total: int
+    restarts: int
+    seconds: float = 0.0
+    waiting_by_user: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    record: str = ""
+    seconds_by_user: Mapping[str, float] = field(default_factory=dict)
+    deadlines_met: int = 0
+    deadlines_missed: int = 0
+
+
+def pool_status(
+    snapshot: Snapshot,
+    troubles: Mapping[WorkerId, str],
+    steps: Iterable[StepDone] = (),
+    seconds: float = 0.0,
+    record: str = "",
+) -> PoolStatus:
+    """What `snapshot` says, in the words of `PoolStatus`. `troubles` are by worker, `steps` of the runs that go on."""
+    done = {step.task_id: step for step in steps}
+    runs = {task.task_id: _run_status(task, done.get(task.task_id)) for task in snapshot.running}
+    ready, blocked = snapshot.ready, snapshot.blocked
+    return PoolStatus(
+        workers=tuple(_worker_status(w, runs, troubles.get(w.worker_id, "")) for w in snapshot.workers),
+        waiting={stage: ready.get(stage, 0) + blocked.get(stage, 0) for stage in (*ready, *blocked)},
+        jobs={"live": snapshot.jobs_live, **snapshot.resolved},
+        uploaded_bytes=snapshot.uploaded_bytes,
+        streamed_bytes=snapshot.streamed_bytes,
+        patch_switches=snapshot.patch_switches,
+        tasks_resident=snapshot.runs_resident,
+        tasks_total=snapshot.runs,
+        restarts=sum(max(0, w.incarnation - 1) for w in snapshot.workers),
+        seconds=seconds,
+        waiting_by_user=snapshot.waiting_by_user,
+        record=record,
+        seconds_by_user=snapshot.seconds_by_user,
+        deadlines_met=snapshot.deadlines_met,
+        deadlines_missed=snapshot.deadlines_missed,
+    )
+
+
+def _run_status(task: RunningTask, step: StepDone | None) -> RunStatus:
+    return RunStatus(
+        job_id=task.job_id or "",
+        user=task.user or "",
+        stage=task.stage,
+        attempt=task.attempt,
+        step=step.step if step else 0,
+        steps=step.steps if step else 0,
+        seconds=task.seconds,
+        stopping=task.stopping,
+    )
+
+
+def _worker_status(worker: WorkerSnapshot, runs: Mapping[TaskId, RunStatus], trouble: str) -> WorkerStatus:
+    residency = worker.residency
+    entries = residency.entries if residency else ()
+    run = runs.get(worker.task_id) if worker.task_id else None
+    if run is not None and worker.mates:
+        run = replace(run, mates=len(worker.mates))
+    return WorkerStatus(
+        id=worker.worker_id,
+        state=worker.status,
+        device=worker.device_name,
+        incarnation=worker.incarnation,
+        capacity_bytes=residency.capacity_bytes if residency else 0,
+        used_bytes=residency.used_bytes if residency else 0,
+        resident=tuple(e.component for e in entries),
+        task=run.stage if run else None,
+        trouble=trouble,
+        node=worker.node,
+        parts=tuple(
+            ResidentPart(e.component, e.resident_bytes, whole_bytes, e.patch_digest != UNPATCHED)
+            for e, whole_bytes in zip(entries, worker.whole_bytes, strict=True)
+        ),
+        run=run,
+        runs=worker.runs,
+        runs_resident=worker.runs_resident,
+        uploaded_bytes=worker.uploaded_bytes,
+        streamed_bytes=worker.streamed_bytes,
+    )

@@ -1,0 +1,1 @@
+"""Converts a request to a task graph: stage parameters, recipe and checks."""

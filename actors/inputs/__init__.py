@@ -1,0 +1,1 @@
+"""Brings the images and videos of a request into the pool."""

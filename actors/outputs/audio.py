@@ -1,0 +1,113 @@
+"""Samples as the bytes of a sound file, and on disk: WAV, FLAC. What is written is read back exactly, at 16 bits.
+
+Knows formats, by the ending of a file's name; not recipes, folders or where anything ran.
+"""
+
+from __future__ import annotations
+
+import io
+from enum import Enum
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from modelpool.actors.outputs.atomic_write import write_whole
+from modelpool.pool.core.errors import OutputFailed, unknown_name, unusable_field
+
+#: channels, samples
+SampleArray: TypeAlias = npt.NDArray[np.int16]
+
+_LAYOUTS = {1: "mono", 2: "stereo"}
+_LOUDEST = 32767
+#: samples of all channels that go to the encoder at a time
+_CHUNK = 4096
+_MOST_SAMPLES_PER_SECOND = 384_000
+
+
+class SoundKind(Enum):
+    """A format of sound, by the ending of its files."""
+
+    WAV = ".wav"
+    FLAC = ".flac"
+
+
+_CODECS = {SoundKind.WAV: ("wav", "pcm_s16le"), SoundKind.FLAC: ("flac", "flac")}
+
+
+def sound_kind(path: str | Path) -> SoundKind:
+    """The format that a file of this name has. Raises UnknownName listing those that there are."""
+    ending = Path(path).suffix.lower()
+    if ending not in {kind.value for kind in SoundKind}:
+        raise unknown_name("sound format", ending or str(path), [kind.value for kind in SoundKind])
+    return SoundKind(ending)
+
+
+def as_16_bits(wave_CL: npt.NDArray[np.floating]) -> SampleArray:
+    """A wave between -1 and 1 as samples, the nearest ones; what is louder is cut off.
+
+    Raises UnusableField when there are numbers in it that are none.
+    """
+    if not np.isfinite(wave_CL).all():
+        raise unusable_field("samples", "numbers that are infinite or none", "finite ones")
+    samples_CL: SampleArray = np.rint(np.clip(wave_CL, -1.0, 1.0) * _LOUDEST).astype(np.int16)
+    return samples_CL
+
+
+def write_sound(
+    path: str | Path, samples_CL: SampleArray, samples_per_second: int, *, title: str = "", comment: str = ""
+) -> Path:
+    """Put `samples_CL` at `path`, whose ending names the format; the name never stands for a part of a sound.
+
+    `title` and `comment` go into the file. Returns the path. Raises UnknownName for another ending, UnusableField for
+    samples or a rate that cannot be, OutputFailed naming the file when it cannot be written.
+    """
+    whole = Path(path)
+    content = encode_sound(samples_CL, samples_per_second, sound_kind(whole), title=title, comment=comment)
+    try:
+        write_whole(whole, content)
+    except OSError as error:
+        raise OutputFailed(f"{whole}: cannot be written ({error.strerror or error})") from error
+    return whole
+
+
+def encode_sound(
+    samples_CL: SampleArray,
+    samples_per_second: int,
+    kind: SoundKind = SoundKind.WAV,
+    *,
+    title: str = "",
+    comment: str = "",
+) -> bytes:
+    """The bytes of a file with these samples of one or two channels.
+
+    Raises UnusableField for samples or a rate that cannot be.
+    """
+    import av  # it takes its time, and most programs write no sound
+
+    if samples_CL.dtype != np.int16 or samples_CL.ndim != 2 or samples_CL.shape[0] not in _LAYOUTS:
+        found = f"{samples_CL.dtype} {samples_CL.shape}"
+        raise unusable_field("samples", found, "int16 numbers [channels, samples] of one or two channels")
+    if not samples_CL.shape[1]:
+        raise unusable_field("samples", 0, "at least one")
+    if not 0 < samples_per_second <= _MOST_SAMPLES_PER_SECOND:
+        raise unusable_field("samples per second", samples_per_second, f"more than 0, up to {_MOST_SAMPLES_PER_SECOND}")
+    container_name, codec = _CODECS[kind]
+    layout = _LAYOUTS[samples_CL.shape[0]]
+    interleaved_1N = np.ascontiguousarray(samples_CL.T).reshape(1, -1)
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container_name) as container:
+        texts = {"title": title, "comment": comment}
+        container.metadata.update({name: text for name, text in texts.items() if text})
+        stream = container.add_stream(codec, rate=samples_per_second, layout=layout)
+        assert isinstance(stream, av.AudioStream)
+        stream.format = av.AudioFormat("s16")
+        channels = samples_CL.shape[0]
+        for start in range(0, samples_CL.shape[1], _CHUNK):
+            part = interleaved_1N[:, start * channels : (start + _CHUNK) * channels]
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(part), format="s16", layout=layout)
+            frame.sample_rate, frame.pts = samples_per_second, start
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return buffer.getvalue()

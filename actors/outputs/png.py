@@ -1,0 +1,209 @@
+"""A picture as the bytes of a PNG that says how it was made.
+
+Two texts go in: `parameters`, as the A1111 web UI writes it and many viewers read it, and `modelpool`, the whole recipe
+as JSON, which is the one to trust. Knows recipes and PNG; not folders, manifests or where anything ran.
+
+The form of `parameters` (facts from files that the web UI wrote): the prompt, LoRAs in it as <lora:name:strength>; a
+line "Negative prompt: ..." unless it is empty; one line of "Key: value" pairs joined by ", ". A value with a comma, a
+colon or a line end in it stands in JSON quotes. Model hash: 10 digits of the file's SHA-256; LoRA hashes: 12.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, PngImagePlugin
+
+from modelpool.actors.graph.recipe import (
+    Recipe,
+    RecipeControl,
+    RecipeDecoder,
+    RecipeLora,
+    RecipeLowNoise,
+    RecipePictures,
+    RecipeRegion,
+)
+from modelpool.pool.core.errors import UserError, unknown_name
+from modelpool.pool.core.stage_params import PixelArray
+from modelpool.pool.sampling.names import display_name
+
+PARAMETERS_KEY = "parameters"
+RECIPE_KEY = "modelpool"
+
+_NEGATIVE = "Negative prompt: "
+_PAIR = re.compile(r'\s*([A-Za-z][\w /\-]*): ("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
+_FEWEST_PAIRS = 3  # a line with fewer is taken for prompt text
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What an A1111 `parameters` text says: names are theirs ("Steps", "CFG scale"), values are text."""
+
+    prompt: str
+    negative: str
+    values: Mapping[str, str]
+
+
+def encode_png(pixels_HWC: PixelArray, recipe: Recipe) -> bytes:
+    """The bytes of a PNG with exactly these pixels (uint8 RGB) and both texts."""
+    texts = PngImagePlugin.PngInfo()
+    texts.add_text(PARAMETERS_KEY, _storable(parameters_text(recipe)))
+    texts.add_text(RECIPE_KEY, json.dumps(recipe.as_json()))
+    buffer = io.BytesIO()
+    Image.fromarray(pixels_HWC).save(buffer, format="PNG", pnginfo=texts)
+    return buffer.getvalue()
+
+
+def parameters_text(recipe: Recipe) -> str:
+    """The A1111 `parameters` text of `recipe`."""
+    lines = [recipe.prompt + "".join(f" <lora:{lora.name}:{lora.strength:g}>" for lora in recipe.loras)]
+    if recipe.negative:
+        lines.append(_NEGATIVE + recipe.negative)
+    lines.append(", ".join(f"{key}: {_quoted(value)}" for key, value in _pairs(recipe).items()))
+    return "\n".join(lines)
+
+
+def parse_parameters(text: str) -> Parameters:
+    """What `text` says. Without a line of pairs at its end, all of it is prompt."""
+    lines = text.split("\n")
+    values = _parsed_pairs(lines[-1])
+    if len(values) < _FEWEST_PAIRS:
+        values = {}
+    else:
+        lines = lines[:-1]
+    at = next((i for i, line in enumerate(lines) if line.startswith(_NEGATIVE)), len(lines))
+    negative = "\n".join(lines[at:]).removeprefix(_NEGATIVE)
+    return Parameters("\n".join(lines[:at]), negative, values)
+
+
+def read_parameters(path: str | Path) -> Parameters:
+    """The `parameters` text of a PNG. Raises UserError when the file has none or is no picture."""
+    text = _texts(Path(path)).get(PARAMETERS_KEY)
+    if text is None:
+        raise UserError(f"{path}: no {PARAMETERS_KEY!r} text in this picture")
+    return parse_parameters(text)
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """The recipe that a PNG carries. Raises UserError when it has none, or one that cannot be read."""
+    text = _texts(Path(path)).get(RECIPE_KEY)
+    if text is None:
+        raise UserError(f"{path}: no {RECIPE_KEY!r} text in this picture (not of modelpool, or stripped)")
+    try:
+        return recipe_from_json(json.loads(text))
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path}: the recipe in this picture cannot be read ({error})") from error
+
+
+def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
+    """The inverse of `Recipe.as_json`. Raises ValueError, TypeError or KeyError for anything else."""
+    unknown = sorted(set(fields) - set(Recipe.__dataclass_fields__))
+    if unknown:
+        raise unknown_name("field of a recipe", unknown[0], Recipe.__dataclass_fields__)
+    loras = tuple(RecipeLora(**lora) for lora in fields["loras"])
+    pictures, second, low = fields.get("pictures"), fields.get("decoder"), fields.get("low_noise")
+    return Recipe(
+        **{
+            **fields,
+            "loras": loras,
+            "warnings": tuple(fields.get("warnings", ())),
+            "pictures": None if pictures is None else _pictures_from_json(pictures),
+            "decoder": None if second is None else RecipeDecoder(**second),
+            "low_noise": None if low is None else RecipeLowNoise(**low),
+        }
+    )
+
+
+def _pictures_from_json(fields: Mapping[str, Any]) -> RecipePictures:
+    controls = tuple(RecipeControl(**control) for control in fields.get("controls", ()))
+    regions = tuple(
+        RecipeRegion(**{**region, "box": None if region["box"] is None else tuple(region["box"])})
+        for region in fields.get("regions", ())
+    )
+    more = {name: tuple(fields.get(name, ())) for name in ("more_references", "more_reference_files")}
+    return RecipePictures(**{**fields, "controls": controls, "regions": regions, **more})
+
+
+def _pairs(recipe: Recipe) -> dict[str, str]:
+    sampler, schedule = display_name(recipe.sampler, recipe.schedule)
+    pairs = {
+        "Steps": str(recipe.steps),
+        "Sampler": sampler,
+        "Schedule type": schedule,
+        "CFG scale": f"{recipe.cfg:g}",
+        "Seed": str(recipe.seed),
+        "Size": f"{recipe.width}x{recipe.height}",
+        "Model hash": recipe.model_sha256[:10],
+        "Model": recipe.model,
+    }
+    pairs |= _picture_pairs(recipe)
+    if (second := recipe.decoder) is not None:
+        pairs |= {"Decoder": second.model, "Decoder hash": second.sha256[:10], "Decoder steps": str(second.steps)}
+        pairs["Decoder CFG scale"] = f"{second.cfg:g}"
+    if (low := recipe.low_noise) is not None:
+        pairs |= {"Low noise CFG scale": f"{low.cfg:g}", "Low noise below": f"{low.boundary:g}"}
+    if recipe.loras:
+        pairs["Lora hashes"] = ", ".join(f"{lora.name}: {lora.sha256[:12]}" for lora in recipe.loras)
+    if "modelpool" in recipe.versions:
+        pairs["Version"] = f"modelpool {recipe.versions['modelpool']}"
+    return pairs
+
+
+def _picture_pairs(recipe: Recipe) -> dict[str, str]:
+    """What a picture was made from, under the names of the A1111 web UI. Its strength is the part of the steps that was
+    made."""
+    pairs: dict[str, str] = {}
+    made = recipe.pictures
+    if made is None:
+        return pairs
+    if made.image_sha256:
+        pairs["Denoising strength"] = f"{1 - made.first_step / recipe.steps:.4g}"
+    if made.image_cfg:
+        pairs["Image CFG scale"] = f"{made.image_cfg:g}"
+    if made.hires:
+        pairs.setdefault("Denoising strength", f"{made.hires['strength']:g}")
+        pairs |= {"Hires upscale": f"{made.hires['scale']:g}", "Hires steps": str(made.hires["steps"] or recipe.steps)}
+        pairs["Hires upscaler"] = "Latent" if made.hires["via"] == "latent" else "Lanczos"
+    return pairs
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False) if any(c in value for c in ",:\n") else value
+
+
+def _parsed_pairs(line: str) -> dict[str, str]:
+    """The pairs of a whole line of them; {} when any part of the line is something else."""
+    values: dict[str, str] = {}
+    position = 0
+    while position < len(line):
+        match = _PAIR.match(line, position)
+        if match is None:
+            return {}
+        value = match[2]
+        values[match[1]] = json.loads(value) if value.startswith('"') else value
+        position = match.end()
+    return values
+
+
+def _storable(text: str) -> str:
+    """`text` without what no encoding can hold (half a surrogate pair)."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _texts(path: Path) -> dict[str, str]:
+    try:
+        with Image.open(path) as picture:
+            if picture.format != "PNG":
+                raise UserError(f"{path}: found a {picture.format} file, expected a PNG")
+            picture.load()  # texts may stand behind the pixels
+            return {str(key): value for key, value in picture.info.items() if isinstance(value, str)}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, SyntaxError) as error:
+        raise UserError(f"{path}: cannot be read as a picture ({error})") from error

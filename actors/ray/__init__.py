@@ -1,0 +1,1 @@
+"""Modules that connect to Ray: sessions, actors, fleets, code shipping."""

@@ -1,0 +1,60 @@
+"""`RayLine`: a driver's line to a controller that is a Ray actor.
+
+Imports Ray at once: import this module after a session is open.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+
+from modelpool.actors.control.connection import P, Question, ResultGone, T
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.wire.messages import ResultRef
+from modelpool.actors.wire.packing import result_of
+from modelpool.pool.core.stage_params import Result
+
+
+class RayLine:
+    """See `Line`."""
+
+    def __init__(self, controller: ActorHandle[Any]) -> None:
+        self._controller = controller
+
+    def ask(self, question: Question[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See `Line`."""
+        call = getattr(self._controller, question.__name__)
+        return cast("T", _get(call.remote(*args, **kwargs)))
+
+    def fetch(self, ref: ResultRef) -> Result:
+        """See `Line`. Arrays of some size are read-only views of the object store."""
+        try:
+            result: Result = result_of(_get(ref))
+        except ObjectLostError as lost:
+            raise ResultGone(str(lost).splitlines()[0]) from lost
+        return result
+
+    def give(self, result: Result) -> ResultRef:
+        """See `Line`."""
+        ref: ResultRef = ray.put(result)
+        return ref
+
+    def end_controller(self) -> None:
+        """End the controller, and the workers that it leaves."""
+        ray.kill(self._controller)
+
+
+def _get(ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except RayTaskError as raised:
+        raise raised.cause from None
+    except ObjectLostError:
+        raise
+    except RayActorError as lost:
+        raise PoolLost("the pool's controller is gone") from lost
+    except RayError as lost:
+        raise PoolLost(str(lost).splitlines()[0]) from lost

@@ -1,0 +1,87 @@
+"""The file that says which pool runs on this machine, for `modelpool status`, `modelpool down` and `ModelPool.connect`.
+
+One file a pool, written by the process that owns it. A file whose process is gone is stale and counts as none; process
+ids are used again, so the process's start time must agree too. Knows neither Ray nor how a pool is started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from modelpool.actors.ray.state_folder import state_folder
+
+#: start times are told by the kernel in hundredths of a second
+_SAME_START_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPool:
+    """A pool that a process of this machine keeps running.
+
+    started_at  of the process, seconds since the epoch
+    log         what the process and its workers print
+    """
+
+    name: str
+    namespace: str
+    address: str
+    pid: int
+    started_at: float
+    log: str
+
+
+def write_run_file(pool: RunningPool) -> None:
+    """Say that `pool` runs; at once or not at all."""
+    path = _path(pool.name)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(dataclasses.asdict(pool), indent=2) + "\n")
+    draft.replace(path)
+
+
+def remove_run_file(pool: RunningPool) -> None:
+    """Say that it does not run any more. Leaves the file of another pool that took the name."""
+    if _read(_path(pool.name)) == pool:
+        _path(pool.name).unlink(missing_ok=True)
+
+
+def running_pool(name: str | None = None) -> RunningPool | None:
+    """The pool called `name`, or without a name the one that was started last. None when none runs."""
+    paths = [_path(name)] if name is not None else state_folder().glob(f"*{_SUFFIX}")
+    running = [pool for path in paths if (pool := _read(path)) is not None and is_running(pool)]
+    return max(running, key=lambda pool: pool.started_at, default=None)
+
+
+def is_running(pool: RunningPool) -> bool:
+    """Whether the process of `pool` is still there."""
+    return process_of(pool) is not None
+
+
+def process_of(pool: RunningPool) -> psutil.Process | None:
+    """The process of `pool`; None when it is gone and its number taken by another, or waits to be buried."""
+    try:
+        process = psutil.Process(pool.pid)
+        same = abs(process.create_time() - pool.started_at) < _SAME_START_SECONDS
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+_SUFFIX = ".pool.json"
+
+
+def _path(name: str) -> Path:
+    return state_folder() / f"{name}{_SUFFIX}"
+
+
+def _read(path: Path) -> RunningPool | None:
+    """What the file says; None when there is none or it is not one of ours."""
+    try:
+        return RunningPool(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,1 @@
+"""GenerateRequest and its parts: fields, ranges and parsing."""

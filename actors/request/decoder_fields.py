@@ -1,0 +1,72 @@
+"""The field of a request that says which second model makes a picture of what the first one made, and how. Checked
+here, as `actors.request.requests` is; whether a model needs one, and which there are, the catalog says.
+
+Torch-free, ray-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import field_validator, model_validator
+
+from modelpool.actors.request.number_fields import checked_cfg, checked_steps
+from modelpool.actors.request.strict import Strict
+from modelpool.pool.core.errors import unusable_field
+
+_FORMS = "NAME, NAME:STEPS or NAME:STEPS:CFG, such as stage_b:10:1.1"
+
+
+class Decoder(Strict):
+    """The second model of a picture that two make (Stable Cascade's stage B). Accepts "NAME", "NAME:STEPS",
+    "NAME:STEPS:CFG" and {"model":, "steps":, "cfg":}.
+
+    model  its name; left out, the one that lies beside the first, or the only one that there is
+    steps  left out, the model's own
+    cfg    how strongly it follows the prompt, away from the negative prompt; left out, 1: not at all
+    """
+
+    model: str = ""
+    steps: int | None = None
+    cfg: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short_forms(cls, value: Any) -> Any:
+        if not isinstance(value, str | Mapping | Decoder):
+            raise unusable_field("decoder", value, _FORMS)
+        if not isinstance(value, str):
+            return value
+        name, *numbers = value.rsplit(":", 2)
+        # a colon may be part of a path
+        while numbers and not _is_number(numbers[0]):
+            name = f"{name}:{numbers.pop(0)}"
+        if not name.strip() and not numbers:
+            raise unusable_field("decoder", value, _FORMS)
+        return {"model": name.strip(), **dict(zip(("steps", "cfg"), numbers, strict=False))}
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _model(cls, value: Any) -> str:
+        if not isinstance(value, str):
+            raise unusable_field("decoder.model", value, "the name of a model")
+        return value
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _steps(cls, value: Any) -> int | None:
+        return None if value is None else checked_steps("decoder.steps", value)
+
+    @field_validator("cfg", mode="before")
+    @classmethod
+    def _cfg(cls, value: Any) -> float | None:
+        return None if value is None else checked_cfg("decoder.cfg", value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

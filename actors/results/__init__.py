@@ -1,0 +1,1 @@
+"""Outcomes and progress of jobs and tasks, as a driver reads them."""

@@ -1,0 +1,39 @@
+"""How far a submission is. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelpool.pool.core.spec import JobId, Stage, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job with a task on a worker right now. `step` of `steps` are done; both are 0 before the first step."""
+
+    job_id: JobId
+    index: int
+    prompt: str
+    worker: WorkerId
+    stage: Stage
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A submission at one moment. What is neither ended nor in `running` waits.
+
+    A task that several jobs share shows as one of them in `running`.
+    """
+
+    total: int
+    done: int
+    failed: int
+    cancelled: int
+    running: tuple[RunningJob, ...] = ()
+
+    @property
+    def ended(self) -> int:
+        """Jobs that need nothing any more."""
+        return self.done + self.failed + self.cancelled

@@ -1,0 +1,1 @@
+"""PoolConfig: the configuration file and its validation."""

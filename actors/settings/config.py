@@ -1,0 +1,397 @@
+"""`PoolConfig`: what a pool is started with. Read from TOML; unknown keys are refused with the file and the key.
+
+Knows names, paths and numbers. What depends on the machine (how many GPUs, of what kind) is decided when a pool starts
+and never written back here. Torch-free, ray-free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
+
+from modelpool.actors.request.qos import check_user
+from modelpool.actors.request.strict import Strict
+from modelpool.actors.settings.separate_models import SeparateModel, separate_models
+from modelpool.pool.core.assembly import Assembly
+from modelpool.pool.core.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
+from modelpool.pool.core.spec import UserId
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
+
+#: the one environment variable of modelpool: a configuration file to use when none is named
+CONFIG_VARIABLE = "MODELPOOL_CONFIG"
+#: the file to use when there is one in the working folder
+CONFIG_NAME = "modelpool.toml"
+
+
+#: tables of the file that say what each user may have; they become a part of `PoolConfig.scheduler`
+_USERS = "users"
+#: no bytes, in any unit
+_ZERO_BYTES = re.compile(r"0+(\.0*)?\s*([kmgt]i?)?b?", re.IGNORECASE)
+
+
+class PoolSection(Strict):
+    """The workers.
+
+    device        "auto" is the GPUs that Ray counts (cuda, rocm or xpu) where there are some, and sim elsewhere
+    workers       how many; "all" is what `actors.control.pool_plan` says for the device
+    vram          most memory that a worker uses on its GPU, such as "64MiB" or "20GiB"; left out, all there is
+    vram_policy   how eagerly weights are kept there (`pool.devices.vram_policy`); "auto" is what the device suggests
+    reserve_vram  what is left to other programs, of what is free when a worker starts; left out, 400 MiB of a GPU
+    threads       CPU threads of torch in each worker; pictures depend on it in their last bits on sim and cpu
+    """
+
+    device: Literal["auto", "cuda", "rocm", "xpu", "mps", "npu", "mlu", "directml", "sim", "cpu"] = "auto"
+    workers: int | str = "all"
+    vram: str | int | None = None
+    vram_policy: Literal["auto", "disabled", "none", "low", "normal", "high", "shared"] = "auto"
+    reserve_vram: str | int | None = None
+    threads: Annotated[int, Field(ge=1)] = 1
+
+    @field_validator("workers", "vram", "reserve_vram", "threads", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
+        """`true` is no number, though Python counts it as 1."""
+        if isinstance(value, bool):
+            raise unusable_field(str(about.field_name), value, "a number or a text")
+        return value
+
+    @field_validator("workers")
+    @classmethod
+    def _workers(cls, value: int | str) -> int | str:
+        count = int(value) if isinstance(value, int) or value.isdecimal() else value
+        if count != "all" and (isinstance(count, str) or count < 1):
+            raise unusable_field("workers", value, 'a whole number from 1, or "all"')
+        return count
+
+    @field_validator("vram")
+    @classmethod
+    def _vram(cls, value: str | int | None) -> str | int | None:
+        try:
+            parse_bytes("1" if value is None else str(value))
+        except UserError:
+            raise unusable_field("vram", value, "a size such as 64MiB or 24GiB") from None
+        return value
+
+    @field_validator("reserve_vram")
+    @classmethod
+    def _reserve_vram(cls, value: str | int | None) -> str | int | None:
+        try:
+            _bytes_or_zero(value)
+        except UserError:
+            raise unusable_field("reserve_vram", value, "a size such as 600MiB, or 0") from None
+        return value
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """`vram` in bytes."""
+        return None if self.vram is None else parse_bytes(str(self.vram))
+
+    @property
+    def policy(self) -> VramPolicy | None:
+        """`vram_policy`; None is what the device suggests."""
+        return None if self.vram_policy == "auto" else VramPolicy(self.vram_policy)
+
+    @property
+    def reserve_bytes(self) -> int | None:
+        """`reserve_vram` in bytes; None is what is usual for the device."""
+        return _bytes_or_zero(self.reserve_vram)
+
+
+class ModelsSection(Strict):
+    """Where weights are: folders of .safetensors files, with all that is below them.
+
+    registry      the folder where `modelpool models` keeps what was added, and hashes; left out, the user's own
+    allow_pickle  whether PyTorch's pickles (.ckpt, .pt, .pth, .bin) are read; only weights are, nothing in them is run
+    separate      models made of separate files, each in the file as a table [models.NAME]
+    """
+
+    folders: tuple[Path, ...] = ()
+    loras: tuple[Path, ...] = ()
+    registry: Path | None = None
+    allow_pickle: bool = False
+    separate: tuple[SeparateModel, ...] = ()
+
+    @property
+    def assemblies(self) -> tuple[Assembly, ...]:
+        """The models of separate files, as the catalog knows them."""
+        return tuple(model.assembly for model in self.separate)
+
+    @field_validator("allow_pickle", mode="before")
+    @classmethod
+    def _truth_value(cls, value: Any) -> Any:
+        """What allows something is said plainly: pydantic would take "on" and 1 too."""
+        if not isinstance(value, bool):
+            raise unusable_field("allow_pickle", value, "true or false")
+        return value
+
+
+class ClusterSection(Strict):
+    """Ray. `address` left out starts a local one that ends with the pool; "auto" or host:port joins one that runs.
+
+    namespace, name  what the controller is called there, so that other drivers find it
+    """
+
+    address: str | None = None
+    namespace: str = "modelpool"
+    name: str = "modelpool"
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+            raise unusable_field("name", value, "letters, digits, '.', '_' and '-'; it names a file too")
+        return value
+
+
+class OutputSection(Strict):
+    """What is written down.
+
+    folder  where finished pictures go; left out, nowhere
+    record  the file that the scheduler's events and commands go to, on the controller's machine; left out, nowhere
+    """
+
+    folder: Path | None = None
+    record: Path | None = None
+
+
+class UserSection(Strict):
+    """[users.NAME]: what one user may have; see `scheduler.tables.user_share.UserShare`. The name "*" is everybody
+    else."""
+
+    weight: float = 1.0
+    running_limit: int | None = None
+
+    @field_validator("weight", "running_limit", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
+        if isinstance(value, bool):
+            raise unusable_field(str(about.field_name), value, "a number")
+        return value
+
+    def share_of(self, name: str) -> UserShare:
+        """As the scheduler knows it. Raises UnusableField."""
+        user = name if name == EVERYBODY else check_user(name)
+        return UserShare(user=UserId(user), weight=self.weight, running_limit=self.running_limit)
+
+
+class PoolConfig(Strict):
+    """All settings of a pool, by section. Every value has a default."""
+
+    pool: PoolSection = PoolSection()
+    models: ModelsSection = ModelsSection()
+    cluster: ClusterSection = ClusterSection()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    output: OutputSection = OutputSection()
+
+    @classmethod
+    def load(cls, path: str | Path) -> PoolConfig:
+        """Read a TOML file; paths in it are relative to its folder.
+
+        Raises UserError naming the file and the key.
+        """
+        path = Path(path)
+        try:
+            tables = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: is not TOML ({error})") from None
+        try:
+            return _from_tables(tables, path.resolve().parent)
+        except UserError as problem:
+            raise type(problem)(f"{path}: {problem}") from None
+
+    @classmethod
+    def find(cls, config: str | Path | PoolConfig | None = None) -> PoolConfig:
+        """`config` itself, or read from it; without one, the first of these that is there: the file that
+        MODELPOOL_CONFIG names, modelpool.toml in the working folder, models that were added to the registry (with all
+        defaults), the laptop preset of this checkout, all defaults.
+        """
+        if isinstance(config, PoolConfig):
+            return config
+        if config is not None:
+            return cls.load(config)
+        if named := os.environ.get(CONFIG_VARIABLE):
+            return cls.load(named)
+        if Path(CONFIG_NAME).is_file():
+            return cls.load(CONFIG_NAME)
+        preset = Path(__file__).resolve().parents[2] / "configs" / "laptop.toml"
+        # the preset's small budget is for the example, not for one's own models
+        return cls.load(preset) if preset.is_file() and not _has_added_models() else cls()
+
+    def override(self, **values: Any) -> PoolConfig:
+        """This configuration with single settings changed, by flat names; None leaves a setting as it is.
+
+        device, workers, vram, vram_policy, reserve_vram, threads, models, loras (folders), allow_pickle, address,
+        namespace, name, output, record. Relative paths are relative to the working folder. Raises UserError for other
+        names and for unusable values.
+        """
+        changed: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            if name not in _FLAT:
+                raise unknown_name("setting", name, _FLAT)
+            section, key = _FLAT[name]
+            if value is not None:
+                changed.setdefault(section, {})[key] = value
+        sections: dict[str, Any] = {}
+        for section, keys in changed.items():
+            now: Strict = getattr(self, section)
+            sections[section] = type(now)(**{**now.model_dump(), **_absolute(keys, Path.cwd())})
+        return self.model_copy(update=sections)
+
+    def describe(self) -> str:
+        """The whole configuration, for people, in the shape of its file."""
+        lines: list[str] = []
+        for section in type(self).model_fields:
+            value = getattr(self, section)
+            keys = dataclasses.asdict(value) if section == "scheduler" else value.model_dump()
+            keys.pop("shares", None)
+            keys.pop("separate", None)
+            lines += [f"[{section}]", *(f"{key} = {_shown(item)}" for key, item in keys.items()), ""]
+        lines += [line for model in self.models.separate for line in model.describe()]
+        for share in self.scheduler.shares:
+            limit = _shown(share.running_limit)
+            lines += [f'[users."{share.user}"]', f"weight = {share.weight}", f"running_limit = {limit}", ""]
+        return "\n".join(lines)
+
+
+_FLAT: Mapping[str, tuple[str, str]] = {
+    "device": ("pool", "device"),
+    "workers": ("pool", "workers"),
+    "vram": ("pool", "vram"),
+    "vram_policy": ("pool", "vram_policy"),
+    "reserve_vram": ("pool", "reserve_vram"),
+    "threads": ("pool", "threads"),
+    "models": ("models", "folders"),
+    "loras": ("models", "loras"),
+    "allow_pickle": ("models", "allow_pickle"),
+    "address": ("cluster", "address"),
+    "namespace": ("cluster", "namespace"),
+    "name": ("cluster", "name"),
+    "output": ("output", "folder"),
+    "record": ("output", "record"),
+}
+
+
+def _has_added_models() -> bool:
+    """Whether somebody added models to the user's own registry."""
+    from modelpool.pool.registry.remembered import Memory, default_folder
+
+    try:
+        return bool(Memory(default_folder()).places())
+    except UserError:  # told when it is used
+        return False
+
+
+def _bytes_or_zero(size: str | int | None) -> int | None:
+    """`parse_bytes`, which takes no 0, for a size that may be 0, with a unit or without, or left out."""
+    if size is None:
+        return None
+    return 0 if _ZERO_BYTES.fullmatch(str(size).strip()) else parse_bytes(str(size))
+
+
+def _from_tables(tables: Mapping[str, Any], folder: Path) -> PoolConfig:
+    sections: dict[str, Any] = {}
+    for section, table in tables.items():
+        if section == _USERS:
+            continue
+        if section not in PoolConfig.model_fields:
+            raise unknown_name("section", section, (*PoolConfig.model_fields, _USERS))
+        if not isinstance(table, dict):
+            raise unusable_field(section, table, f"a table, [{section}]")
+        own, more = dict(table), {}
+        try:
+            if section == "models":
+                more = {"separate": separate_models(table, folder, ModelsSection.model_fields)}
+                own = {key: value for key, value in table.items() if not isinstance(value, dict)}
+            sections[section] = _section(section, _absolute(own, folder) | more)
+        except UserError as problem:
+            raise type(problem)(f"[{section}] {problem}") from None
+    if _USERS in tables:
+        known = sections.get("scheduler", SchedulerConfig())
+        sections["scheduler"] = dataclasses.replace(known, shares=_shares(tables[_USERS]))
+    return PoolConfig(**sections)
+
+
+def _shares(table: Any) -> tuple[UserShare, ...]:
+    """What the tables [users.NAME] say."""
+    if not isinstance(table, dict):
+        raise unusable_field(_USERS, table, "tables such as [users.ann]")
+    shares = []
+    for name, keys in table.items():
+        if not isinstance(keys, dict):
+            raise unusable_field(f"[users] {name}", keys, f"a table, [users.{name}]")
+        try:
+            shares.append(UserSection(**keys).share_of(name))
+        except UserError as problem:
+            raise type(problem)(f"[users.{name}] {problem}") from None
+    return tuple(shares)
+
+
+def _section(name: str, keys: Mapping[str, Any]) -> Strict | SchedulerConfig:
+    model = PoolConfig.model_fields[name].annotation
+    assert isinstance(model, type), f"section {name} has no class"
+    strict = issubclass(model, Strict)
+    known = list(model.model_fields) if strict else [field.name for field in dataclasses.fields(SchedulerConfig)]
+    for key in keys:
+        if key not in known:
+            raise unknown_name("key", key, known)
+    return model(**keys) if strict else _scheduler_config(keys)
+
+
+def _scheduler_config(keys: Mapping[str, Any]) -> SchedulerConfig:
+    if "shares" in keys:
+        raise unusable_field("shares", keys["shares"], "no such key here; write tables such as [users.ann]")
+    for key, found in keys.items():
+        if isinstance(found, bool) and key != "placement":  # pydantic would make a number of it, unseen by the class
+            raise unusable_field(key, found, "a finite number")
+    try:
+        return TypeAdapter(SchedulerConfig).validate_python(dict(keys))
+    except ValidationError as complaint:
+        detail = complaint.errors()[0]
+        own = detail.get("ctx", {}).get("error")
+        if isinstance(own, UnusableField):
+            raise own from None
+        key = ".".join(str(part) for part in detail["loc"])
+        raise unusable_field(key, detail["input"], detail["msg"].removeprefix("Input should be ")) from None
+
+
+def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """`keys` with the paths among them made absolute; what is no path is left for the section to refuse."""
+
+    def absolute(item: Any) -> Any:
+        return Path(os.path.normpath(folder / Path(item).expanduser())) if isinstance(item, (str, Path)) else item
+
+    found = dict(keys)
+    for key in ("folders", "loras"):
+        if isinstance(found.get(key), (str, Path)):
+            found[key] = (found[key],)
+        if isinstance(found.get(key), (list, tuple)):
+            found[key] = tuple(absolute(item) for item in found[key])
+    for key in ("folder", "record", "registry"):
+        if key in found:
+            found[key] = absolute(found[key])
+    return found
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return '""  # left out'
+        case bool():
+            return str(value).lower()
+        case str() | Path():
+            return f'"{value}"'
+        case list() | tuple():
+            return "[" + ", ".join(_shown(item) for item in value) + "]"
+        case _:
+            return str(value)

@@ -1,0 +1,1 @@
+"""Messages between driver, controller and workers, and how they are packed."""

@@ -1,0 +1,1 @@
+"""The actor that owns one GPU, its prefetch thread and its meters."""

@@ -1,0 +1,1 @@
+"""Baseline placement policies of other systems, the Katz workload, cache curves and bounds."""

@@ -1,0 +1,207 @@
+"""Requests like those of two text-to-image services in production: LoRAs and ControlNets by popularity and by habit.
+
+What is like the Katz trace: for each serving instance the loads per request of caches of 1 to 10 slots, least recently
+and least often used, within 5% (or 0.01 loads a request where that is more), and the shares of the most popular, within
+2.5 percentage points for LoRAs and 4.5 for ControlNets. Caches that count uses do so while a name is in them: only so
+do the published curves come out. A stream is drawn from the middle of an instance's life, so that a short one is like a
+long one: of the first 60 requests of many instances, by caches that have been there since these began, LoRA loads are
+within the same 5%, and ControlNet loads, which are few, within three times what is allowed of a long one.
+
+What is not: the published figures say nothing of arrival times, prompts, users, steps, sizes or base models. Those are
+plain here: one base model a service, prompts that never come twice, steady arrivals. Nor do they say whether LoRAs and
+ControlNets go together: here they are chosen apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice, repeat
+from random import Random
+from typing import TypeAlias
+
+from modelpool.benchmarks.lab.katz_habits import CONTROLNETS, ControlNetHabits, KatzService, LoraHabits
+from modelpool.pool.core.spec import ComponentSpec
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.arrivals import poisson
+from modelpool.scheduler.workloads.models import InventedModel
+from modelpool.scheduler.workloads.sizes import MB, SDXL
+from modelpool.scheduler.workloads.workload import Workload
+
+#: things that are asked for together, by rank of popularity, 0 the most popular
+Ranks: TypeAlias = tuple[int, ...]
+
+#: steps of a request: the services' own are not told
+STEPS = 30
+#: requests of an instance that are drawn and left out. An instance begins with few ControlNets and without habits;
+#: loads of caches are those of a long stream from about the 200th request on
+BURN_IN_REQUESTS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class KatzRequest:
+    """What a request asks for beside its base model."""
+
+    loras: Ranks
+    controlnets: Ranks
+
+
+def instances_of(service: KatzService, instances: int, rng: Random) -> list[Iterator[KatzRequest]]:
+    """What each of some instances is asked for, one after the other without end, from after its first
+    `BURN_IN_REQUESTS` on. Nothing is drawn before it is asked for."""
+    weights = service.loras.summed_weights()
+    narrow = [(number + 0.5) / instances > 1.0 - service.loras.narrow for number in range(instances)]
+    return [
+        islice(
+            map(
+                KatzRequest,
+                lora_choices(service.loras, weights, is_narrow, rng),
+                controlnet_choices(service.controlnets, rng),
+            ),
+            BURN_IN_REQUESTS,
+            None,
+        )
+        for is_narrow in narrow
+    ]
+
+
+def requests_by_instance(
+    service: KatzService, instances: int, per_instance: int, rng: Random
+) -> list[list[KatzRequest]]:
+    """What each of some instances is asked for, in order."""
+    return [list(islice(requests, per_instance)) for requests in instances_of(service, instances, rng)]
+
+
+def lora_choices(habits: LoraHabits, summed_weights: Sequence[float], is_narrow: bool, rng: Random) -> Iterator[Ranks]:
+    """The LoRAs of one instance's requests, without end. `summed_weights` are those of the habits."""
+    sums = list(accumulate(habits.counts))
+    own = [_drawn(summed_weights, rng) for _ in range(habits.narrow_choices)] if is_narrow else []
+    lately = _Lately(habits.again)
+    familiar: list[int] = []
+    while True:
+        chosen = lately.again(rng)
+        if chosen is None:
+            wanted = _drawn(sums, rng)
+            picked: list[int] = []
+            while len(picked) < wanted:
+                if familiar and rng.random() < habits.familiar:
+                    rank = rng.choice(familiar)
+                else:
+                    rank = rng.choice(own) if own else _drawn(summed_weights, rng)
+                if rank not in picked:
+                    picked.append(rank)
+            chosen = tuple(picked)
+        lately.note(chosen)
+        familiar += chosen
+        del familiar[: -habits.familiar_depth]
+        yield chosen
+
+
+def controlnet_choices(habits: ControlNetHabits, rng: Random) -> Iterator[Ranks]:
+    """The ControlNets of one instance's requests, without end."""
+    for rank in range(habits.begin_ranks):
+        yield from repeat((rank,), habits.begin_ranks - rank + 1)
+    sums = list(accumulate(weight for _, weight in habits.workflows))
+    lately = _Lately(habits.again)
+    rare: Ranks = ()
+    rare_left = 0
+    while True:
+        if rare_left:
+            rare_left -= 1
+            chosen: Ranks | None = rare
+        elif rng.random() < habits.rare:
+            rare = tuple(rng.sample(range(habits.rare_from, CONTROLNETS), habits.rare_together))
+            rare_left = int(rng.expovariate(1.0 / habits.rare_requests))
+            chosen = rare
+        else:
+            chosen = lately.again(rng)
+        if chosen is None:
+            chosen = habits.workflows[_drawn(sums, rng)][0]
+        lately.note(chosen)
+        yield chosen
+
+
+def katz_workload(services: Sequence[KatzService], gpus: int, jobs: int, rng: Random, load: float = 0.8) -> Workload:
+    """The requests of `gpus` instances of these services, merged in time, one job each.
+
+    Every service has a base model of its own, its ControlNets, its LoRAs, and a share of the instances after the share
+    that it had in the trace. Jobs come at the rate at which `gpus` GPUs would be busy for `load` of the time with runs
+    alone, everything resident (seconds as in `scheduler.workloads.sizes`).
+    """
+    streams = [
+        (service, requests)
+        for service, instances in zip(services, _divided(gpus, [s.instances for s in services]), strict=True)
+        for requests in instances_of(service, instances, rng)
+    ]
+    models = {service.name: replace(SDXL, name=f"katz-{service.name}", loras_reach_text=False) for service in services}
+    asked: list[tuple[KatzService, KatzRequest]] = []
+    for _ in range(jobs):
+        service, requests = rng.choice(streams)
+        asked.append((service, next(requests)))
+    made = [
+        models[service.name].job(
+            f"job-{number}",
+            f"prompt {number}",
+            number,
+            loras=_names(request.loras),
+            controlnets=_names(request.controlnets),
+            steps=STEPS,
+        )
+        for number, (service, request) in enumerate(asked)
+    ]
+    busy_seconds = sum(task.run_seconds for job in made for task in job.tasks)
+    times = poisson(jobs, load * gpus * jobs / busy_seconds, rng) if jobs else iter(())
+    components = tuple(
+        spec
+        for service in services
+        for spec in _components(models[service.name], [request for other, request in asked if other is service])
+    )
+    name = f"katz {'+'.join(service.name for service in services)} on {gpus}"
+    return Workload(name, components, tuple(map(Submitted, times, made)))
+
+
+class _Lately:
+    """The latest things of an instance, each different from the others, and the chances to ask for them again."""
+
+    def __init__(self, chances: Sequence[float]) -> None:
+        self._sums = list(accumulate(chances))
+        self._latest: list[Ranks] = []
+
+    def again(self, rng: Random) -> Ranks | None:
+        """One of the latest; None where it is time for something else."""
+        place = bisect(self._sums, rng.random())
+        return self._latest[place] if place < len(self._latest) else None
+
+    def note(self, chosen: Ranks) -> None:
+        """Asked for now. To ask for nothing is not remembered."""
+        if chosen:
+            self._latest = [chosen, *(other for other in self._latest if other != chosen)][: len(self._sums)]
+
+
+def _drawn(summed_weights: Sequence[float], rng: Random) -> int:
+    """A place, by weights that are added up."""
+    return min(bisect(summed_weights, rng.random() * summed_weights[-1]), len(summed_weights) - 1)
+
+
+def _names(ranks: Ranks) -> list[str]:
+    return [f"{rank + 1}" for rank in ranks]
+
+
+def _divided(total: int, weights: Sequence[int]) -> list[int]:
+    """`total` in whole parts about in proportion to the weights, by largest remainders."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    parts = [int(part) for part in exact]
+    by_rest = sorted(range(len(parts)), key=lambda place: parts[place] - exact[place])
+    for place in by_rest[: total - sum(parts)]:
+        parts[place] += 1
+    return parts
+
+
+def _components(model: InventedModel, requests: Iterable[KatzRequest]) -> Iterator[ComponentSpec]:
+    """The model, all its ControlNets, and the LoRAs that were asked for."""
+    yield from model.components
+    yield from model.adapters(controlnets=_names(tuple(range(CONTROLNETS))))
+    for rank in sorted({rank for request in requests for rank in request.loras}):
+        size = (200 + 50 * (rank % 5)) * MB
+        yield from (replace(spec, weight_bytes=size, upload_bytes=size) for spec in model.adapters(_names((rank,))))

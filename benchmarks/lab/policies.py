@@ -1,0 +1,118 @@
+"""All policies that can be compared, ours included: a name, whose rule it is, and how it is made.
+
+A policy is a core and the memory of its workers. Making one twice with equal arguments gives two that do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from types import MappingProxyType
+
+from modelpool.benchmarks.lab.affinity import Affinity
+from modelpool.benchmarks.lab.clairvoyant import Clairvoyant
+from modelpool.benchmarks.lab.pressure import Pressure
+from modelpool.benchmarks.lab.queueing import EncodesShared, FirstIdle
+from modelpool.benchmarks.lab.spreading import ByChance, LeastLoaded, RoundRobin
+from modelpool.benchmarks.lab.sticky import MOST_LORA_IDS, MOST_MODELS, Sticky, with_loras
+from modelpool.benchmarks.lab.storage_aware import StorageAware
+from modelpool.pool.core.spec import ComponentSpec
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.simulator.cluster import Core
+from modelpool.scheduler.simulator.eviction_policies import (
+    KnownFuture,
+    NothingLoads,
+    PlannedMemory,
+    WholeComponents,
+    WholeModels,
+    WorkerMemory,
+)
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+
+#: of policies that leave something to chance
+SEED = 1
+
+Made = tuple[Core, WorkerMemory]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A way to run a pool.
+
+    source    whose rule it is, in a line
+    is_ideal  nobody can run a pool so: it knows or has what nobody does. It is no bound: these are in
+              `benchmarks.lab.bounds`
+    """
+
+    name: str
+    source: str
+    _make: Callable[[Sequence[SimulatedGpu], Random], Made]
+    is_ideal: bool = False
+
+    def make(
+        self, gpus: Iterable[SimulatedGpu], components: Iterable[ComponentSpec] = (), rng: Random | None = None
+    ) -> Made:
+        """A new core and its workers' memory. Sizes come to the core by an event, so that no policy reads `components`
+        yet; `rng` draws what is left to chance, by default always the same."""
+        return self._make(tuple(gpus), rng or Random(SEED))
+
+
+def _clairvoyant(gpus: Sequence[SimulatedGpu], rng: Random) -> Made:
+    memory = KnownFuture()
+    return Clairvoyant(gpus, memory), memory
+
+
+_ALL = (
+    Policy(
+        "modelpool",
+        "this pool: expected completion time over components in bytes",
+        lambda gpus, rng: (SchedulerState(), PlannedMemory()),
+    ),
+    Policy("random", "any worker by chance", lambda gpus, rng: (ByChance(gpus, rng), WholeComponents())),
+    Policy("round_robin", "one worker after the other", lambda gpus, rng: (RoundRobin(gpus), WholeComponents())),
+    Policy(
+        "least_loaded",
+        "fewest jobs in flight, as llm-d routes diffusion models",
+        lambda gpus, rng: (LeastLoaded(gpus), WholeComponents()),
+    ),
+    Policy(
+        "sticky",
+        f"replicas that have the model, {MOST_MODELS} models each, as Ray Serve multiplexes",
+        lambda gpus, rng: (Sticky(gpus, rng), WholeModels(MOST_MODELS)),
+    ),
+    Policy(
+        "sticky_by_lora",
+        f"as sticky, but by model and LoRAs, {MOST_LORA_IDS} of them each, as Ray Serve LLM multiplexes",
+        lambda gpus, rng: (Sticky(gpus, rng, MOST_LORA_IDS, with_loras), WholeComponents()),
+    ),
+    Policy(
+        "pressure",
+        "current model first, then 10 x requests + seconds waited, as SwarmUI",
+        lambda gpus, rng: (Pressure(gpus), WholeComponents()),
+    ),
+    Policy(
+        "affinity",
+        "in order, looking 32 ahead for what is warm, as InvokeAI",
+        lambda gpus, rng: (Affinity(gpus), WholeComponents()),
+    ),
+    Policy(
+        "storage_aware",
+        "soonest start over storage tiers, as ServerlessLLM",
+        lambda gpus, rng: (StorageAware(gpus), WholeComponents()),
+    ),
+    Policy(
+        "lru",
+        "in order to the first idle worker, each with a least-recently-used cache",
+        lambda gpus, rng: (FirstIdle(gpus), WholeComponents()),
+    ),
+    Policy(
+        "infinite_cache",
+        "ideal: nothing is ever loaded, and jobs go in order to the fastest GPU that is idle",
+        lambda gpus, rng: (EncodesShared(gpus), NothingLoads()),
+        is_ideal=True,
+    ),
+    Policy("clairvoyant", "ideal: a plan of the whole batch with everything known", _clairvoyant, is_ideal=True),
+)
+
+POLICIES: Mapping[str, Policy] = MappingProxyType({policy.name: policy for policy in _ALL})

@@ -1,0 +1,164 @@
+"""Sticky by model id, as Ray Serve routes requests to deployments with `@serve.multiplexed`.
+
+After its documentation on model multiplexing and the behaviour of its request router. The rule, for each request:
+1. of the replicas that have the model and have fewer than `max_ongoing_requests` (default 5), the least busy of two
+   drawn by chance. A replica has a model from when it is asked to load it until three others have been used since (at
+   most three models a replica, least recently used first);
+2. where no replica has it, the same among those with the fewest models;
+3. where all that have it are full, wait for one of them: a second (RAY_SERVE_MULTIPLEXED_MODEL_ID_MATCHING_TIMEOUT_S;
+   it draws between one and two), then go to those with the fewest models, and if these are full too, to anybody with
+   room;
+4. where nobody has room, wait. A replica that has room again first gets the first request for a model that it has, then
+   the first of all.
+For `@serve.multiplexed` the id names the base model only. Ray Serve LLM multiplexes adapters so: there the id is the
+model with its LoRAs, and a replica has more of them (`with_loras`, `MOST_LORA_IDS`; its memory is bounded by bytes). To
+its advantage: replicas know at once what others have been given, nothing is lost to probing and back-off, and of
+replicas that have the model the least busy of all is taken, not of two.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from random import Random
+
+from modelpool.benchmarks.lab.base import Pushing
+from modelpool.benchmarks.lab.fleet import PeerWorker
+from modelpool.benchmarks.lab.jobs import PeerJob
+from modelpool.pool.core.spec import WorkerId
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.tables.messages import LookAgain
+
+#: Ray Serve's defaults
+MOST_MODELS = 3
+MOST_ONGOING = 5
+#: ids with LoRAs that a replica has. Ray Serve LLM leaves it to people
+MOST_LORA_IDS = 10
+MATCHING_SECONDS = 1.0
+#: less than this is rounding
+ROUNDING_SECONDS = 1e-9
+
+
+def base_model(job: PeerJob) -> str:
+    """The model that is routed by; LoRAs do not count."""
+    return job.model
+
+
+def with_loras(job: PeerJob) -> str:
+    """The model with all LoRAs of the job."""
+    loras = dict.fromkeys(key for task in job.job.tasks for use in task.uses for key in use.adapters)
+    return "+".join([job.model, *loras])
+
+
+class Sticky(Pushing):
+    """Requests stay with the replicas that have their model, as far as these keep up."""
+
+    def __init__(
+        self,
+        gpus: Iterable[SimulatedGpu],
+        rng: Random,
+        most_ids: int = MOST_MODELS,
+        id_of: Callable[[PeerJob], str] = base_model,
+    ) -> None:
+        super().__init__(gpus)
+        self._rng = rng
+        self._most_ids = most_ids
+        self._id_of = id_of
+        #: models of each replica, the longest unused first
+        self._models: dict[WorkerId, OrderedDict[str, None]] = {}
+        #: requests that wait for room, in order: all, and those for each model
+        self._pending: dict[int, PeerJob] = {}
+        self._pending_of: dict[str, dict[int, PeerJob]] = {}
+        #: until when each of them waits for a replica that has its model, soonest first
+        self._matching: deque[tuple[float, PeerJob]] = deque()
+        #: replicas that may have got room
+        self._freed: dict[WorkerId, PeerWorker] = {}
+
+    def arrived(self, job: PeerJob) -> None:
+        """Route it at once, or let it wait for room."""
+        self._pending[job.number] = job
+        self._pending_of.setdefault(self._id_of(job), {})[job.number] = job
+        if not self._route(job, self.at + MATCHING_SECONDS):
+            self._matching.append((self.at + MATCHING_SECONDS, job))
+            self._out.append(LookAgain(MATCHING_SECONDS))
+
+    def place(self, job: PeerJob, among: list[PeerWorker]) -> PeerWorker:
+        """Of replicas with room those that have the model, or else two by chance of those with the fewest."""
+        having = [worker for worker in among if self._id_of(job) in self._models_of(worker)]
+        if having:
+            return min(having, key=lambda worker: (worker.in_flight, worker.rank))
+        fewest = min(len(self._models_of(worker)) for worker in among)
+        candidates = [worker for worker in among if len(self._models_of(worker)) == fewest]
+        two = self._rng.sample(candidates, min(2, len(candidates)))
+        return min(two, key=lambda worker: worker.in_flight)
+
+    def give(self, worker: PeerWorker, job: PeerJob) -> None:
+        """It has the model from now on, and no longer the one that it used longest ago."""
+        models = self._models_of(worker)
+        models[self._id_of(job)] = None
+        models.move_to_end(self._id_of(job))
+        if len(models) > self._most_ids:
+            models.popitem(last=False)
+        super().give(worker, job)
+
+    def withdrawn(self, job: PeerJob) -> None:
+        """Out of the router or the queue of a replica."""
+        if job.number in self._pending:
+            self._no_longer_pending(job)
+        else:
+            super().withdrawn(job)
+
+    def freed(self, worker: PeerWorker) -> None:
+        """There may be room for those that wait in the router."""
+        super().freed(worker)
+        self._freed[worker.worker_id] = worker
+
+    def dispatch(self) -> None:
+        """Route those that have waited long enough for their model, and those for whom there is room now."""
+        super().dispatch()
+        while self._matching and self._matching[0][0] <= self.at + ROUNDING_SECONDS:
+            _, job = self._matching.popleft()
+            if job.number in self._pending:
+                self._route(job, self.at)
+        freed, self._freed = self._freed, {}
+        for worker in freed.values():
+            self._fill(worker)
+        super().dispatch()
+
+    def _models_of(self, worker: PeerWorker) -> OrderedDict[str, None]:
+        return self._models.setdefault(worker.worker_id, OrderedDict())
+
+    def _no_longer_pending(self, job: PeerJob) -> None:
+        del self._pending[job.number]
+        del self._pending_of[self._id_of(job)][job.number]
+
+    def _fill(self, worker: PeerWorker) -> None:
+        """Requests for models that the replica has first, then whatever may go there."""
+        if not worker.given_up:
+            while worker.in_flight < MOST_ONGOING:
+                firsts = [
+                    next(iter(self._pending_of.get(model, {}).values()), None) for model in self._models_of(worker)
+                ]
+                able = [job for job in firsts if job is not None and job.needed_bytes <= worker.gpu.capacity_bytes]
+                if not able:
+                    break
+                job = min(able, key=lambda job: job.number)
+                self._no_longer_pending(job)
+                self.give(worker, job)
+        for job in list(islice(self._pending.values(), MOST_ONGOING)):
+            self._route(job, job.arrived_at + MATCHING_SECONDS)
+
+    def _route(self, job: PeerJob, matching_until: float) -> bool:
+        """Give the job away if it may go somewhere now; until then only to a replica that has its model, if any has."""
+        fitting = self.fitting(job)
+        among = [worker for worker in fitting if worker.in_flight < MOST_ONGOING]
+        if not among:
+            return False
+        having = [worker for worker in among if self._id_of(job) in self._models_of(worker)]
+        is_early = self.at < matching_until - ROUNDING_SECONDS
+        if not having and is_early and any(self._id_of(job) in self._models_of(worker) for worker in fitting):
+            return False
+        self._no_longer_pending(job)
+        self.give(self.place(job, having or among), job)
+        return True

@@ -1,0 +1,86 @@
+"""A pool of diffusion models over the GPUs of a Ray cluster: the public API of a driver script.
+
+Names are imported lazily: importing this package imports neither ray nor torch.
+
+    from modelpool import GenerateRequest, ModelPool
+
+    with ModelPool.start("configs/laptop.toml") as pool:
+        jobs = pool.submit(GenerateRequest(model="shapes", prompt="a red circle", seed=s) for s in range(4))
+        for image in jobs.images():
+            print(image.path, image.worker, image.seconds)
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.2.0"
+
+# In a checkout the packages lie next to this folder, and links in it lead to them. A checkout without links (some
+# systems and archives drop them) finds them through this entry; an installed wheel has them in this folder.
+if not (Path(__file__).parent / "pool" / "__init__.py").is_file():
+    __path__.append(str(Path(__file__).resolve().parent.parent))
+
+if TYPE_CHECKING:
+    from modelpool.actors.api.client import DeadlineTooSoon, ModelPool, PartialLora, WorkersFailed
+    from modelpool.actors.api.jobs import Jobs
+    from modelpool.actors.request.control_fields import Control
+    from modelpool.actors.request.image_fields import Hires, Region
+    from modelpool.actors.request.requests import GenerateRequest, LoraChoice
+    from modelpool.actors.results.outcomes import FilmResult, ImageResult, JobFailed, JobFailure, PoolLost, SoundResult
+    from modelpool.actors.settings.config import PoolConfig
+    from modelpool.pool.core.errors import UserError
+
+__all__ = [
+    "Control",
+    "DeadlineTooSoon",
+    "FilmResult",
+    "GenerateRequest",
+    "Hires",
+    "ImageResult",
+    "JobFailed",
+    "JobFailure",
+    "Jobs",
+    "LoraChoice",
+    "ModelPool",
+    "PartialLora",
+    "PoolConfig",
+    "PoolLost",
+    "Region",
+    "SoundResult",
+    "UserError",
+    "WorkersFailed",
+]
+
+_HOMES = {
+    "Control": "modelpool.actors.request.control_fields",
+    "Hires": "modelpool.actors.request.image_fields",
+    "Region": "modelpool.actors.request.image_fields",
+    "GenerateRequest": "modelpool.actors.request.requests",
+    "FilmResult": "modelpool.actors.results.outcomes",
+    "ImageResult": "modelpool.actors.results.outcomes",
+    "SoundResult": "modelpool.actors.results.outcomes",
+    "JobFailed": "modelpool.actors.results.outcomes",
+    "JobFailure": "modelpool.actors.results.outcomes",
+    "Jobs": "modelpool.actors.api.jobs",
+    "LoraChoice": "modelpool.actors.request.requests",
+    "ModelPool": "modelpool.actors.api.client",
+    "PoolConfig": "modelpool.actors.settings.config",
+    "PartialLora": "modelpool.actors.api.client",
+    "DeadlineTooSoon": "modelpool.actors.api.client",
+    "PoolLost": "modelpool.actors.results.outcomes",
+    "UserError": "modelpool.pool.core.errors",
+    "WorkersFailed": "modelpool.actors.api.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,43 @@
+"""`EmbeddingShelf`: the textual inversions that prompts name, found in the registry. Reads headers; no device.
+
+What a name stands for is in `pool.text.embeddings`, how it takes its place in a prompt in `pool.text.chunks`.
+"""
+
+from __future__ import annotations
+
+from modelpool.pool.core.errors import UnknownName, unknown_name
+from modelpool.pool.core.stage_params import EmbeddingRef
+from modelpool.pool.registry.kinds import Kind
+from modelpool.pool.registry.names import without_ending
+from modelpool.pool.registry.registry import Registry
+from modelpool.pool.text.chunks import embeddings_in
+from modelpool.pool.text.embeddings import read_embedding
+
+_KINDS = frozenset({Kind.EMBEDDING})
+
+
+class EmbeddingShelf:
+    """The embeddings of a registry. Not thread safe."""
+
+    def __init__(self, registry: Registry, allow_pickle: bool = False) -> None:
+        self._registry, self._allow_pickle = registry, allow_pickle
+        self._rows: dict[str, int] = {}
+
+    def of(self, text: str) -> tuple[EmbeddingRef, ...]:
+        """Those that a prompt names, each once, under the names that it has for them.
+
+        Raises UnknownName, AmbiguousName or CorruptFile.
+        """
+        return tuple(self._find(name) for name in embeddings_in(text))
+
+    def _find(self, name: str) -> EmbeddingRef:
+        try:
+            file = self._registry.find(name, _KINDS, "embedding")
+        except UnknownName:
+            known = [without_ending(found.path.name) for _, found in self._registry.files(_KINDS)]
+            raise unknown_name("embedding", name, known) from None
+        sha256 = self._registry.hashes(file).sha256
+        if sha256 not in self._rows:
+            vectors = read_embedding(file.real_path, name, allow_pickle=self._allow_pickle).vectors.values()
+            self._rows[sha256] = max(len(rows) for rows in vectors)
+        return EmbeddingRef(name, str(file.real_path), sha256, self._rows[sha256])

@@ -1,1 +1,0 @@
-"""Files of weights: reading, recognising, mapping their keys, building modules over mapped views."""

@@ -1,1 +1,0 @@
-"""Files and folders of weights, read without trusting them: every format becomes one `Header` of named tensors."""

@@ -1,1 +1,0 @@
-"""What a file of weights is, from the keys and shapes of its tensors alone."""

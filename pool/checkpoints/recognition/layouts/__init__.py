@@ -1,1 +1,0 @@
-"""The architectures that are recognised: keys that give them away, and how sizes are read off shapes."""

@@ -1,0 +1,90 @@
+"""Sampling a part of a picture: outside the mask the latent is what it was, at every noise level.
+
+Knows masks and noise levels, not models.
+
+Shape legend: B batch, C latent channels, H W latent height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.sampling_facts import Prediction
+from modelpool.pool.options.model_options import ModelOptions
+from modelpool.pool.sampling.predictions import noised
+from modelpool.pool.sampling.samplers import Denoise
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inpainting:
+    """What is kept.
+
+    latent_BCHW        the picture to keep, in the model's own scale, float32
+    denoise_mask_B1HW  1 where it is made anew, 0 where it is kept, anything between for both; may have C channels
+
+    Both may have a B of 1 for any batch.
+    """
+
+    latent_BCHW: Tensor
+    denoise_mask_B1HW: Tensor
+
+    def fitting(self, shape_BCHW: Sequence[int]) -> Inpainting:
+        """Itself; raises UnusableField unless both have the sizes of a latent of this shape."""
+        _check("latent_BCHW of inpainting", self.latent_BCHW, shape_BCHW, shape_BCHW[1:2])
+        _check_mask("denoise_mask_B1HW of inpainting", self.denoise_mask_B1HW, shape_BCHW)
+        return self
+
+    def to(self, device: torch.device) -> Inpainting:
+        """The same on `device`."""
+        return Inpainting(self.latent_BCHW.to(device), self.denoise_mask_B1HW.to(device))
+
+
+def masked_denoiser(
+    denoise: Denoise,
+    kept: Inpainting,
+    noise_BCHW: Tensor,
+    sigmas: Tensor,
+    options: ModelOptions,
+    prediction: Prediction = Prediction.NOISE,
+) -> Denoise:
+    """`denoise` that makes only what the mask of `kept` lets it make.
+
+    Before each guess, what is kept is put back at the guess's noise level, with the run's first noise `noise_BCHW`;
+    after it, clean. The options' `denoise_mask_function`, if there is one, says what the mask is at each level.
+    Raises UnusableField, here for `kept` and at the guess for the function, for shapes that do not fit the latent.
+    """
+    kept = kept.fitting(noise_BCHW.shape)
+    function = options.denoise_mask_function
+
+    def mask_at(sigma: float) -> Tensor:
+        if function is None:
+            return kept.denoise_mask_B1HW
+        sigma_B = torch.full((len(noise_BCHW),), sigma, dtype=torch.float32, device=noise_BCHW.device)
+        mask = function(sigma_B, kept.denoise_mask_B1HW, {"model": denoise, "sigmas": sigmas})
+        _check_mask("result of denoise_mask_function", mask, noise_BCHW.shape)
+        return mask
+
+    def masked(x_BCHW: Tensor, sigma: float) -> Tensor:
+        mask = mask_at(sigma)
+        noisy_BCHW = noised(prediction, kept.latent_BCHW, noise_BCHW, sigma)
+        guess_BCHW = denoise(x_BCHW * mask + noisy_BCHW * (1.0 - mask), sigma)
+        return guess_BCHW * mask + kept.latent_BCHW * (1.0 - mask)
+
+    return masked
+
+
+def _check_mask(name: str, mask: Tensor, shape_BCHW: Sequence[int]) -> None:
+    _check(name, mask, shape_BCHW, (1, shape_BCHW[1]))
+
+
+def _check(name: str, tensor: Tensor, shape_BCHW: Sequence[int], channels: Sequence[int]) -> None:
+    batch, _, height, width = shape_BCHW
+    found = tuple(tensor.shape)
+    if len(found) != 4 or found[0] not in (1, batch) or found[1] not in channels or found[2:] != (height, width):
+        expected = f"({batch}, {' or '.join(str(c) for c in dict.fromkeys(channels))}, {height}, {width})"
+        raise unusable_field(f"shape of {name}", found, f"{expected}, the latent's")

@@ -1,0 +1,1 @@
+"""Value types, names and errors that all other folders use; torch-free."""

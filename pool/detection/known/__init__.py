@@ -1,0 +1,1 @@
+"""The rows of the detection table, one for each model family."""

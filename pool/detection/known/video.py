@@ -1,0 +1,125 @@
+"""The rows of the table of known models that make video, sound and solid shapes. Torch-free; see `signatures`."""
+
+from __future__ import annotations
+
+from modelpool.pool.detection.layouts import newer, other
+from modelpool.pool.detection.layouts import video as films
+from modelpool.pool.detection.layouts.signature import Row, Signature, having, rows
+
+FILMS: tuple[Signature, ...] = (
+    *rows(films.MOCHI, "mochi", "MochiTransformer3DModel", Row("mochi", "Mochi", "GenmoMochi")),
+    *rows(films.LTX, "", "LTX2VideoTransformer3DModel", Row("ltx2", "LTX-2", "LTXAV", having(audio=True))),
+    *rows(films.LTX, "ltxv", "LTXVideoTransformer3DModel", Row("ltxv", "LTX-Video", "LTXV")),
+    *rows(
+        films.COSMOS,
+        "cosmos",
+        "CosmosTransformer3DModel",
+        Row("cosmos_i2v", "Cosmos image-to-video", "CosmosI2V", having(in_channels=17)),
+        Row("cosmos_t2v", "Cosmos text-to-video", "CosmosT2V"),
+    ),
+    *rows(films.COSMOS_PREDICT_2, "wan21", "", Row("anima", "Anima", "Anima", having(language_adapter=True))),
+    *rows(
+        films.COSMOS_PREDICT_2,
+        "wan21",
+        "CosmosTransformer3DModel",
+        Row("cosmos2_i2v", "Cosmos Predict 2 video", "CosmosI2VPredict2", having(in_channels=17)),
+        Row("cosmos2_t2i", "Cosmos Predict 2 pictures", "CosmosT2IPredict2"),
+    ),
+    *rows(
+        films.COSMOS_DIFFUSERS,
+        "cosmos",
+        "CosmosTransformer3DModel",
+        Row(
+            "cosmos_i2v", "Cosmos image-to-video", "CosmosI2V", having(in_channels=17, extra_per_block_abs_pos_emb=True)
+        ),
+        Row("cosmos_t2v", "Cosmos text-to-video", "CosmosT2V", having(extra_per_block_abs_pos_emb=True)),
+    ),
+    *rows(
+        films.COSMOS_DIFFUSERS,
+        "wan21",
+        "CosmosTransformer3DModel",
+        Row("cosmos2_i2v", "Cosmos Predict 2 video", "CosmosI2VPredict2", having(in_channels=17)),
+        Row("cosmos2_t2i", "Cosmos Predict 2 pictures", "CosmosT2IPredict2"),
+    ),
+    *rows(
+        films.WAN,
+        "wan21",
+        "WanVACETransformer3DModel",
+        Row("wan_vace", "Wan VACE", "WAN21_Vace", having(model_type="vace")),
+    ),
+    *rows(
+        films.WAN,
+        "wan21",
+        "WanAnimateTransformer3DModel",
+        Row("wan22_animate", "Wan 2.2 animate", "WAN22_Animate", having(model_type="animate")),
+    ),
+    *rows(
+        films.WAN,
+        "wan21",
+        "",
+        Row("wan21_camera", "Wan 2.1 camera", "WAN21_Camera", having(model_type="camera")),
+        Row("wan22_camera", "Wan 2.2 camera", "WAN22_Camera", having(model_type="camera_2.2")),
+        Row("wan22_s2v", "Wan 2.2 speech-to-video", "WAN22_S2V", having(model_type="s2v")),
+        Row("wan21_humo", "HuMo on Wan 2.1", "WAN21_HuMo", having(model_type="humo")),
+    ),
+    *rows(
+        films.WAN,
+        "wan22",
+        "WanTransformer3DModel",
+        Row("wan22_ti2v", "Wan 2.2 text-and-image-to-video", "WAN22_T2V", having(model_type="t2v", out_dim=48)),
+    ),
+    *rows(
+        films.WAN,
+        "wan21",
+        "WanTransformer3DModel",
+        Row("wan21_fun_control", "Wan 2.1 Fun control", "WAN21_FunControl2V", having(model_type="i2v", in_dim=48)),
+        Row("wan21_flf2v", "Wan 2.1 first-and-last-frame", "WAN21_I2V", having(flf_pos_embed_token_number=514)),
+        Row("wan21_i2v", "Wan 2.1 image-to-video", "WAN21_I2V", having(model_type="i2v")),
+        Row("wan22_i2v", "Wan 2.2 image-to-video", "WAN21_T2V", having(in_dim=36)),
+        Row("wan_t2v", "Wan text-to-video", "WAN21_T2V"),
+    ),
+    *rows(newer.WAN_ANIMATE_2, "", "WanAnimate2Transformer3DModel", Row("wan_animate_2", "Wan animate 2")),
+    *rows(newer.KANDINSKY_6, "", "Kandinsky6Transformer3DModel", Row("kandinsky6", "Kandinsky 6")),
+    *rows(
+        films.KANDINSKY_5,
+        "flux",
+        "Kandinsky5Transformer3DModel",
+        Row(
+            "kandinsky5_image",
+            "Kandinsky 5 pictures",
+            "Kandinsky5Image",
+            having(model_dim=2560, visual_embed_dim=64),
+        ),
+    ),
+    *rows(
+        films.KANDINSKY_5,
+        "hunyuan_video",
+        "Kandinsky5Transformer3DModel",
+        Row("kandinsky5_video", "Kandinsky 5 video", "Kandinsky5"),
+    ),
+    *rows(newer.MINIMAX_H3, "", "MiniMaxH3Transformer3DModel", Row("minimax_h3", "MiniMax H3")),
+    *rows(newer.SEED_VR_2, "", "", Row("seedvr2", "SeedVR2 (restores video)", "SeedVR2")),
+    *rows(newer.COG_VIEW_4, "", "CogView4Transformer2DModel", Row("cogview4", "CogView 3+ or 4")),
+    *rows(
+        newer.COG_VIDEO_X,
+        "",
+        "CogVideoXTransformer3DModel",
+        Row("cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48)),
+        Row("cogvideox_i2v", "CogVideoX image-to-video", "CogVideoX_I2V", having(in_channels=32)),
+        Row("cogvideox", "CogVideoX", "CogVideoX_T2V"),
+    ),
+)
+
+SOUNDS_AND_SHAPES: tuple[Signature, ...] = (
+    *rows(
+        other.STABLE_AUDIO,
+        "stable_audio",
+        "StableAudioDiTModel",
+        Row("stable_audio_1", "Stable Audio 1", "StableAudio", having(memory_tokens=None)),
+    ),
+    *rows(other.STABLE_AUDIO, "", "StableAudio3DiTModel", Row("stable_audio_3", "Stable Audio 3", "StableAudio3")),
+    *rows(other.ACE_STEP, "ace_step", "", Row("ace_step_1", "ACE-Step 1", "ACEStep")),
+    *rows(other.ACE_STEP_15, "", "AceStepTransformer1DModel", Row("ace_step_15", "ACE-Step 1.5", "ACEStep15")),
+    *rows(other.HUNYUAN_3D_21, "hunyuan3d_21", "", Row("hunyuan3d_21", "Hunyuan3D 2.1", "Hunyuan3Dv2_1")),
+    *rows(newer.TRIPO_SPLAT, "", "", Row("triposplat", "TripoSplat", "TripoSplat")),
+)

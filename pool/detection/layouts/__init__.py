@@ -1,0 +1,1 @@
+"""Key layouts of the architectures that are detected, and how sizes follow from shapes."""

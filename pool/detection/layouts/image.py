@@ -1,0 +1,337 @@
+"""The layouts of transformers that make pictures, and how their sizes are read off the shapes. Torch-free.
+
+Fields have the names that the models' own configurations use. Sources: the published models' code, diffusers 0.42.1
+for its naming, and golden outputs of another implementation (tests/golden/detection.json), which the tests compare
+with. Pictures are cut into patches of 2x2 latent cells everywhere but where a layout says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+
+from modelpool.pool.detection.layouts.shape_sizes import (
+    Measure,
+    ShapeReader,
+    Value,
+    always,
+    count,
+    dim,
+    either,
+    exactly,
+    has,
+    heads,
+    maybe,
+    numbered,
+    sizes,
+)
+from modelpool.pool.detection.layouts.signature import Layout, diffusers, published
+
+#: latent cells in one patch of 2x2
+_PATCH = 4
+
+
+def _side(key: str, axis: int, rank: int, times: int = 1) -> Measure:
+    """The side of the square grid that `key` has a row for each cell of, `times` as long."""
+    return lambda reader: math.isqrt(reader.size(key, axis, rank)) * times
+
+
+def _rms(key: str) -> Measure:
+    return lambda reader: "rms" if reader.has(key) else None
+
+
+SD3 = Layout(
+    "Stable Diffusion 3",
+    (
+        published(
+            "joint_blocks.0.context_block.attn.qkv.weight",
+            "x_embedder.proj.weight",
+            measure=sizes(
+                in_channels=dim("x_embedder.proj.weight", 1, 4),
+                patch_size=dim("x_embedder.proj.weight", 2, 4),
+                out_channels=dim("final_layer.linear.weight", 0, divide=_PATCH),
+                hidden_size=dim("x_embedder.proj.weight", 0, 4),
+                depth=count("joint_blocks."),
+                adm_in_channels=dim("y_embedder.mlp.0.weight", 1),
+                context_dim=dim("context_embedder.weight", 1),
+                num_patches=maybe("pos_embed", 1, 3),
+                pos_embed_max_size=either(("pos_embed", _side("pos_embed", 1, 3))),
+                qk_norm=_rms("joint_blocks.0.context_block.attn.ln_q.weight"),
+                x_block_self_attn_layers=numbered("joint_blocks.", "x_block.attn2.qkv.weight"),
+            ),
+        ),
+        diffusers(
+            "pos_embed.proj.weight",
+            "time_text_embed.text_embedder.linear_1.weight",
+            "transformer_blocks.0.attn.add_k_proj.weight",
+            without=("single_transformer_blocks.0.attn.to_q.weight", "controlnet_blocks.0.weight"),
+            measure=sizes(
+                in_channels=dim("pos_embed.proj.weight", 1, 4),
+                patch_size=dim("pos_embed.proj.weight", 2, 4),
+                out_channels=dim("proj_out.weight", 0, divide=_PATCH),
+                hidden_size=dim("pos_embed.proj.weight", 0, 4),
+                depth=count("transformer_blocks."),
+                adm_in_channels=dim("time_text_embed.text_embedder.linear_1.weight", 1),
+                context_dim=dim("context_embedder.weight", 1),
+                num_patches=maybe("pos_embed.pos_embed", 1, 3),
+                pos_embed_max_size=either(("pos_embed.pos_embed", _side("pos_embed.pos_embed", 1, 3))),
+                qk_norm=_rms("transformer_blocks.0.attn.norm_q.weight"),
+                x_block_self_attn_layers=numbered("transformer_blocks.", "attn2.to_q.weight"),
+            ),
+        ),
+    ),
+)
+
+AURA_FLOW = Layout(
+    "AuraFlow",
+    (
+        published(
+            "double_layers.0.attn.w1q.weight",
+            measure=sizes(
+                in_channels=dim("init_x_linear.weight", 1, divide=_PATCH),
+                hidden_size=dim("init_x_linear.weight", 0),
+                max_seq=maybe("positional_encoding", 1, 3),
+                cond_seq_dim=dim("cond_seq_linear.weight", 1),
+                n_double_layers=count("double_layers."),
+                n_layers=count("double_layers.", "single_layers."),
+            ),
+        ),
+        diffusers(
+            "joint_transformer_blocks.0.attn.add_k_proj.weight",
+            measure=sizes(
+                in_channels=dim("pos_embed.proj.weight", 1, divide=_PATCH),
+                hidden_size=dim("pos_embed.proj.weight", 0),
+                max_seq=maybe("pos_embed.pos_embed", 1, 3),
+                cond_seq_dim=dim("context_embedder.weight", 1),
+                n_double_layers=count("joint_transformer_blocks."),
+                n_layers=count("joint_transformer_blocks.", "single_transformer_blocks."),
+            ),
+        ),
+    ),
+)
+
+
+def _pixart_interpolation(reader: ShapeReader) -> Value:
+    """How often the grid of positions holds the 32 patches of pictures of 512 pixels along a side."""
+    return max(1, math.isqrt(reader.size("pos_embed", 1, 3)) // 32) if reader.has("pos_embed") else None
+
+
+SANA = Layout(
+    "Sana",
+    (
+        published(
+            "attention_y_norm.weight",
+            "blocks.0.cross_attn.q_linear.weight",
+            measure=sizes(
+                hidden_size=dim("x_embedder.proj.weight", 0, 4),
+                in_channels=dim("x_embedder.proj.weight", 1, 4),
+                depth=count("blocks."),
+            ),
+        ),
+        diffusers(
+            "patch_embed.proj.weight",
+            "caption_norm.weight",
+            "time_embed.linear.weight",
+            measure=sizes(
+                hidden_size=dim("patch_embed.proj.weight", 0, 4),
+                in_channels=dim("patch_embed.proj.weight", 1, 4),
+                depth=count("transformer_blocks."),
+            ),
+        ),
+    ),
+)
+
+PIXART = Layout(
+    "PixArt",
+    (
+        published(
+            "t_block.1.weight",
+            "y_embedder.y_proj.fc1.weight",
+            without=("attention_y_norm.weight",),
+            measure=sizes(
+                in_channels=dim("x_embedder.proj.weight", 1, 4),
+                patch_size=dim("x_embedder.proj.weight", 2, 4),
+                hidden_size=dim("x_embedder.proj.weight", 0, 4),
+                depth=count("blocks."),
+                context_dim=dim("y_embedder.y_proj.fc1.weight", 1),
+                model_max_length=maybe("y_embedder.y_embedding", 0),
+                input_size=either(("pos_embed", _side("pos_embed", 1, 3, 2))),
+                pe_interpolation=_pixart_interpolation,
+                micro_condition=has("ar_embedder.mlp.0.weight"),
+            ),
+        ),
+        diffusers(
+            "adaln_single.linear.weight",
+            "pos_embed.proj.weight",
+            "transformer_blocks.0.scale_shift_table",
+            measure=sizes(
+                in_channels=dim("pos_embed.proj.weight", 1, 4),
+                patch_size=dim("pos_embed.proj.weight", 2, 4),
+                hidden_size=dim("pos_embed.proj.weight", 0, 4),
+                depth=count("transformer_blocks."),
+                context_dim=maybe("caption_projection.linear_1.weight", 1),
+                # no tensor of this naming tells how many words a prompt may have
+                model_max_length=always(None),
+                micro_condition=has("adaln_single.emb.aspect_ratio_embedder.linear_1.weight"),
+            ),
+        ),
+    ),
+)
+
+HUNYUAN_DIT = Layout(
+    "HunyuanDiT",
+    (
+        published(
+            "mlp_t5.0.weight",
+            measure=sizes(
+                in_channels=dim("x_embedder.proj.weight", 1, 4),
+                hidden_size=dim("x_embedder.proj.weight", 0, 4),
+                depth=count("blocks."),
+                num_heads=heads(("x_embedder.proj.weight", 0, 4), "blocks.0.attn1.q_norm.weight"),
+                extra_in=dim("extra_embedder.0.weight", 1),
+            ),
+        ),
+        diffusers(
+            "time_extra_emb.pooler.positional_embedding",
+            "pos_embed.proj.weight",
+            measure=sizes(
+                in_channels=dim("pos_embed.proj.weight", 1, 4),
+                hidden_size=dim("pos_embed.proj.weight", 0, 4),
+                depth=count("blocks."),
+                num_heads=heads(("pos_embed.proj.weight", 0, 4), "blocks.0.attn1.norm_q.weight"),
+                extra_in=dim("time_extra_emb.extra_embedder.linear_1.weight", 1),
+            ),
+        ),
+    ),
+)
+
+_LUMINA_2 = sizes(
+    patch_size=always(2),
+    in_channels=dim("x_embedder.weight", 1, divide=_PATCH),
+    dim=dim("x_embedder.weight", 0),
+    cap_feat_dim=dim("cap_embedder.0.weight", 0, 1),
+    n_layers=count("layers."),
+    qk_norm=has("layers.0.attention.k_norm.weight"),
+    n_heads=heads(("x_embedder.weight", 0), "layers.0.attention.q_norm.weight"),
+    n_kv_heads=lambda reader: _key_heads(reader),
+    z_image_modulation=has("cap_pad_token"),
+    pooled_text=has("clip_text_pooled_proj.0.weight"),
+    pixel_space=has("dec_net.cond_embed.weight"),
+)
+
+
+def _key_heads(reader: ShapeReader) -> int:
+    """Heads of keys: queries, keys and values are rows of one weight."""
+    head = reader.size("layers.0.attention.q_norm.weight", 0, 1)
+    rows = reader.size("layers.0.attention.qkv.weight", 0)
+    rest = rows - reader.size("layers.0.attention.qkv.weight", 1)
+    return exactly(rest, 2 * head, "layers.0.attention.qkv.weight")
+
+
+LUMINA_2 = Layout(
+    "Lumina 2",
+    (
+        published("cap_embedder.1.weight", "noise_refiner.0.attention.k_norm.weight", measure=_LUMINA_2),
+        diffusers(
+            "time_caption_embed.caption_embedder.0.weight",
+            "noise_refiner.0.attn.to_q.weight",
+            without=("ref_image_patch_embedder.weight",),
+            measure=sizes(
+                patch_size=always(2),
+                in_channels=dim("x_embedder.weight", 1, divide=_PATCH),
+                dim=dim("x_embedder.weight", 0),
+                cap_feat_dim=dim("time_caption_embed.caption_embedder.0.weight", 0, 1),
+                n_layers=count("layers."),
+                qk_norm=has("layers.0.attn.norm_k.weight"),
+                n_heads=heads(("x_embedder.weight", 0), "layers.0.attn.norm_q.weight"),
+                n_kv_heads=heads(("layers.0.attn.to_k.weight", 0), "layers.0.attn.norm_q.weight"),
+                z_image_modulation=always(False),
+                pooled_text=always(False),
+                pixel_space=always(False),
+            ),
+        ),
+        diffusers(
+            "all_x_embedder.2-1.weight",
+            "cap_pad_token",
+            measure=sizes(
+                patch_size=always(2),
+                in_channels=dim("all_x_embedder.2-1.weight", 1, divide=_PATCH),
+                dim=dim("all_x_embedder.2-1.weight", 0),
+                cap_feat_dim=dim("cap_embedder.0.weight", 0, 1),
+                n_layers=count("layers."),
+                qk_norm=has("layers.0.attention.norm_k.weight"),
+                n_heads=heads(("all_x_embedder.2-1.weight", 0), "layers.0.attention.norm_q.weight"),
+                n_kv_heads=heads(("layers.0.attention.to_k.weight", 0), "layers.0.attention.norm_q.weight"),
+                z_image_modulation=always(True),
+                pooled_text=always(False),
+                pixel_space=always(False),
+            ),
+        ),
+    ),
+)
+
+#: both namings are the same
+HIDREAM = Layout(
+    "HiDream",
+    (
+        published(
+            "caption_projection.0.linear.weight",
+            "double_stream_blocks.0.block.adaLN_modulation.1.weight",
+            measure=sizes(
+                patch_size=always(2),
+                in_channels=dim("x_embedder.proj.weight", 1, divide=_PATCH),
+                out_channels=dim("final_layer.linear.weight", 0, divide=_PATCH),
+                hidden_size=dim("x_embedder.proj.weight", 0),
+                num_layers=count("double_stream_blocks."),
+                num_single_layers=count("single_stream_blocks."),
+                text_emb_dim=dim("p_embedder.pooled_embedder.linear_1.weight", 1),
+                num_routed_experts=maybe("double_stream_blocks.0.block.ff_i.gate.weight", 0),
+                text_layers=count("caption_projection."),
+            ),
+        ),
+    ),
+)
+
+#: both namings are the same
+OMNIGEN_2 = Layout(
+    "OmniGen 2",
+    (
+        published(
+            "time_caption_embed.timestep_embedder.linear_1.bias",
+            "ref_image_patch_embedder.weight",
+            measure=sizes(
+                patch_size=always(2),
+                in_channels=dim("x_embedder.weight", 1, divide=_PATCH),
+                hidden_size=dim("x_embedder.weight", 0),
+                num_layers=count("layers."),
+                out_channels=dim("norm_out.linear_2.weight", 0, divide=_PATCH),
+                num_refiner_layers=count("noise_refiner."),
+                text_feat_dim=dim("time_caption_embed.caption_embedder.0.weight", 0, 1),
+                num_attention_heads=heads(("x_embedder.weight", 0), "layers.0.attn.norm_q.weight"),
+                num_kv_heads=heads(("layers.0.attn.to_k.weight", 0), "layers.0.attn.norm_q.weight"),
+            ),
+        ),
+    ),
+)
+
+#: both namings are the same
+QWEN_IMAGE = Layout(
+    "Qwen-Image",
+    (
+        published(
+            "txt_norm.weight",
+            "transformer_blocks.0.txt_mod.1.weight",
+            "transformer_blocks.0.attn.add_k_proj.weight",
+            measure=sizes(
+                in_channels=dim("img_in.weight", 1),
+                hidden_size=dim("img_in.weight", 0),
+                out_channels=dim("proj_out.weight", 0),
+                context_dim=dim("txt_norm.weight", 0, 1),
+                num_layers=count("transformer_blocks."),
+                num_attention_heads=heads(("img_in.weight", 0), "transformer_blocks.0.attn.norm_q.weight"),
+                layered=has("time_text_embed.addition_t_embedding.weight"),
+                # a marker that some programs put into files of the edit model of November 2025
+                clean_reference=has("__index_timestep_zero__"),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,270 @@
+"""The layouts of transformers that make video, and how their sizes are read off the shapes. Torch-free.
+
+Sources as in `layouts.image`.
+"""
+
+from __future__ import annotations
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.detection.layouts.shape_sizes import (
+    ShapeReader,
+    always,
+    count,
+    dim,
+    exactly,
+    has,
+    heads,
+    maybe,
+    sizes,
+)
+from modelpool.pool.detection.layouts.signature import Layout, diffusers, published
+
+#: latent cells in one patch of 1x2x2
+_PATCH = 4
+#: heads of Wan are this wide in every size that was published; its norms are as wide as the model
+_WAN_HEAD = 128
+#: heads of LTX-Video that its transformer has in every size that was published
+_LTX_HEADS = 32
+
+MOCHI = Layout(
+    "Mochi",
+    (
+        published(
+            "t5_yproj.weight",
+            measure=sizes(
+                in_channels=dim("x_embedder.proj.weight", 1, 4),
+                patch_size=dim("x_embedder.proj.weight", 2, 4),
+                hidden_size_x=dim("x_embedder.proj.weight", 0, 4),
+                hidden_size_y=dim("t5_yproj.weight", 0),
+                t5_feat_dim=dim("t5_yproj.weight", 1),
+                depth=count("blocks."),
+                num_heads=maybe("pos_frequencies", 1, 3),
+                qk_norm=has("blocks.0.attn.q_norm_x.weight"),
+                qkv_bias=has("blocks.0.attn.qkv_x.bias"),
+                out_bias=has("blocks.0.attn.proj_x.bias"),
+            ),
+        ),
+        diffusers(
+            "time_embed.caption_proj.weight",
+            "pos_frequencies",
+            measure=sizes(
+                in_channels=dim("patch_embed.proj.weight", 1, 4),
+                patch_size=dim("patch_embed.proj.weight", 2, 4),
+                hidden_size_x=dim("patch_embed.proj.weight", 0, 4),
+                hidden_size_y=dim("time_embed.caption_proj.weight", 0),
+                t5_feat_dim=dim("time_embed.caption_proj.weight", 1),
+                depth=count("transformer_blocks."),
+                num_heads=maybe("pos_frequencies", 1, 3),
+                qk_norm=has("transformer_blocks.0.attn1.norm_q.weight"),
+            ),
+        ),
+    ),
+)
+
+_LTX_BLOCK = "transformer_blocks.0.attn2.to_k.weight"
+
+LTX = Layout(
+    "LTX-Video",
+    (
+        published(
+            "adaln_single.emb.timestep_embedder.linear_1.bias",
+            "patchify_proj.weight",
+            measure=sizes(
+                in_channels=dim("patchify_proj.weight", 1),
+                hidden_size=dim("patchify_proj.weight", 0),
+                num_layers=count("transformer_blocks."),
+                attention_head_dim=dim(_LTX_BLOCK, 0, divide=_LTX_HEADS),
+                cross_attention_dim=dim(_LTX_BLOCK, 1),
+                audio=has("audio_adaln_single.linear.weight"),
+            ),
+        ),
+        diffusers(
+            "proj_in.weight",
+            "scale_shift_table",
+            "time_embed.emb.timestep_embedder.linear_1.bias",
+            "transformer_blocks.0.attn2.to_k.weight",
+            without=("patch_embed.proj.weight", "latents_proj_in.weight"),
+            measure=sizes(
+                in_channels=dim("proj_in.weight", 1),
+                hidden_size=dim("proj_in.weight", 0),
+                num_layers=count("transformer_blocks."),
+                attention_head_dim=dim(_LTX_BLOCK, 0, divide=_LTX_HEADS),
+                cross_attention_dim=dim(_LTX_BLOCK, 1),
+                audio=has("audio_proj_in.weight"),
+            ),
+        ),
+    ),
+)
+
+_COSMOS_BLOCK = "blocks.block0.blocks.0.block.attn."
+
+COSMOS = Layout(
+    "Cosmos",
+    (
+        published(
+            _COSMOS_BLOCK + "to_q.0.weight",
+            "x_embedder.proj.1.weight",
+            measure=sizes(
+                # one channel more tells where the picture is only padding
+                in_channels=lambda reader: _without_mask(reader, "x_embedder.proj.1.weight"),
+                out_channels=dim("final_layer.linear.weight", 0, divide=_PATCH),
+                model_channels=dim("x_embedder.proj.1.weight", 0),
+                num_blocks=count("blocks.block"),
+                num_heads=heads(("x_embedder.proj.1.weight", 0), _COSMOS_BLOCK + "to_q.1.weight"),
+                crossattn_emb_channels=maybe("blocks.block0.blocks.1.block.attn.to_k.0.weight", 1),
+                extra_per_block_abs_pos_emb=has("extra_pos_embedder.pos_emb_h"),
+            ),
+        ),
+    ),
+)
+
+COSMOS_PREDICT_2 = Layout(
+    "Cosmos Predict 2",
+    (
+        published(
+            "blocks.0.mlp.layer1.weight",
+            "x_embedder.proj.1.weight",
+            measure=sizes(
+                in_channels=lambda reader: _without_mask(reader, "x_embedder.proj.1.weight"),
+                out_channels=dim("final_layer.linear.weight", 0, divide=_PATCH),
+                model_channels=dim("x_embedder.proj.1.weight", 0),
+                num_blocks=count("blocks."),
+                num_heads=heads(("x_embedder.proj.1.weight", 0), "blocks.0.self_attn.q_norm.weight"),
+                crossattn_emb_channels=dim("blocks.0.cross_attn.k_proj.weight", 1),
+                extra_per_block_abs_pos_emb=has("extra_pos_embedder.pos_emb_h"),
+                language_adapter=has("llm_adapter.blocks.0.cross_attn.q_proj.weight"),
+            ),
+        ),
+    ),
+)
+
+#: diffusers has one class for the first Cosmos and Predict 2; which one it is, the learned positions tell
+COSMOS_DIFFUSERS = Layout(
+    "Cosmos",
+    (
+        diffusers(
+            "patch_embed.proj.weight",
+            "time_embed.t_embedder.linear_1.weight",
+            "transformer_blocks.0.attn2.to_k.weight",
+            measure=sizes(
+                in_channels=lambda reader: _without_mask(reader, "patch_embed.proj.weight"),
+                out_channels=dim("proj_out.weight", 0, divide=_PATCH),
+                model_channels=dim("patch_embed.proj.weight", 0),
+                num_blocks=count("transformer_blocks."),
+                num_heads=heads(("patch_embed.proj.weight", 0), "transformer_blocks.0.attn1.norm_q.weight"),
+                crossattn_emb_channels=dim("transformer_blocks.0.attn2.to_k.weight", 1),
+                extra_per_block_abs_pos_emb=has("learnable_pos_embed.pos_emb_h"),
+            ),
+        ),
+    ),
+)
+
+
+def _without_mask(reader: ShapeReader, key: str) -> int:
+    return exactly(reader.size(key, 1), _PATCH, key) - 1
+
+
+def _wan_kind(reader: ShapeReader) -> str:
+    """What the model reads beside texts and noise, by the part that reads it."""
+    if reader.has("vace_patch_embedding.weight"):
+        return "vace"
+    if reader.has("control_adapter.conv.weight"):
+        return "camera" if reader.has("img_emb.proj.0.bias") else "camera_2.2"
+    parts = (
+        ("casual_audio_encoder.encoder.final_linear.weight", "s2v"),
+        ("audio_proj.audio_proj_glob_1.layer.bias", "humo"),
+        ("face_adapter.fuser_blocks.0.k_norm.weight", "animate"),
+        ("img_emb.proj.0.bias", "i2v"),
+    )
+    return next((kind for key, kind in parts if reader.has(key)), "t2v")
+
+
+def _wan_kind_in_diffusers(reader: ShapeReader) -> str:
+    parts = (
+        ("vace_patch_embedding.weight", "vace"),
+        ("face_encoder.out_proj.weight", "animate"),
+        ("condition_embedder.image_embedder.norm1.weight", "i2v"),
+    )
+    return next((kind for key, kind in parts if reader.has(key)), "t2v")
+
+
+def _wan_patches(reader: ShapeReader) -> tuple[int, ...]:
+    shape = reader.shape("patch_embedding.weight")
+    if len(shape) != 5:
+        raise UnknownArchitecture(f"tensor 'patch_embedding.weight': found shape {shape}, expected 5 dimensions")
+    return shape[2:]
+
+
+WAN = Layout(
+    "Wan",
+    (
+        published(
+            "head.modulation",
+            "blocks.0.self_attn.q.weight",
+            "patch_embedding.weight",
+            measure=sizes(
+                model_type=_wan_kind,
+                dim=dim("patch_embedding.weight", 0, 5),
+                in_dim=dim("patch_embedding.weight", 1, 5),
+                out_dim=dim("head.head.weight", 0, divide=_PATCH),
+                patch_size=_wan_patches,
+                ffn_dim=dim("blocks.0.ffn.0.weight", 0),
+                freq_dim=dim("time_embedding.0.weight", 1),
+                text_dim=dim("text_embedding.0.weight", 1),
+                num_layers=count("blocks."),
+                num_heads=dim("patch_embedding.weight", 0, 5, divide=_WAN_HEAD),
+                qk_norm=has("blocks.0.self_attn.norm_q.weight"),
+                cross_attn_norm=has("blocks.0.norm3.weight"),
+                flf_pos_embed_token_number=maybe("img_emb.emb_pos", 1, 3),
+                in_dim_ref_conv=maybe("ref_conv.weight", 1, 4),
+                vace_layers=count("vace_blocks."),
+                vace_in_dim=maybe("vace_patch_embedding.weight", 1, 5),
+            ),
+        ),
+        diffusers(
+            "patch_embedding.weight",
+            "condition_embedder.time_embedder.linear_1.weight",
+            "blocks.0.attn2.to_k.weight",
+            # AnyFlow and Helios are made from it
+            without=("condition_embedder.delta_embedder.linear_1.weight", "patch_short.weight"),
+            measure=sizes(
+                model_type=_wan_kind_in_diffusers,
+                dim=dim("patch_embedding.weight", 0, 5),
+                in_dim=dim("patch_embedding.weight", 1, 5),
+                out_dim=dim("proj_out.weight", 0, divide=_PATCH),
+                patch_size=_wan_patches,
+                ffn_dim=dim("blocks.0.ffn.net.0.proj.weight", 0),
+                freq_dim=dim("condition_embedder.time_embedder.linear_1.weight", 1),
+                text_dim=dim("condition_embedder.text_embedder.linear_1.weight", 1),
+                num_layers=count("blocks."),
+                num_heads=dim("patch_embedding.weight", 0, 5, divide=_WAN_HEAD),
+                qk_norm=has("blocks.0.attn1.norm_q.weight"),
+                cross_attn_norm=has("blocks.0.norm2.weight"),
+                flf_pos_embed_token_number=maybe("condition_embedder.image_embedder.pos_embed", 1, 3),
+                in_dim_ref_conv=always(None),
+                vace_layers=count("vace_blocks."),
+                vace_in_dim=maybe("vace_patch_embedding.weight", 1, 5),
+            ),
+        ),
+    ),
+)
+
+#: both namings are the same
+KANDINSKY_5 = Layout(
+    "Kandinsky 5",
+    (
+        published(
+            "visual_transformer_blocks.0.cross_attention.key_norm.weight",
+            "visual_embeddings.in_layer.weight",
+            measure=sizes(
+                model_dim=dim("visual_embeddings.in_layer.weight", 0),
+                visual_embed_dim=dim("visual_embeddings.in_layer.weight", 1),
+                time_dim=dim("time_embeddings.in_layer.weight", 0),
+                ff_dim=dim("visual_transformer_blocks.0.feed_forward.in_layer.weight", 0),
+                context_dim=maybe("text_embeddings.in_layer.weight", 1),
+                num_text_blocks=count("text_transformer_blocks."),
+                num_visual_blocks=count("visual_transformer_blocks."),
+            ),
+        ),
+    ),
+)

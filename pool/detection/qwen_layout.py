@@ -1,0 +1,99 @@
+"""Which tensors the part of Qwen 2.5 VL that sees pictures has, and what their shapes tell. Torch-free.
+
+Knows names and shapes; how it is built and shown pictures, `pool.models.vision.qwen` does.
+
+Facts that shapes do not tell, from config.json of Qwen/Qwen2.5-VL-7B-Instruct: 16 heads, windows of 112 pixels, and
+every eighth block looks at the whole picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.formats.safetensors_file import Shape
+
+Config: TypeAlias = dict[str, Any]
+
+HEADS, WINDOW, WHOLE_EVERY = 16, 112, 8
+#: pixels along a side of a patch, and patches along a side of what becomes one state
+PATCH, MERGED = 14, 2
+#: frames of a film that a patch is of; a picture counts for all of them
+FRAMES, CHANNELS = 2, 3
+#: a weight that all of them have
+SURE_KEY = "patch_embed.proj.weight"
+#: those whose shapes are measured: of a layer its bias, which is never stored in parts
+_GATE, _LAST = "blocks.0.mlp.gate_proj.bias", "merger.mlp.2.bias"
+
+
+def qwen_vision_config(named: Mapping[str, Shape]) -> Config:
+    """The arguments of its configuration, by the shapes of all its tensors under the names of its module.
+
+    Raises UnknownArchitecture for tensors that are not exactly those of one that Qwen 2.5 VL can have.
+    """
+    missing = [key for key in (SURE_KEY, _GATE, _LAST) if not named.get(key)]
+    if missing:
+        raise UnknownArchitecture(f"found no {missing[0]}, which every one of Qwen 2.5 VL has")
+    patches = named[SURE_KEY]
+    expected = (*patches[:1], CHANNELS, FRAMES, PATCH, PATCH)
+    if patches != expected or not patches[0] or patches[0] % (4 * HEADS):
+        raise UnknownArchitecture(
+            f"found {SURE_KEY} of shape {patches}, expected a multiple of {4 * HEADS} states of {CHANNELS} channels, "
+            f"{FRAMES} frames and {PATCH}x{PATCH} pixels"
+        )
+    depth = len({key.split(".")[1] for key in named if key.startswith("blocks.")})
+    width, inner, out = patches[0], named[_GATE][0], named[_LAST][0]
+    difference = _difference(named, dict(_tensors(depth, width, inner, out)))
+    if difference:
+        raise UnknownArchitecture(f"{difference} in one with {depth} blocks of width {width}")
+    return {
+        "depth": depth,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_heads": HEADS,
+        "in_channels": CHANNELS,
+        "patch_size": PATCH,
+        "temporal_patch_size": FRAMES,
+        "spatial_merge_size": MERGED,
+        "window_size": WINDOW,
+        "out_hidden_size": out,
+        "fullatt_block_indexes": [block for block in range(depth) if block % WHOLE_EVERY == WHOLE_EVERY - 1],
+    }
+
+
+def _difference(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> str:
+    """The first tensor that sets `found` apart, in words; empty when names and shapes are those of `expected`."""
+    for key in sorted({*found, *expected}):
+        if key not in found:
+            return f"found no {key}, expected one of shape {expected[key]}"
+        if key not in expected:
+            return f"found {key}, expected none"
+        if found[key] != expected[key]:
+            return f"found {key} of shape {found[key]}, expected {expected[key]}"
+    return ""
+
+
+def _tensors(depth: int, width: int, inner: int, out: int) -> Iterator[tuple[str, Shape]]:
+    """Names and shapes of all tensors."""
+    yield SURE_KEY, (width, CHANNELS, FRAMES, PATCH, PATCH)
+    layers = {
+        "attn.qkv": (3 * width, width),
+        "attn.proj": (width, width),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }
+    for block in range(depth):
+        for norm in ("norm1", "norm2"):
+            yield f"blocks.{block}.{norm}.weight", (width,)
+        yield from _linear({f"blocks.{block}.{name}": shape for name, shape in layers.items()})
+    merged = width * MERGED**2
+    yield "merger.ln_q.weight", (width,)
+    yield from _linear({"merger.mlp.0": (merged, merged), "merger.mlp.2": (out, merged)})
+
+
+def _linear(layers: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
+    for name, shape in layers.items():
+        yield f"{name}.weight", shape
+        yield f"{name}.bias", shape[:1]

@@ -1,0 +1,360 @@
+"""Which text encoder a file of weights is, and which set of them a family of models is given. Torch-free.
+
+`recognise_text_encoder` reads a table of signatures; `route` a table of what each kind of model takes. Keys come
+without the prefix that an encoder has inside a checkpoint. Builds nothing and knows no tokenizer's vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.formats.safetensors_file import Shape
+
+Shapes = Mapping[str, Shape]
+#: a size that must be so: of which tensor, which of its dimensions, how much
+Size = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoderFacts:
+    """One text encoder, as a file has it.
+
+    name          short and stable, "clip_l"
+    title         for human readers
+    architecture  what kind of network it is: "clip", "t5", "umt5", "bert", "llama", "mistral", "gemma2", "gemma3",
+                  "qwen2", "qwen3"
+    layout        "transformers", or "open_clip" for CLIP in the naming of its training code
+    width         numbers in each token's state; 0 where the file does not tell
+    layers        how many layers the file has
+    vocabulary    tokens that it knows; 0 where the file has no table of them
+    """
+
+    name: str
+    title: str
+    architecture: str
+    layout: str = "transformers"
+    width: int = 0
+    layers: int = 0
+    vocabulary: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoderSignature:
+    """A file with all of `keys`, none of `without`, and `sizes` as said, is this text encoder."""
+
+    facts: TextEncoderFacts
+    keys: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    sizes: tuple[Size, ...] = ()
+
+
+def _clip(name: str, title: str, deepest: int, **more: str) -> tuple[TextEncoderSignature, ...]:
+    """A CLIP text model with a layer `deepest`, in either naming."""
+    facts = TextEncoderFacts(name, title, "clip")
+    open_clip = f"transformer.resblocks.{deepest}.mlp.c_fc.weight"
+    return (
+        TextEncoderSignature(facts, (f"text_model.encoder.layers.{deepest}.mlp.fc1.weight",)),
+        TextEncoderSignature(facts, (f"encoder.layers.{deepest}.mlp.fc1.weight",)),
+        TextEncoderSignature(replace(facts, layout="open_clip"), (open_clip,)),
+    )
+
+
+_T5_GATE = "encoder.block.23.layer.1.DenseReluDense.wi_1.weight"
+_T5_PLAIN = "encoder.block.23.layer.1.DenseReluDense.wi.weight"
+_T5_KEYS = "encoder.block.0.layer.0.SelfAttention.k.weight"
+#: UMT5 has positions in every layer, T5 in the first
+_UMT5_POSITIONS = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
+_NORM_AFTER_FEED = "model.layers.0.post_feedforward_layernorm.weight"
+_NORM_AFTER_ATTENTION = "model.layers.0.post_attention_layernorm.weight"
+_QUERY_NORM = "model.layers.0.self_attn.q_norm.weight"
+_KEY_BIAS = "model.layers.0.self_attn.k_proj.bias"
+_KEY_WEIGHT = "model.layers.0.self_attn.k_proj.weight"
+_LAYER_39 = "model.layers.39.post_attention_layernorm.weight"
+
+
+def _facts(name: str, title: str, architecture: str) -> TextEncoderFacts:
+    return TextEncoderFacts(name, title, architecture)
+
+
+#: the first that fits counts
+SIGNATURES: tuple[TextEncoderSignature, ...] = (
+    *_clip("clip_g", "CLIP-G", 30),
+    *_clip("clip_h", "CLIP-H", 22),
+    *_clip("clip_l", "CLIP-L", 0),
+    TextEncoderSignature(
+        _facts("umt5_xxl", "UMT5-XXL", "umt5"), (_T5_GATE, _UMT5_POSITIONS), sizes=((_T5_GATE, 1, 4096),)
+    ),
+    TextEncoderSignature(_facts("t5xxl", "T5-XXL", "t5"), (_T5_GATE,), sizes=((_T5_GATE, 1, 4096),)),
+    TextEncoderSignature(_facts("t5xl", "T5-XL", "t5"), (_T5_GATE,), sizes=((_T5_GATE, 1, 2048),)),
+    TextEncoderSignature(_facts("t5xxl_old", "T5-11B of the first version", "t5"), (_T5_PLAIN,)),
+    TextEncoderSignature(
+        _facts("byt5_small_glyph", "ByT5-small for glyphs", "t5"), (_T5_KEYS,), sizes=((_T5_KEYS, 0, 384),)
+    ),
+    TextEncoderSignature(_facts("t5_base", "T5-base", "t5"), (_T5_KEYS,), without=(_T5_GATE, _T5_PLAIN)),
+    TextEncoderSignature(_facts("gemma3_4b", "Gemma 3 4B", "gemma3"), (_NORM_AFTER_FEED, _QUERY_NORM)),
+    TextEncoderSignature(_facts("gemma2_2b", "Gemma 2 2B", "gemma2"), (_NORM_AFTER_FEED,)),
+    TextEncoderSignature(
+        _facts("qwen25_3b", "Qwen 2.5 3B", "qwen2"), (_KEY_BIAS, _KEY_WEIGHT), sizes=((_KEY_WEIGHT, 0, 256),)
+    ),
+    TextEncoderSignature(
+        _facts("qwen25_7b", "Qwen 2.5 7B", "qwen2"), (_KEY_BIAS, _KEY_WEIGHT), sizes=((_KEY_WEIGHT, 0, 512),)
+    ),
+    TextEncoderSignature(
+        _facts("qwen3_4b", "Qwen 3 4B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 2560),)
+    ),
+    TextEncoderSignature(
+        _facts("qwen3_2b", "Qwen 3 2B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 2048),)
+    ),
+    TextEncoderSignature(
+        _facts("qwen3_8b", "Qwen 3 8B", "qwen3"), (_QUERY_NORM,), sizes=((_NORM_AFTER_ATTENTION, 0, 4096),)
+    ),
+    TextEncoderSignature(
+        _facts("mistral3_24b", "Mistral 3 24B", "mistral"), (_LAYER_39,), sizes=((_NORM_AFTER_ATTENTION, 0, 5120),)
+    ),
+    TextEncoderSignature(
+        _facts("mistral3_24b_pruned", "Mistral 3 24B, its first layers as Flux 2 uses them", "mistral"),
+        (_NORM_AFTER_ATTENTION,), sizes=((_NORM_AFTER_ATTENTION, 0, 5120),),
+    ),
+    TextEncoderSignature(
+        _facts("llama3_8b", "Llama 3 8B", "llama"),
+        (_KEY_WEIGHT,), without=(_KEY_BIAS,), sizes=((_NORM_AFTER_ATTENTION, 0, 4096), (_KEY_WEIGHT, 0, 1024)),
+    ),
+    TextEncoderSignature(
+        _facts("hydit_bert", "BERT of HunyuanDiT", "bert"), ("bert.encoder.layer.0.attention.self.query.weight",)
+    ),
+)  # fmt: skip
+
+_LAYER_NUMBER = re.compile(r"(?:^|\.)(?:layers?|resblocks|block)\.(\d+)\.")
+_TOKEN_TABLES = (
+    "text_model.embeddings.token_embedding.weight", "embeddings.token_embedding.weight", "token_embedding.weight",
+    "shared.weight", "encoder.embed_tokens.weight", "model.embed_tokens.weight",
+    "bert.embeddings.word_embeddings.weight",
+)  # fmt: skip
+#: a tensor as wide as the encoder, and which of its dimensions is
+_WIDTHS = (
+    (_T5_GATE, 1), (_T5_KEYS, 1), (_NORM_AFTER_ATTENTION, 0),
+    ("text_model.encoder.layers.0.mlp.fc1.weight", 1), ("encoder.layers.0.mlp.fc1.weight", 1),
+    ("transformer.resblocks.0.mlp.c_fc.weight", 1),
+)  # fmt: skip
+
+#: what files of whole sets put before the tensors of a CLIP in the naming of transformers, beside its projection
+_LEVEL = "transformer."
+
+
+def recognise_text_encoder(shapes: Shapes) -> TextEncoderFacts | None:
+    """The text encoder that a file with tensors of `shapes` (keys without prefix) is, or None."""
+    if any(key.startswith(_LEVEL + "text_model.") for key in shapes):
+        shapes = {key.removeprefix(_LEVEL): shape for key, shape in shapes.items()}
+    for signature in SIGNATURES:
+        if _fits(signature, shapes):
+            tables = [shapes[key] for key in _TOKEN_TABLES if len(shapes.get(key, ())) == 2]
+            widths = [shapes[key][i] for key, i in _WIDTHS if len(shapes.get(key, ())) > i]
+            vocabulary, width = tables[0] if tables else (0, next(iter(widths), 0))
+            return replace(signature.facts, width=width, layers=_layers(shapes), vocabulary=vocabulary)
+    return None
+
+
+def _fits(signature: TextEncoderSignature, shapes: Shapes) -> bool:
+    return (
+        all(key in shapes for key in signature.keys)
+        and not any(key in shapes for key in signature.without)
+        and all(len(shapes.get(key, ())) > i and shapes[key][i] == size for key, i, size in signature.sizes)
+    )
+
+
+def _layers(shapes: Shapes) -> int:
+    """The layers of the text model; towers for pictures that some files have beside it are left out."""
+    numbers = {
+        int(match[1])
+        for key in shapes
+        if not key.startswith(("visual.", "vision_", "model.visual.")) and (match := _LAYER_NUMBER.search(key))
+    }
+    return max(numbers, default=-1) + 1
+
+
+class ClipType(StrEnum):
+    """What kind of model text encoders are loaded for, where a person says so."""
+
+    STABLE_DIFFUSION = "stable_diffusion"
+    STABLE_CASCADE = "stable_cascade"
+    SD3 = "sd3"
+    STABLE_AUDIO = "stable_audio"
+    HUNYUAN_DIT = "hunyuan_dit"
+    FLUX = "flux"
+    MOCHI = "mochi"
+    LTXV = "ltxv"
+    HUNYUAN_VIDEO = "hunyuan_video"
+    PIXART = "pixart"
+    COSMOS = "cosmos"
+    LUMINA2 = "lumina2"
+    WAN = "wan"
+    HIDREAM = "hidream"
+    CHROMA = "chroma"
+    ACE = "ace"
+    OMNIGEN2 = "omnigen2"
+    QWEN_IMAGE = "qwen_image"
+    HUNYUAN_IMAGE = "hunyuan_image"
+    HUNYUAN_VIDEO_15 = "hunyuan_video_15"
+    OVIS = "ovis"
+    KANDINSKY5 = "kandinsky5"
+    KANDINSKY5_IMAGE = "kandinsky5_image"
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoderSet:
+    """The text encoders that one kind of model reads, and how its prompts are put to them.
+
+    name      short and stable, "sdxl"; sets that differ in how prompts are worded have names of their own
+    members   the names of the encoders that belong to it
+    missing   members that were not among the files
+    unplaced  files, by position, that are no member
+    guessed   whether no rule speaks of these files: they were taken for the set that is usual
+    """
+
+    name: str
+    members: tuple[str, ...]
+    missing: tuple[str, ...] = field(default=())
+    unplaced: tuple[int, ...] = field(default=())
+    guessed: bool = False
+
+
+#: the members of each set
+MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "sd1": ("clip_l",),
+    "sd2": ("clip_h",),
+    "sdxl": ("clip_l", "clip_g"),
+    "sdxl_refiner": ("clip_g",),
+    "stable_cascade": ("clip_g",),
+    "sd3": ("clip_l", "clip_g", "t5xxl"),
+    "stable_audio": ("t5_base",),
+    "hunyuan_dit": ("hydit_bert", "t5xl"),
+    "flux": ("clip_l", "t5xxl"),
+    "flux2": ("mistral3_24b",),
+    "mochi": ("t5xxl",),
+    "ltxv": ("t5xxl",),
+    "hunyuan_video": ("clip_l", "llama3_8b"),
+    "pixart": ("t5xxl",),
+    "aura_flow": ("t5xl",),
+    "cosmos": ("t5xxl_old",),
+    "lumina2": ("gemma2_2b",),
+    "newbie": ("gemma3_4b",),
+    "wan": ("umt5_xxl",),
+    "hidream": ("clip_l", "clip_g", "t5xxl", "llama3_8b"),
+    "ace_step": ("t5_base",),
+    "omnigen2": ("qwen25_3b",),
+    "qwen_image": ("qwen25_7b",),
+    "hunyuan_image": ("qwen25_7b", "byt5_small_glyph"),
+    "hunyuan_video_15": ("qwen25_7b", "byt5_small_glyph"),
+    "z_image": ("qwen3_4b",),
+    "ovis": ("qwen3_2b",),
+    "kandinsky5": ("clip_l", "qwen25_7b"),
+    "kandinsky5_image": ("clip_l", "qwen25_7b"),
+}
+#: encoders that stand for a member of another name
+_STANDS_FOR: Mapping[str, tuple[str, ...]] = {
+    # UMT5 has T5's layout; a list of some of its keys need not show what sets it apart
+    "t5xxl": ("umt5_xxl",),
+    "umt5_xxl": ("t5xxl",),
+    "mistral3_24b_pruned": ("mistral3_24b",),
+}
+
+_ANY_OF_SD3 = {ClipType.SD3: "sd3", ClipType.HIDREAM: "hidream"}
+#: one file: by its encoder, the set that it is, and the sets that it is for some kinds of model
+ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
+    "clip_l": ("sd1", _ANY_OF_SD3),
+    "clip_h": ("sd2", {}),
+    "clip_g": ("sdxl_refiner", {ClipType.STABLE_CASCADE: "stable_cascade", **_ANY_OF_SD3}),
+    "t5xxl": (
+        "mochi",
+        {
+            ClipType.LTXV: "ltxv", ClipType.PIXART: "pixart", ClipType.CHROMA: "pixart", ClipType.WAN: "wan",
+            **_ANY_OF_SD3,
+        },
+    ),
+    "umt5_xxl": ("wan", {}),
+    "t5xl": ("aura_flow", {}),
+    "t5xxl_old": ("cosmos", {}),
+    "t5_base": ("stable_audio", {ClipType.ACE: "ace_step"}),
+    "gemma2_2b": ("lumina2", {}),
+    "gemma3_4b": ("newbie", {}),
+    "qwen25_3b": ("omnigen2", {}),
+    "qwen25_7b": ("qwen_image", {ClipType.HUNYUAN_IMAGE: "hunyuan_image"}),
+    "qwen3_4b": ("z_image", {}),
+    "qwen3_2b": ("ovis", {}),
+    "mistral3_24b": ("flux2", {}),
+    "mistral3_24b_pruned": ("flux2", {}),
+    "llama3_8b": ("hidream", {}),
+}  # fmt: skip
+#: one file that is none of them
+_ONE_OTHER_FILE: tuple[str, Mapping[ClipType, str]] = ("sd1", _ANY_OF_SD3)
+#: two files: by the kind of model alone
+TWO_FILES: Mapping[ClipType, str] = {
+    ClipType.STABLE_DIFFUSION: "sdxl",
+    ClipType.SD3: "sd3",
+    ClipType.HUNYUAN_DIT: "hunyuan_dit",
+    ClipType.FLUX: "flux",
+    ClipType.HUNYUAN_VIDEO: "hunyuan_video",
+    ClipType.HIDREAM: "hidream",
+    ClipType.HUNYUAN_IMAGE: "hunyuan_image",
+    ClipType.HUNYUAN_VIDEO_15: "hunyuan_video_15",
+    ClipType.KANDINSKY5: "kandinsky5",
+    ClipType.KANDINSKY5_IMAGE: "kandinsky5_image",
+}
+#: sets that run with any of their members
+_ANY_MEMBER = frozenset({"sd3", "hidream"})
+
+
+def route(clip_type: ClipType | str, encoders: Sequence[TextEncoderFacts | None]) -> TextEncoderSet:
+    """The set that `encoders`, one for each file (None: not recognised), are for a model of `clip_type`.
+
+    What a set lacks and which files it has no use for is told, not refused: whoever loads them decides.
+    Raises UnknownArchitecture for no file, for more than four, and for an encoder that no set has.
+    """
+    kind = ClipType(clip_type)
+    names = [encoder.name if encoder else "" for encoder in encoders]
+    match len(names):
+        case 1:
+            if encoders[0] is not None and names[0] not in ONE_FILE and names[0] not in _in_sets():
+                raise UnknownArchitecture(
+                    f"text encoder {encoders[0].title}: found no model that reads it, expected one of {_readable()}"
+                )
+            usual, otherwise = ONE_FILE.get(names[0], _ONE_OTHER_FILE)
+            return _set_of(otherwise.get(kind, usual), names)
+        case 2:
+            return _set_of(TWO_FILES.get(kind, "sdxl"), names)
+        case 3:
+            return _set_of("sd3", names)
+        case 4:
+            return _set_of("hidream", names)
+        case count:
+            raise UnknownArchitecture(f"text encoders: found {count} files, expected one to four")
+
+
+def _set_of(name: str, encoders: Sequence[str]) -> TextEncoderSet:
+    members = MEMBERS[name]
+    placed: dict[str, int] = {}
+    for position, encoder in enumerate(encoders):
+        for member in (encoder, *_STANDS_FOR.get(encoder, ())):
+            if member in members and member not in placed:
+                placed[member] = position
+                break
+    unplaced = tuple(i for i in range(len(encoders)) if i not in placed.values())
+    missing = () if name in _ANY_MEMBER and placed else tuple(m for m in members if m not in placed)
+    return TextEncoderSet(name, members, missing, unplaced, guessed=bool(unplaced))
+
+
+def stands_for(encoder: str) -> tuple[str, ...]:
+    """The members of sets that a text encoder called `encoder` can be beside the one of its own name."""
+    return _STANDS_FOR.get(encoder, ())
+
+
+def _in_sets() -> frozenset[str]:
+    return frozenset(member for members in MEMBERS.values() for member in members)
+
+
+def _readable() -> str:
+    return ", ".join(sorted(ONE_FILE))

@@ -1,0 +1,153 @@
+"""What is known of a VAE before it is built: its sizes, dtypes, latents and memory. Torch-free values.
+
+Does not know which keys a VAE has (`pool.detection.vaes`), nor how it is built (`pool.models.vae`).
+
+Figures of memory are those of section 7 of the published behaviour of ComfyUI (commit 4086acf3c2, 2025-12-06): formulas
+fitted to measured peaks of whole passes. Golden values: tests/golden/vae_detection.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from modelpool.pool.formats.safetensors_file import Shape
+
+BF16, F16, F32 = "bfloat16", "float16", "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class VaeFacts:
+    """One kind of VAE, as a file has it.
+
+    name              short and stable, "kl"
+    title             for human readers
+    latent_channels   channels of its latents, as diffusion models see them
+    dimensions        dimensions after batch and channels that its latents have: 1, 2 or 3
+    pixel_channels    channels of what it decodes to
+    encode_ratio      pixels (or samples of sound) along one side that become one cell of a latent
+    decode_ratio      pixels that one cell becomes
+    temporal_ratio    frames that one cell stands for; the first cell of a video is one frame
+    working_dtypes    what it may compute in, best first
+    latent_formats    the formats of `latent_formats` that its latents can be in; several: the model's family tells
+    frames_are_batch  pictures given together are pictures, not frames of a video
+    may_offload       whether it stays usable when its weights are moved off the device between runs
+    crops_input       whether pixels beyond a multiple of the ratio are cut off before they are encoded
+    extra_channels    size of a dimension between channels and time that its latents have beside; 0 for none
+    has_encoder       whether the file has the encoder's weights
+    has_decoder       whether the file has the decoder's weights
+    layout            "original", or "diffusers" for a file in the naming of diffusers
+    """
+
+    name: str
+    title: str
+    latent_channels: int = 4
+    dimensions: int = 2
+    pixel_channels: int = 3
+    encode_ratio: float = 8
+    decode_ratio: float = 8
+    temporal_ratio: int = 1
+    working_dtypes: tuple[str, ...] = (BF16, F32)
+    latent_formats: tuple[str, ...] = ()
+    frames_are_batch: bool = False
+    may_offload: bool = True
+    crops_input: bool = True
+    extra_channels: int = 0
+    has_encoder: bool = True
+    has_decoder: bool = True
+    layout: str = "original"
+
+    def decoded_frames(self, cells: int) -> int:
+        """The frames that `cells` of a latent become; the number itself where there is no time."""
+        return max(0, cells * self.temporal_ratio - (self.temporal_ratio - 1))
+
+    def encoded_frames(self, frames: int) -> int:
+        """The cells of a latent that `frames` become."""
+        return max(0, (frames + self.temporal_ratio - 1) // self.temporal_ratio)
+
+    def decoded_sides(self, cells: tuple[int, ...]) -> tuple[int, ...]:
+        """The pixels (or samples) that cells along each side (time left out) become."""
+        return tuple(int(side * self.decode_ratio) for side in cells)
+
+    def encoded_sides(self, pixels: tuple[int, ...]) -> tuple[int, ...]:
+        """The cells that pixels along each side (time left out) become; what is beyond a multiple is lost."""
+        return tuple(int(side / self.encode_ratio) for side in pixels)
+
+    def decode_bytes(self, latent_shape: Shape, bytes_per_number: int) -> float:
+        """What decoding a latent of `latent_shape` takes beside weights, computing in numbers of that size."""
+        return _figures(self)[0](latent_shape) * bytes_per_number
+
+    def encode_bytes(self, pixel_shape: Shape, bytes_per_number: int) -> float:
+        """What encoding pixels (or sound) of `pixel_shape`, channels second, takes beside weights."""
+        return _figures(self)[1](pixel_shape) * bytes_per_number
+
+
+Numbers: TypeAlias = Callable[[Shape], float]
+
+
+def _whole(shape: Shape) -> int:
+    """All cells but batch and channels of a picture or video of which frames are counted one by one."""
+    area = 1
+    for side in shape[2:]:
+        area *= side
+    return area
+
+
+def _last_two(shape: Shape) -> int:
+    return shape[-1] * shape[-2]
+
+
+def _last_three(shape: Shape) -> int:
+    return shape[-1] * shape[-2] * shape[-3]
+
+
+def _tiny_video(factor: float, cells_per_side: int, power: float, share: float) -> Numbers:
+    """Tiny video autoencoders work frame by frame, and keep a part of them all."""
+    return lambda s: factor * max(1.0, s[2] ** power * share) * _last_two(s) * cells_per_side**2
+
+
+_PICTURE: tuple[Numbers, Numbers] = (lambda s: 2178 * _last_two(s) * 64, lambda s: 1767 * _last_two(s))
+_LTX: tuple[Numbers, Numbers] = (
+    lambda s: 900 * _whole(s) * 8 * 8 * 8,
+    lambda s: 70 * max(s[2], 7) * _last_two(s),
+)
+_FOLDED_VIDEO: tuple[Numbers, Numbers] = (
+    lambda s: 3600 * 4 * _last_two(s) * 16**2,
+    lambda s: 1400 * 9 * _last_two(s),
+)
+_TINY_VIDEO_ENCODE = _tiny_video(700, 1, 0.66, 0.11)
+_FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
+    "flux2": (lambda s: 4 * 2178 * _last_two(s) * 64, lambda s: 1767 * _last_two(s)),
+    "hunyuan_image": (lambda s: 700 * _last_two(s) * 32**2, lambda s: 700 * _last_two(s)),
+    "hunyuan_image_3": (lambda s: 2800 * _last_three(s) * 16**2, lambda s: 2800 * _last_two(s)),
+    "hunyuan_video_15": _FOLDED_VIDEO,
+    "hunyuan_image_refiner": _FOLDED_VIDEO,
+    "hunyuan_video": (
+        lambda s: 2800 * min(8, 4 * (s[2] - 1) + 1) * _last_two(s) * 64,
+        lambda s: 1400 * min(9, s[2]) * _last_two(s),
+    ),
+    "oobleck": (lambda s: 1000 * s[2] * 2048, lambda s: 1000 * s[2]),
+    "mochi": (
+        lambda s: 1000 * _whole(s) * 8 * 8 * 6,
+        lambda s: 1.5 * max(s[2], 7) * _last_two(s) * 8 * 8 * 6,
+    ),
+    "ltx_v0": _LTX,
+    "ltx_v1": _LTX,
+    "ltx_v2": _LTX,
+    "ltx2": _LTX,
+    "cosmos": (lambda s: 50 * _whole(s) * 8 * 8 * 8, lambda s: 50 * round((s[2] + 7) / 8) * 8 * _last_two(s)),
+    "wan22": (lambda s: 8000 * _last_two(s) * 16**2, lambda s: 3300 * _last_two(s)),
+    "wan21": (lambda s: 7000 * _last_two(s) * 8**2, lambda s: 6000 * _last_two(s)),
+    "hunyuan3d": (lambda s: s[0] * s[-1] * s[-2] * (1 + 2 * 16), lambda s: s[0] * s[-1] * s[-2]),
+    "ace_step": (lambda s: _last_two(s) * 87000, lambda s: s[-2] * 330),
+    "pixel_space": (_last_two, _last_two),
+    "mmaudio": (lambda s: 90 * s[2] * 1411.2, lambda s: 30 * s[2]),
+    "taehv": (_tiny_video(50, 32, 0.65, 0.26), _TINY_VIDEO_ENCODE),
+    "taehv_hunyuan_15": (_tiny_video(1200, 32, 0.7, 0.05), _TINY_VIDEO_ENCODE),
+    "taehv_wan22": (_tiny_video(1800, 16, 0.7, 0.1), _TINY_VIDEO_ENCODE),
+}
+
+
+def _figures(facts: VaeFacts) -> tuple[Numbers, Numbers]:
+    return _FIGURES.get(facts.name, _PICTURE)

@@ -1,0 +1,39 @@
+"""Which vision encoder a file or a part of one is, from keys and shapes. Torch-free and pure.
+
+The first layer cuts pictures into patches; its width and the patch tell the published sizes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from modelpool.pool.formats.safetensors_file import Shape
+
+#: the layer that cuts into patches, by the code whose name it is, keys without prefix
+_PATCHES: tuple[tuple[str, str], ...] = (
+    ("vision_model.embeddings.patch_embedding.weight", "clip"),
+    ("embeddings.patch_embeddings.projection.weight", "dino2"),
+    ("visual.conv1.weight", "clip"),
+    ("conv1.weight", "clip"),
+)
+#: names by code, width and patch
+_SIZES: Mapping[tuple[str, int, int], tuple[str, str]] = {
+    ("clip", 768, 32): ("clip_vision_b32", "CLIP vision B/32"),
+    ("clip", 768, 16): ("clip_vision_b16", "CLIP vision B/16"),
+    ("clip", 1024, 14): ("clip_vision_l", "CLIP vision L/14"),
+    ("clip", 1280, 14): ("clip_vision_h", "CLIP vision H/14"),
+    ("clip", 1664, 14): ("clip_vision_g", "CLIP vision bigG/14"),
+    ("clip", 1152, 14): ("siglip_vision", "SigLIP vision so400m/14"),
+    ("clip", 1152, 16): ("siglip2_vision", "SigLIP 2 vision so400m/16"),
+    ("dino2", 1024, 14): ("dino2_large", "DINOv2 large"),
+    ("dino2", 1536, 14): ("dino2_giant", "DINOv2 giant"),
+}
+
+
+def recognise_vision(shapes: Mapping[str, Shape]) -> tuple[str, str] | None:
+    """Name and title of the vision encoder with tensors of `shapes`; None when it is not known as one."""
+    for key, code in _PATCHES:
+        shape = shapes.get(key, ())
+        if len(shape) == 4 and shape[1] == 3:
+            return _SIZES.get((code, shape[0], shape[2]))
+    return None

@@ -1,0 +1,1 @@
+"""Private and experimental torch names, behind one module with a self-test."""

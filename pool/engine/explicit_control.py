@@ -1,0 +1,361 @@
+"""A checkpoint in a person's hands: where its weights are is said by hand, one component at a time. Without Ray.
+
+    from pool import load_checkpoint
+
+    with load_checkpoint("model.safetensors", device="cuda", vram="8GiB") as model:
+        model.diffusion_model.to_gpu()
+        pixels_HWC = model.generate("a red circle", seed=7)
+        model.diffusion_model.partially_unload(2 << 30)
+
+Nothing moves by itself: what is resident stays, what is not streams while it is used, and the picture is the same.
+docs/explicit_control.md is the page about it. For a pool that decides by itself, see `modelpool.ModelPool`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import torch
+
+from modelpool.pool.catalog.catalog import WEIGHTS_SUFFIX, Catalog
+from modelpool.pool.core.arguments import given_text, real_number, size_in_bytes, whole_number
+from modelpool.pool.core.errors import ModelClosed, UserError, unusable_field
+from modelpool.pool.core.interrupt import Interrupt
+from modelpool.pool.core.spec import Role, TaskSpec
+from modelpool.pool.core.stage_params import (
+    DecodeWork,
+    Encoded,
+    EncodeWork,
+    Latent,
+    LoraRef,
+    ModelRef,
+    Picture,
+    PixelArray,
+    Result,
+    RunHooks,
+    SampleWork,
+    Stopped,
+    Work,
+    stage_of,
+    task_id,
+)
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.engine.explicit_component import ExplicitComponent
+from modelpool.pool.formats.model_description import is_description
+from modelpool.pool.formats.model_folder import is_model_folder
+from modelpool.pool.formats.shard_index import is_index
+from modelpool.pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG, resolve_sampler
+from modelpool.pool.sampling.noise import checked_seed
+
+__all__ = ["ExplicitComponent", "Interrupt", "LoadedModel", "Stopped", "load_checkpoint"]
+
+#: more would only be in each other's way
+MAX_THREADS = 1024
+#: width and height of a picture, at most; as in `actors.request.requests`
+MAX_SIZE = 16384
+
+#: called after each step with (steps done, steps in all)
+OnStep: TypeAlias = Callable[[int, int], None]
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    device: str = "auto",
+    vram: int | str | None = None,
+    index: int = 0,
+    threads: int = 1,
+) -> LoadedModel:
+    """Open a checkpoint with nothing of it on the device.
+
+    path     a .safetensors file with a text encoder, a diffusion model and a VAE
+    device   "cuda", "sim", "cpu" or another kind of torch's; "auto" is cuda where there is one, else sim
+    vram     most that weights and activations may take: bytes, or "8GiB"; None is what the device has
+    index    which device of that kind
+    threads  CPU threads of torch, for the whole process; they can change the last bits of a picture
+    Raises UserError (CorruptFile, UnknownArchitecture, UnusableField, UnknownName, DoesNotFit) naming what was wrong.
+    Close it, or use it as a context: weights stay on the device until then.
+    """
+    given = _weights_file("path", path)
+    budget_bytes = None if vram is None else size_in_bytes("vram", vram, least=1)
+    index = whole_number("index", index, "a whole number, 0 or more")
+    threads = whole_number("threads", threads, f"a whole number from 1 to {MAX_THREADS}", 1, MAX_THREADS)
+    given_text("device", device, "the name of a kind of device, such as 'cuda', or 'auto'")
+    kind = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "sim")
+    catalog = Catalog((), (), kind)
+    model = catalog.find_model(given)
+    roles = catalog.components(model)  # a file that cannot be used takes no device
+    if Role.VAE not in roles or not any(role.is_text_encoder for role in roles):
+        found = " and ".join(role.value for role in roles)
+        raise unusable_field("path", str(given), f"a model with a text encoder and a VAE of its own; it has a {found}")
+    engine = Engine.open(EngineSettings(kind, index, budget_bytes, threads, VramPolicy.NORMAL))
+    try:
+        return LoadedModel(engine, catalog, model)
+    except BaseException:
+        engine.close()
+        raise
+
+
+class LoadedModel:
+    """One checkpoint on one device. Made by `load_checkpoint`; not thread safe, but for `cancel` and `interrupt`.
+
+    When it is closed, everything but `close` and `cancel` raises ModelClosed.
+    """
+
+    def __init__(self, engine: Engine, catalog: Catalog, model: ModelRef) -> None:
+        self._owned_engine = engine
+        self._is_closed = False
+        self._catalog = catalog
+        self._model = model
+        #: text encoders in the order in which their texts follow each other, then the diffusion model and the VAE
+        self.components: tuple[ExplicitComponent, ...] = tuple(
+            ExplicitComponent(lambda: self._engine, model, role, self._find_lora) for role in catalog.components(model)
+        )
+        by_role = {component.role: component for component in self.components}
+        #: those that read the prompt: two in SDXL
+        self.text_encoders = tuple(component for component in self.components if component.role.is_text_encoder)
+        #: the first of them
+        self.text_encoder = self.text_encoders[0]
+        self.diffusion_model, self.vae = by_role[Role.DIFFUSION_MODEL], by_role[Role.VAE]
+        #: stops the run that is under way; from any thread
+        self.interrupt = Interrupt()
+        self._should_stop: Callable[[], bool] | None = None
+
+    @property
+    def device_name(self) -> str:
+        """What the device is called."""
+        return self._engine.device.name
+
+    @property
+    def native_size(self) -> tuple[int, int]:
+        """Width and height that the model was trained for, in pixels."""
+        self._check_open()
+        own = self._catalog.made_for(self._model)
+        return own.width, own.height
+
+    def free_bytes(self) -> int:
+        """What could still be put on the device now, of `vram` and of what other programs leave, beside the weights
+        that are there. What an allocator keeps unused counts as free."""
+        return self._engine.vram.room_bytes
+
+    def used_bytes(self) -> int:
+        """Weights that are on the device now."""
+        return self._engine.residency().used_bytes
+
+    def to_gpu(self) -> int:
+        """Bring all components to the device. Returns the bytes that arrived. Raises DoesNotFit at the first for which
+        there is no room; those before it stay."""
+        return sum(component.to_gpu() for component in self.components)
+
+    def to_cpu(self) -> int:
+        """Take all components off the device. Returns the bytes that left."""
+        return sum(component.to_cpu() for component in self.components)
+
+    def encode(self, text: str) -> Encoded:
+        """`text` as the diffusion model reads it, on the host."""
+        work = EncodeWork(self._model, (), given_text("text", text, "a text"))
+        result = self._run(work, (), self.text_encoders)
+        assert isinstance(result, Encoded)
+        return result
+
+    def sample(
+        self,
+        prompt: Encoded,
+        negative: Encoded | None = None,
+        *,
+        width: int | None = None,
+        height: int | None = None,
+        steps: int = 20,
+        cfg: float = 5.0,
+        sampler: str = "euler",
+        seed: int | None = None,
+        on_step: OnStep | None = None,
+    ) -> Latent:
+        """Denoise a latent from `seed` (None draws one), on the host. Sizes are pixels, the model's own when None.
+
+        `negative` may be None with `cfg` 1 only. `sampler` may name a schedule too: "dpmpp_2m_karras".
+        Raises UserError naming a field, DoesNotFit, RanOutOfMemory, and Stopped after `cancel`.
+        """
+        work = self._sample_work(width, height, steps, cfg, sampler, seed)
+        inputs = [self._text("prompt", prompt)]
+        if work.cfg != 1:
+            inputs.append(self._text("negative", negative, ", since cfg is not 1"))
+        result = self._run(work, tuple(inputs), (self.diffusion_model,), on_step, passes=work.steps)
+        assert isinstance(result, Latent)
+        return result
+
+    def decode(self, latent: Latent) -> PixelArray:
+        """`latent` as RGB pixels, uint8 [height, width, 3]: what `PIL.Image.fromarray` takes."""
+        facts = self._engine.latent_facts(self._model)
+        shape = latent.samples_CHW.shape if isinstance(latent, Latent) else None
+        if shape is None or shape[:-2] != (facts.channels,) or 0 in shape:
+            found = _short(latent) if shape is None else shape
+            raise unusable_field("latent", found, f"what `sample` makes: [{facts.channels}, height, width]")
+        height, width = (cells * facts.downscale for cells in latent.samples_CHW.shape[1:])
+        result = self._run(DecodeWork(self._model, width, height), (latent,), (self.vae,))
+        assert isinstance(result, Picture)
+        return result.pixels_HWC
+
+    def generate(
+        self,
+        prompt: str,
+        negative: str = "",
+        *,
+        width: int | None = None,
+        height: int | None = None,
+        steps: int = 20,
+        cfg: float = 5.0,
+        sampler: str = "euler",
+        seed: int | None = None,
+        on_step: OnStep | None = None,
+    ) -> PixelArray:
+        """One picture: `encode`, `sample` and `decode` as one run, which `cancel` stops as a whole.
+
+        What is wrong with an argument is said before anything runs.
+        """
+        work = self._sample_work(width, height, steps, cfg, sampler, seed)
+        given_text("prompt", prompt, "a text")
+        given_text("negative", negative, "a text, '' for none")
+        with self._one_run():
+            encoded = self.encode(prompt)
+            guided_from = None if work.cfg == 1 else self.encode(negative)
+            latent = self.sample(
+                encoded,
+                guided_from,
+                width=work.width,
+                height=work.height,
+                steps=work.steps,
+                cfg=work.cfg,
+                sampler=sampler,
+                seed=work.seed,
+                on_step=on_step,
+            )
+            return self.decode(latent)
+
+    def cancel(self) -> bool:
+        """Stop the run that is under way at its next layer or step: it raises Stopped. From any thread.
+
+        Returns whether there was one; with none nothing happens, and the next run is not stopped.
+        """
+        return self.interrupt.request()
+
+    def close(self) -> None:
+        """Take every byte off the device. Idempotent. Raises UserError while a run is under way."""
+        if self._should_stop is not None:
+            raise UserError(f"{self._model.name}: a run is using it; cancel() it, and close when it has ended")
+        self._is_closed = True
+        self._owned_engine.close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _one_run(self) -> Iterator[Callable[[], bool]]:
+        """What runs inside the block is one run to `cancel`, however many stages it has."""
+        if self._should_stop is not None:
+            yield self._should_stop
+            return
+        with self.interrupt.run() as should_stop, contextlib.ExitStack() as ending:
+            self._should_stop = should_stop
+            ending.callback(setattr, self, "_should_stop", None)
+            yield should_stop
+
+    def _run(
+        self,
+        work: Work,
+        inputs: tuple[Result, ...],
+        components: tuple[ExplicitComponent, ...],
+        on_step: OnStep | None = None,
+        passes: int = 1,
+    ) -> Result:
+        lengths = tuple(text.context_LD.shape[0] for text in inputs if isinstance(text, Encoded))
+        task = TaskSpec(
+            task_id(work, ()),
+            stage_of(work),
+            tuple(component.patcher.use(passes) for component in components),
+            self._catalog.figures.activation_bytes(self._model, work, lengths),
+            run_seconds=0.0,
+            divisions=self._catalog.figures.divisions(self._model, work, lengths),
+        )
+        with self._one_run() as should_stop:
+            hooks = RunHooks(on_step or (lambda done, steps: None), should_stop)
+            patchers = tuple(component.patcher for component in components)
+            return self._engine.run_as_is(task, work, inputs, patchers, hooks)
+
+    def _text(self, field: str, found: Any, why: str = "") -> Encoded:
+        """A text that this model, or one that reads texts as it does, has encoded."""
+        if not isinstance(found, Encoded):
+            raise unusable_field(field, _short(found), f"a text that `encode` made{why}")
+        widths = found.context_LD.shape[-1], 0 if found.pooled_V is None else len(found.pooled_V)
+        expected = self._engine.text_widths(self._model)
+        if widths != expected:
+            found_words, expected_words = (f"a text {w} wide with {p} of a pooled text" for w, p in (widths, expected))
+            raise unusable_field(field, found_words, f"{expected_words}, as `encode` of this model makes it")
+        return found
+
+    def _sample_work(
+        self, width: int | None, height: int | None, steps: int, cfg: float, sampler: str, seed: int | None
+    ) -> SampleWork:
+        """What `sample` is to do, each number checked."""
+        key, schedule = resolve_sampler(given_text("sampler", sampler, "the name of a sampler, such as 'euler'"))
+        return SampleWork(
+            self._model,
+            (),
+            self._checked_size("width", width, self.native_size[0]),
+            self._checked_size("height", height, self.native_size[1]),
+            whole_number("steps", steps, f"a whole number from 1 to {MAX_STEPS}", 1, MAX_STEPS),
+            real_number("cfg", cfg, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}", MIN_CFG, MAX_CFG),
+            key,
+            schedule,
+            secrets.randbits(64) if seed is None else checked_seed(seed),
+        )
+
+    def _checked_size(self, field: str, pixels: int | None, own: int) -> int:
+        step = self._engine.latent_facts(self._model).downscale
+        expected = f"a multiple of {step} (one latent cell) from {step} to {MAX_SIZE}"
+        found = whole_number(field, own if pixels is None else pixels, expected, step, MAX_SIZE)
+        if found % step:
+            raise unusable_field(field, found, expected)
+        return found
+
+    @property
+    def _engine(self) -> Engine:
+        self._check_open()
+        return self._owned_engine
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ModelClosed(f"{self._model.name}: the model is closed; open it again with load_checkpoint")
+
+    def _find_lora(self, path: str | os.PathLike[str], strength: float) -> LoraRef:
+        return self._catalog.find_lora(_weights_file("path", path), strength)
+
+
+def _weights_file(field: str, path: Any) -> str:
+    """`path` as a text; there must be such a file."""
+    expected = f"the path of a {WEIGHTS_SUFFIX} file that is there, of the index of several, or of a model in parts"
+    if not isinstance(path, (str, os.PathLike)):
+        raise unusable_field(field, path, expected)
+    given = os.fsdecode(path)
+    is_called_so = Path(given).suffix == WEIGHTS_SUFFIX or is_index(given) or is_description(given)
+    if not (is_called_so and Path(given).is_file()) and not is_model_folder(given):
+        raise unusable_field(field, given, expected)
+    return given
+
+
+def _short(found: Any) -> Any:
+    """`found`, or its type where its own words would fill a page."""
+    return found if found is None or isinstance(found, (str, int, float)) else type(found)

@@ -1,0 +1,96 @@
+"""The stages that read or write pixels of a person's own: a picture into a latent, a latent into a picture that keeps
+what was not to change.
+
+Knows the inputs of `EncodePictureWork` and `DecodeWork`; what is run on them is `pool.engine.stages`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from modelpool.pool.conditioning.control_video import encode_followed
+from modelpool.pool.core.family_facts import LatentFacts
+from modelpool.pool.core.spec import Division
+from modelpool.pool.core.stage_params import (
+    DecodeWork,
+    EncodePictureWork,
+    Latent,
+    Made,
+    Mask,
+    Picture,
+    Result,
+    RunHooks,
+)
+from modelpool.pool.engine.stages import decode_together, vae_encode, vae_encode_beginning
+from modelpool.pool.patcher.model_patcher import ModelPatcher
+from modelpool.pool.pixels.image_ops import covering, pasted
+from modelpool.pool.sampling.noise import seed_beside
+
+Kind = TypeVar("Kind")
+
+
+def encode_pictures(
+    works: Sequence[EncodePictureWork],
+    inputs: Sequence[Sequence[Result]],
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: Division | None = None,
+) -> tuple[Latent, ...]:
+    """The latent of each picture: the mean of what the VAE says of it, so that whoever starts from the same picture,
+    with whatever seed, starts from the same latent. One after the other. Raises as `vae_encode`."""
+    return tuple(_encoded(work, read, vae, latent, hooks, division) for work, read in zip(works, inputs, strict=True))
+
+
+def _encoded(
+    work: EncodePictureWork,
+    read: Sequence[Result],
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: Division | None,
+) -> Latent:
+    size = work.width, work.height
+    if work.follows:
+        return encode_followed(work, read, vae, latent, hooks, division)
+    pictures = [Picture(covering(one.pixels_HWC, *size)) for one in read if isinstance(one, Picture)]
+    picture = pictures[0]
+    hidden = Mask(covering(_only(read, Mask).values_HW, *size)) if work.hides else None
+    if work.frames:
+        last = pictures[-1] if work.ends else None
+        return vae_encode_beginning(picture, work.frames, vae, latent, hooks, division, last)
+    shaken = work.noise, seed_beside(work.seed)
+    return vae_encode(picture, vae, latent, hooks, None, division, hidden, shaken, work.bright, work.black)
+
+
+def decode_pictures(
+    works: Sequence[DecodeWork],
+    inputs: Sequence[Sequence[Result]],
+    vae: ModelPatcher,
+    latent: LatentFacts,
+    hooks: RunHooks,
+    division: Division | None = None,
+) -> tuple[Made, ...]:
+    """The picture, film or sound of each latent; outside of its mask that of the driver, where it is to be kept.
+    Raises as `decode_together`."""
+    latents = [_only(read, Latent) for read in inputs]
+    lasts = works[0].frame_rate, works[0].seconds, works[0].leading * latent.frames_per_cell
+    made = decode_together(latents, vae, latent, hooks, division, *lasts)
+    return tuple(
+        _kept(picture, read) if work.pastes and isinstance(picture, Picture) else picture
+        for work, picture, read in zip(works, made, inputs, strict=True)
+    )
+
+
+def _kept(made: Picture, read: Sequence[Result]) -> Picture:
+    height, width = made.pixels_HWC.shape[:2]
+    kept, mask = _only(read, Picture).pixels_HWC, _only(read, Mask).values_HW
+    return Picture(pasted(made.pixels_HWC, covering(kept, width, height), covering(mask, width, height)))
+
+
+def _only(read: Sequence[Result], kind: type[Kind]) -> Kind:
+    """The one input of this kind; another number of them is our mistake."""
+    found = [one for one in read if isinstance(one, kind)]
+    assert len(found) == 1, f"expected one {kind.__name__}, found {[type(one).__name__ for one in read]}"
+    return found[0]

@@ -1,0 +1,1 @@
+"""The model families that run: components, sampling facts, text readings, guidance defaults."""

@@ -1,0 +1,106 @@
+"""How the UNets that read something beside a text are sampled. Torch-free; see `facts`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from modelpool.pool.core.sampling_facts import Beginning, NoiseFacts, NoiseKind, Prediction, Sight
+from modelpool.pool.families.facts import Guidance, Level, ModelFacts
+
+_INPAINT = ModelFacts(
+    prediction=Prediction.NOISE,
+    noise=NoiseFacts(),
+    level=Level.TIMESTEP,
+    guidance=Guidance.CLASSIFIER_FREE,
+    cfg=7.5,
+    steps=50,
+    width=512,
+    height=512,
+    frames=1,
+    side_multiple=8,
+    frame_multiple=0,
+    frame_rate=0.0,
+    reads=("context", "image"),
+    sources="diffusers' StableDiffusionInpaintPipeline; what is joined: the mask, 1 to paint, and latents of the rest",
+)
+_INSTRUCT = replace(
+    _INPAINT,
+    guidance=Guidance.TEXT_AND_PICTURE,
+    steps=100,
+    sources="diffusers' StableDiffusionInstructPix2PixPipeline; what is joined: latents of the picture as the VAE has "
+    "them, unscaled; the strength of the picture is 1.5",
+)
+
+
+def _of_xl(facts: ModelFacts) -> ModelFacts:
+    """The same of SDXL."""
+    return replace(facts, width=1024, height=1024, reads=("context", "pooled", "numbers", "image"))
+
+
+_SVD = ModelFacts(
+    prediction=Prediction.VELOCITY,
+    noise=NoiseFacts(NoiseKind.EDM, sigma_min=0.002, sigma_max=700.0),
+    level=Level.LOGARITHM,
+    guidance=Guidance.RISING_WITH_FRAMES,
+    cfg=3.0,
+    steps=25,
+    width=1024,
+    height=576,
+    frames=25,
+    side_multiple=64,
+    frame_multiple=1,
+    frame_rate=7.0,
+    reads=("image", "image_context", "numbers"),
+    begins=Beginning.REPEATED,
+    sight=Sight.PROJECTED,
+    sources="diffusers' StableVideoDiffusionPipeline: numbers are 6 (frames a second less one), 127 and 0.02; latents "
+    "of the picture are joined as the VAE has them, unscaled; the first model makes 14 frames",
+)
+
+#: by the name that `pool.detection` gives
+UNET_FACTS: Mapping[str, ModelFacts] = {
+    "sd1_inpaint": _INPAINT,
+    "sd2_inpaint": _INPAINT,
+    "sd2_depth": replace(
+        _INPAINT, sources="diffusers' StableDiffusionDepth2ImgPipeline; what is joined: depth from -1 to 1, in cells"
+    ),
+    "sdxl_inpaint": _of_xl(_INPAINT),
+    "sd1_ip2p": _INSTRUCT,
+    "sdxl_ip2p": _of_xl(replace(_INSTRUCT, cfg=5.0)),
+    "sd_x4": replace(
+        _INPAINT,
+        prediction=Prediction.VELOCITY,
+        noise=NoiseFacts(beta_start=0.0001, beta_end=0.02),
+        cfg=9.0,
+        steps=75,
+        width=2048,
+        height=2048,
+        side_multiple=4,
+        reads=("context", "image", "noise_level"),
+        sources="diffusers' StableDiffusionUpscalePipeline: what is joined is the picture itself, -1 to 1, with noise; "
+        "the usual level of it is 20",
+    ),
+    "svd": _SVD,
+    "sv3d_p": replace(
+        _SVD,
+        width=576,
+        height=576,
+        frames=21,
+        cfg=2.5,
+        steps=50,
+        guidance=Guidance.RISING_AND_FALLING,
+        sources="Stability-AI/generative-models, sv3d_p.yaml: the numbers of each frame are 1e-5, the angle from "
+        "straight up and the direction, in radians; the strength rises to the middle frame and falls again",
+    ),
+    "sv3d_u": replace(
+        _SVD,
+        width=576,
+        height=576,
+        frames=21,
+        cfg=2.5,
+        steps=50,
+        guidance=Guidance.RISING_AND_FALLING,
+        sources="Stability-AI/generative-models, sv3d_u.yaml: the number is the noise on the picture, 1e-5",
+    ),
+}

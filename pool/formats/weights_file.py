@@ -1,0 +1,107 @@
+"""The one door to files of weights, whatever their format. Torch-free; reads no weights.
+
+Knows which reader a file needs, from its first bytes and, for an index of several files, from its name. Pickles are
+read only where somebody allowed them: it is the format in which a file can carry a program.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from modelpool.pool.core.assembly import Assembly, Source
+from modelpool.pool.core.errors import CorruptFile, UnsafeFile
+from modelpool.pool.formats.containment import contained
+from modelpool.pool.formats.folder_header import read_folder_header
+from modelpool.pool.formats.gguf_entries import MAGIC as GGUF_MAGIC
+from modelpool.pool.formats.gguf_entries import has_gguf_start
+from modelpool.pool.formats.gguf_header import read_gguf_header, read_gguf_part
+from modelpool.pool.formats.gguf_parts import is_split, parts_of, stands_for
+from modelpool.pool.formats.model_description import is_description, read_description
+from modelpool.pool.formats.model_folder import is_model_folder
+from modelpool.pool.formats.regular_file import open_regular
+from modelpool.pool.formats.safetensors_file import Header, read_header
+from modelpool.pool.formats.shard_index import is_index, read_index, shard_names
+from modelpool.pool.formats.torch_file import is_torch_file, read_torch_header
+
+#: how files of weights end that this project reads
+SAFETENSORS_SUFFIXES = (".safetensors", ".sft")
+GGUF_SUFFIX = ".gguf"
+PICKLE_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin")
+#: those that can carry no program
+PLAIN_SUFFIXES = (*SAFETENSORS_SUFFIXES, GGUF_SUFFIX)
+
+#: how a person allows pickles, for messages
+PICKLE_FLAG = "allow_pickle"
+
+
+def read_part(path: str, *, allow_pickle: bool = False) -> Header:
+    """As `read_weights_header`, for what is no model in separate files."""
+    if is_index(path):
+        return read_index(path, lambda shard: _read_one(shard, allow_pickle))
+    if is_model_folder(path):
+        return read_folder_header(path, lambda part: read_part(part, allow_pickle=allow_pickle))
+    return _read_one(path, allow_pickle)
+
+
+def read_own_header(path: str, *, allow_pickle: bool = False) -> Header:
+    """What the file at `path` itself has, for whoever asks for its bytes: of a split GGUF file this part alone, its
+    tensors under the names that it gives them.
+
+    Raises as `read_weights_header`.
+    """
+    return read_gguf_part(path) if has_gguf_start(path) else read_part(path, allow_pickle=allow_pickle)
+
+
+def files_of(source: Source) -> tuple[str, ...]:
+    """The files that the weights at `source` are in: the file itself; an index and its shards, by name; the first part
+    of a split GGUF file and the others; a description, where there is one, and the files that it names, each with its
+    own shards.
+
+    Raises CorruptFile for a damaged index or description, UnsafeFile for one that leads out of its folder, as a part of
+    a split file may.
+    """
+    if isinstance(source, Assembly):
+        return tuple(dict.fromkeys(file for part in source.files for file in files_of(part)))
+    place = os.fspath(source)
+    if is_description(place):
+        return (place, *files_of(read_description(place)))
+    folder = os.path.dirname(place)
+    if is_split(place):
+        first, *others = parts_of(place)
+        for part in others:
+            contained(Path(part), Path(folder))
+        return (first, *others)
+    if not is_index(place):
+        return (place,)
+    return (place, *(os.path.join(folder, name) for name in sorted(set(shard_names(place).values()))))
+
+
+def loose_weights(folder: Path) -> tuple[Path, ...]:
+    """The safetensors and GGUF files that lie in `folder` itself, by name, however their endings are written; of a
+    split GGUF file the first part.
+
+    Some may be links that lead out of it: who reads one asks `contained` first. Raises CorruptFile when the folder
+    cannot be read.
+    """
+    try:
+        names = {name for name in os.listdir(folder) if name.lower().endswith(PLAIN_SUFFIXES)}
+    except OSError as error:
+        raise CorruptFile(f"{folder}: cannot be read: {error.strerror or error}") from None
+    whole = sorted(name for name in names if stands_for(name, names) is None)
+    return tuple(folder / name for name in whole if os.path.isfile(folder / name))
+
+
+def _read_one(path: str, allow_pickle: bool) -> Header:
+    with open_regular(path) as (file, _):
+        start = file.read(16)
+    if start.startswith(GGUF_MAGIC):
+        return read_gguf_header(path)
+    if not is_torch_file(start):
+        return read_header(path)
+    if not allow_pickle:
+        raise UnsafeFile(
+            f"{path}: a PyTorch pickle, which can carry a program; expected a safetensors file, or {PICKLE_FLAG} to be "
+            f"set for files from a source that you trust (only the weights are read, nothing in it is run)"
+        )
+    return read_torch_header(path)

@@ -1,0 +1,149 @@
+"""The ends of a LoRA file's keys: which tensor of which kind of adapter each is. Torch-free.
+
+Knows the public conventions of kohya, LyCORIS, diffusers and PEFT. Which weight a base name means is the business of
+`pool.lora_names`; what the tensors compute is that of `pool.patches`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Shape: TypeAlias = tuple[int, ...]
+
+#: ends of a LoRA file's keys and the part that each is. The longer of two that fit is meant.
+PARTS: tuple[tuple[str, str], ...] = (
+    (".lora_up.weight", "up"),
+    (".lora_down.weight", "down"),
+    (".lora_mid.weight", "mid"),
+    (".lora_B.weight", "up"),
+    (".lora_A.weight", "down"),
+    (".lora_B.default.weight", "up"),
+    (".lora_A.default.weight", "down"),
+    (".lora_B", "up"),
+    (".lora_A", "down"),
+    (".lora.up.weight", "up"),
+    (".lora.down.weight", "down"),
+    ("_lora.up.weight", "up"),
+    ("_lora.down.weight", "down"),
+    (".lora_linear_layer.up.weight", "up"),
+    (".lora_linear_layer.down.weight", "down"),
+    (".lora_B.bias", "diff_b"),
+    (".lora_B.default.bias", "diff_b"),
+    (".lora.up.bias", "diff_b"),
+    (".lora_linear_layer.up.bias", "diff_b"),
+    (".alpha", "alpha"),
+    (".reshape_weight", "reshape_weight"),
+    (".dora_scale", "dora_scale"),
+    (".lora_magnitude_vector.weight", "magnitude"),
+    (".lora_magnitude_vector.default.weight", "magnitude"),
+    (".lora_magnitude_vector", "magnitude"),
+    (".diff", "diff"),
+    (".diff_b", "diff_b"),
+    (".set_weight", "set_weight"),
+    (".w_norm", "w_norm"),
+    (".b_norm", "b_norm"),
+    *((f".hada_{part}", f"hada_{part}") for part in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")),
+    *((f".lokr_{part}", f"lokr_{part}") for part in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")),
+    *((f".{part}.weight", part) for part in ("a1", "a2", "b1", "b2")),
+    (".oft_blocks", "oft_blocks"),
+    (".rescale", "rescale"),
+)
+
+#: parts that only a LoRA, or one of its relatives, has
+_TELLING_PARTS = frozenset(
+    {"up", "down", "hada_w1_a", "lokr_w1", "lokr_w1_a", "oft_blocks", "diff", "diff_b", "w_norm", "set_weight"}
+)
+#: parts that tell only together: each alone is a name that other models use
+_TELLING_TOGETHER = frozenset({"a1", "a2", "b1", "b2"})
+
+#: what the keys of LoRA files end with: one look for the many keys that are no part of one
+_ENDS = tuple(end for end, _ in PARTS)
+
+#: keys that give a published spelling of whole files away
+_BFL_CONTROL = ("img_in.lora_A.weight", "single_blocks.0.norm.key_norm.scale")
+_USO = ("single_blocks.37.processor.qkv_lora.up.weight", "double_blocks.18.processor.qkv_lora2.up.weight")
+_WAN_FUN = ("lora_unet__blocks_0_cross_attn_k.lora_down.weight",)
+
+#: pieces of USO's names and what they mean in the model's own
+_USO_PIECES: tuple[tuple[str, str], ...] = (
+    (".processor.proj_lora1.", ".img_attn.proj.lora_"),
+    (".processor.proj_lora2.", ".txt_attn.proj.lora_"),
+    (".processor.qkv_lora1.", ".img_attn.qkv.lora_"),
+    (".processor.qkv_lora2.", ".txt_attn.qkv.lora_"),
+    (".processor.proj_lora.", ".linear2.lora_"),
+    (".processor.qkv_lora.", ".linear1_qkv.lora_"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterKeys:
+    """The keys of a LoRA file in the spelling that `split_key` knows.
+
+    original  the file's own key for each of them
+    reshaped  for a base name, the shape that its weight is padded to first, where the file says so by its factors alone
+    """
+
+    original: Mapping[str, str]
+    reshaped: Mapping[str, Shape]
+
+
+def split_key(key: str) -> tuple[str, str] | None:
+    """The base name and the part of one key of a LoRA file; None for a key that is no part of a LoRA.
+
+    `split_key("lora_unet_mid_block_resnets_0_conv1.lora_up.weight") == ("lora_unet_mid_block_resnets_0_conv1", "up")`
+    """
+    if not key.endswith(_ENDS):
+        return None
+    fitting = [(len(end), end, part) for end, part in PARTS if key.endswith(end) and len(key) > len(end)]
+    if not fitting:
+        return None
+    length, _, part = max(fitting)
+    return key[:-length], part
+
+
+def looks_like_lora(keys: Iterable[str]) -> bool:
+    """Whether a file with `keys` is a LoRA or one of its relatives."""
+    together: dict[str, set[str]] = {}
+    for key in keys:
+        split = split_key(key)
+        if split is None:
+            continue
+        if split[1] in _TELLING_PARTS:
+            return True
+        if split[1] in _TELLING_TOGETHER:
+            together.setdefault(split[0], set()).add(split[1])
+    return any(parts == _TELLING_TOGETHER for parts in together.values())
+
+
+def common_spelling(shapes: Mapping[str, Shape]) -> AdapterKeys:
+    """The keys of a file with tensors of `shapes`, those of three published spellings made like everybody's.
+
+    BFL's control LoRAs name the model's keys without a prefix, keep norms as they are and widen a weight; USO's name
+    the processors that computed them; Wan-Fun's have an underscore too many.
+    """
+    if all(key in shapes for key in _BFL_CONTROL):
+        return _from_bfl_control(shapes)
+    if all(key in shapes for key in _USO):
+        return AdapterKeys({f"diffusion_model.{_from_uso(key)}": key for key in shapes}, {})
+    if all(key in shapes for key in _WAN_FUN):
+        return AdapterKeys({key.replace("lora_unet__", "lora_unet_", 1): key for key in shapes}, {})
+    return AdapterKeys({key: key for key in shapes}, {})
+
+
+def _from_bfl_control(shapes: Mapping[str, Shape]) -> AdapterKeys:
+    original = {}
+    for key in shapes:
+        name = f"diffusion_model.{key}"
+        if name.endswith("_norm.scale"):
+            name = f"{name}.set_weight"
+        original[name.replace(".lora_B.bias", ".diff_b")] = key
+    rows, columns = shapes["img_in.lora_B.weight"][0], shapes["img_in.lora_A.weight"][1]
+    return AdapterKeys(original, {"diffusion_model.img_in": (rows, columns)})
+
+
+def _from_uso(key: str) -> str:
+    for found, meant in _USO_PIECES:
+        key = key.replace(found, meant)
+    return key

@@ -1,0 +1,1 @@
+"""Opens a file or folder as a checkpoint: family, components, tokenizer, LoRAs."""

@@ -1,0 +1,214 @@
+"""Checkpoint files into modules whose parameters are views of the mapped file.
+
+Knows how the pieces of this package go together. Nothing is copied: a built module reads the file's own bytes, in the
+type that the file has them in; quantized weights stay packed wherever their format has the module's shape.
+Does not move or cast weights (`pool.ops`), nor patch them (`pool.patches`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from modelpool.pool.core.assembly import Source
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.family_facts import LatentFacts
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.family import Family
+from modelpool.pool.formats.ggml_types import is_block_type
+from modelpool.pool.formats.safetensors_file import Header, Shape
+from modelpool.pool.keymaps.key_map import KeyMap
+from modelpool.pool.loading.detect_family import detect
+from modelpool.pool.loading.small_tensors import settled
+from modelpool.pool.loading.weights_header import read_weights_header
+from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.models.common.infer_config import Config, latent_facts
+from modelpool.pool.models.common.module_classes import config_of
+from modelpool.pool.models.component_plans import ComponentPlan, plan_component, refuse_other_shapes, vae_plan
+from modelpool.pool.models.gc_pause import collecting_later
+from modelpool.pool.models.vae.build import VaePlan
+from modelpool.pool.ops.fill_parameters import assert_filled, fill
+from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes
+from modelpool.pool.quant.formats import round_up
+from modelpool.pool.quant.state_dict import pack
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltComponent:
+    """A component of a checkpoint as a module.
+
+    module   in evaluation mode, without gradients; its parameters are views of the checkpoint's mapping (but for
+             quantized weights that had to be unpacked) and must not be written to
+    key_map  between the checkpoint's tensors and the module's parameters
+    """
+
+    role: Role
+    family: Family
+    module: nn.Module
+    key_map: KeyMap
+    latent: LatentFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An open checkpoint file of a family that this version runs.
+
+    layers  its quantized layers, by the key of their weight
+    """
+
+    family: Family
+    mapped: MappedFile
+    layers: Mapping[str, QuantizedLayer] = field(default_factory=dict)
+
+    @property
+    def header(self) -> Header:
+        """What the file says of itself."""
+        return self.mapped.header
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of its weights by key, as if none was quantized."""
+        return logical_shapes(self.header.shapes, self.layers)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The components that it is made of."""
+        return tuple(self.family.prefixes)
+
+    def quantization(self, role: Role) -> dict[str, int]:
+        """The formats that the component `role` has quantized layers in, and how many of each; most first."""
+        found = Counter[str]()
+        for key in self.family.shapes_of(role, self.shapes):
+            if key in self.layers:
+                found[self.layers[key].format.name] += 1
+            elif is_block_type(self.header.tensors[key].dtype):
+                found[self.header.tensors[key].dtype] += 1
+        return dict(found.most_common())
+
+    @property
+    def latent(self) -> LatentFacts:
+        """What its latents mean."""
+        return latent_facts(self.family, self.shapes)
+
+    def config(self, role: Role) -> Config:
+        """The arguments of the class of the component `role`, but for VAEs: as its shapes tell, or a folder's
+        configuration. Raises UnknownArchitecture when the shapes are not those of such a component."""
+        said = self.family.configs.get(role)
+        if said:
+            return dict(said)
+        return config_of(self.family.architectures[role], self.family.bare_shapes_of(role, self.shapes))
+
+    def key_map(self, role: Role) -> KeyMap:
+        """The key map of the component `role`.
+
+        Raises UnknownArchitecture naming the file when its tensors are not those of the component's module.
+        """
+        return self._plan(role).key_map
+
+    @collecting_later()
+    def build(self, role: Role) -> BuiltComponent:
+        """The component `role` as a module over the mapped file.
+
+        A quantized weight that the module has in a form which its format cannot have becomes the values that it stands
+        for; how many those are is logged. Raises UnknownArchitecture naming the file when its tensors are not those of
+        the component's module.
+        """
+        plan = self._plan(role)
+        module, key_map = plan.module, plan.key_map
+        parameters = key_map.load(_Weights(self.mapped, self.layers, key_map.sources))
+        self._tell_of_unpacked(key_map, parameters)
+        unexpected = fill(module, parameters)
+        plan.fill(module)
+        assert_filled(module)
+        assert not unexpected, f"{type(module).__name__} has no place for {unexpected}"
+        return BuiltComponent(role, self.family, module, key_map, self.latent)
+
+    def read_ahead(self, role: Role) -> None:
+        """Have the system bring the component `role` into the machine's memory in the background, for a run that will
+        use all of it soon. Advisory; returns at once."""
+        self.mapped.read_ahead(self.family.shapes_of(role, self.header.shapes))
+
+    def _tell_of_unpacked(self, key_map: KeyMap, parameters: Mapping[str, Tensor]) -> None:
+        unpacked = [
+            (segment.source, key)
+            for key, origin in key_map.origins.items()
+            for segment in origin.segments
+            if self._is_quantized(segment.source) and not isinstance(parameters[key], PackedWeight)
+        ]
+        if unpacked:
+            (source, key), count = unpacked[0], len({source for source, _ in unpacked})
+            _LOG.warning(
+                "%s: %d quantized weights are loaded as %s values, because the model has them in another form: %r as "
+                "%r of shape %s first",
+                self.header.path, count, parameters[key].dtype, source, key, tuple(parameters[key].shape),
+            )  # fmt: skip
+
+    def _is_quantized(self, key: str) -> bool:
+        return key in self.layers or is_block_type(self.header.tensors[key].dtype)
+
+    def vae_plan(self) -> VaePlan:
+        """How its VAE is built. Raises UnknownArchitecture when its tensors are none of a VAE."""
+        return vae_plan(self.family, self.family.shapes_of(Role.VAE, self.shapes), self.family.prefixes[Role.VAE])
+
+    def _plan(self, role: Role) -> ComponentPlan:
+        """The component without weights, and the key map that fits it."""
+        shapes = self.family.shapes_of(role, self.shapes)
+        config = self.family.configs.get(role)
+        try:
+            plan = plan_component(self.family, role, shapes, config)
+            unpadded = _without_padding(self.layers, plan.key_map, plan.module)
+            plan = plan_component(self.family, role, {**shapes, **unpadded}, config) if unpadded else plan
+            refuse_other_shapes(self.family, plan)
+            return plan
+        except UnknownArchitecture as error:
+            raise UnknownArchitecture(f"{self.header.path}: its {role.value}: {error}") from error
+
+
+@collecting_later()
+def open_checkpoint(source: Source, *, allow_pickle: bool = False, whole: bool = True) -> Checkpoint:
+    """Open and recognise the checkpoint at `source`: a file, the index of several, files that make a model together, or
+    a folder of diffusers; reads headers and the smallest tensors only. Where it need not be `whole`, one that runs on a
+    transformer may have some of its components alone (`pool.loading.incomplete_checkpoint`).
+
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture when it is no checkpoint that
+    this version runs, BadQuantization when quantized layers are not stored as they say.
+    """
+    mapped = MappedFile.of(read_weights_header(source, allow_pickle=allow_pickle))
+    return Checkpoint(settled(detect(mapped.header, whole=whole), mapped.header), mapped, layers_in_file(mapped.header))
+
+
+class _Weights(Mapping[str, Tensor]):
+    """The weights of a file by key, quantized ones packed; each is made when it is asked for."""
+
+    def __init__(self, mapped: MappedFile, layers: Mapping[str, QuantizedLayer], shapes: Mapping[str, Shape]) -> None:
+        self._tensors, self._layers, self._shapes, self._file = mapped.tensors(), layers, shapes, mapped.header.path
+
+    def __getitem__(self, key: str) -> Tensor:
+        layer = self._layers.get(key)
+        return self._tensors[key] if layer is None else pack(layer, self._tensors, self._shapes[key], file=self._file)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _without_padding(layers: Mapping[str, QuantizedLayer], key_map: KeyMap, module: nn.Module) -> dict[str, Shape]:
+    """The shapes of weights that are stored padded, by key: their file does not say them, their module does."""
+    own: dict[str, Shape] = {}
+    for key, layer in layers.items():
+        targets = key_map.targets(key)
+        if layer.format.pads_to == 1 or len(targets) != 1 or targets[0].operations:
+            continue
+        shape = tuple(module.get_parameter(targets[0].key).shape)
+        if shape != layer.shape and tuple(round_up(size, layer.format.pads_to) for size in shape) == layer.shape:
+            own[key] = shape
+    return own

@@ -1,0 +1,98 @@
+"""Which components are equal, whatever files they are in: a digest of the names, types, shapes and bytes of their
+tensors. Torch-free.
+
+Names count without what a file puts before them, so that a VAE has one digest in a file of its own and in a whole
+checkpoint. The same weights in another type, or spelled otherwise, are another component: their bytes are. Reads no
+weights (`RangeDigests` is shown the bytes as somebody reads them) and remembers nothing (`pool.registry.contents`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.family import Family
+from modelpool.pool.formats.byte_ranges import ByteRange
+from modelpool.pool.formats.safetensors_file import Header
+from modelpool.pool.quant.detect_layers import QuantizedLayer
+
+#: of a SHA-256: 128 bits tell tensors apart
+DIGEST_BYTES = 16
+
+
+class RangeDigests:
+    """Digests of ranges of one file that do not overlap, while somebody reads it from its beginning to its end."""
+
+    def __init__(self, ranges: Iterable[ByteRange]) -> None:
+        self._ranges = sorted(set(ranges))
+        self._ends = [end for _, end in self._ranges]
+        self._hashes = [hashlib.sha256() for _ in self._ranges]
+
+    @staticmethod
+    def of(header: Header) -> RangeDigests | None:
+        """Of all tensors of a single file; None where some of them share bytes, as those of pickles may."""
+        found = sorted({(entry.begin, entry.end) for entry in header.tensors.values()})
+        if any(end > begin for (_, end), (begin, _) in pairwise(found)):
+            return None
+        return RangeDigests(found)
+
+    def update(self, chunk: memoryview, place: int) -> None:
+        """The bytes of the file from `place` on, the next after those of the last call."""
+        stop = place + len(chunk)
+        for number in range(bisect_right(self._ends, place), len(self._ranges)):
+            begin, end = self._ranges[number]
+            if begin >= stop:
+                return
+            self._hashes[number].update(chunk[max(0, begin - place) : end - place])
+
+    def digests(self) -> dict[ByteRange, bytes]:
+        """The digest of each range."""
+        return {r: h.digest()[:DIGEST_BYTES] for r, h in zip(self._ranges, self._hashes, strict=True)}
+
+
+def component_digests(
+    family: Family,
+    header: Header,
+    layers: Mapping[str, QuantizedLayer],
+    digests_of: Callable[[str], Mapping[ByteRange, bytes] | None],
+) -> dict[Role, str]:
+    """The digest of each component of a checkpoint, in hexadecimal; components with a tensor that has none are left
+    out. `digests_of` gives those of the file at a path, None where there are none."""
+    known: dict[str, Mapping[ByteRange, bytes]] = {}
+    for path in header.files:
+        known[path] = digests_of(path) or {}
+    found = {}
+    for role in family.prefixes:
+        lines = list(_lines(family, role, header, layers, known))
+        if None not in lines:
+            text = "\n".join([_built_as(family, role), *sorted(line for line in lines if line is not None)])
+            found[role] = hashlib.sha256(text.encode()).hexdigest()
+    return found
+
+
+def _lines(
+    family: Family,
+    role: Role,
+    header: Header,
+    layers: Mapping[str, QuantizedLayer],
+    known: Mapping[str, Mapping[ByteRange, bytes]],
+) -> Iterator[str | None]:
+    """What sets each tensor of a component apart; None for one whose digest is not known."""
+    for key in family.shapes_of(role, header.shapes):
+        entry = header.tensors[key]
+        digest = known[header.path_of(key)].get((entry.begin, entry.end))
+        bare = family.bare_key(role, key)
+        turned = f" {entry.heads} {entry.added}" if entry.heads or entry.added else ""
+        yield None if digest is None else f"{bare} {entry.dtype} {entry.shape} {entry.strides}{turned} {digest.hex()}"
+    for key in family.shapes_of(role, dict.fromkeys(layers, ())):
+        yield f"{family.bare_key(role, key)} is {layers[key].marker}"
+
+
+def _built_as(family: Family, role: Role) -> str:
+    """What else decides what a component computes."""
+    config = dict(family.configs.get(role, {}))
+    return f"{family.architectures[role].name} {json.dumps(config, sort_keys=True, default=str)}"

@@ -1,0 +1,198 @@
+"""What a file of weights is, for people and for planning, from its header alone. Torch-free.
+
+Knows how to sum up a checkpoint and a LoRA. Reads no weights but the single numbers that LoRA files keep as tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from modelpool.pool.core.assembly import Source
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.family_facts import LatentFacts
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.family import Family
+from modelpool.pool.formats.safetensors_file import Header, TensorEntry
+from modelpool.pool.keymaps.adapter_keys import looks_like_lora, split_key
+from modelpool.pool.loading.detect_family import detect
+from modelpool.pool.loading.small_tensors import read_number, settled
+from modelpool.pool.loading.weights_header import read_weights_header
+from modelpool.pool.lora_names.styles import style_of
+from modelpool.pool.models.common.infer_config import latent_facts
+from modelpool.pool.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes
+
+RESOLUTION_KEY = "modelspec.resolution"
+
+#: kind of adapter by a part that only it has
+ALGORITHMS: Mapping[str, str] = {
+    "up": "LoRA",
+    "hada_w1_a": "LoHa",
+    "lokr_w1": "LoKr",
+    "lokr_w1_a": "LoKr",
+    "oft_blocks": "OFT",
+    "diff": "difference",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentInfo:
+    """One component of a checkpoint.
+
+    dtypes  bytes in the file by type, "F16", or by format where weights are quantized, "nvfp4"; most first
+    """
+
+    role: Role
+    tensors: int
+    parameters: int
+    storage_bytes: int
+    dtypes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A checkpoint that this version runs.
+
+    width, height  pixels that it was trained for
+    other_bytes    bytes of tensors that belong to no component
+    """
+
+    path: str
+    family: str
+    title: str
+    file_bytes: int
+    components: tuple[ComponentInfo, ...]
+    other_bytes: int
+    width: int
+    height: int
+    latent: LatentFacts
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraInfo:
+    """A LoRA file.
+
+    styles      naming conventions found, most used first
+    algorithms  kinds of adapter found, most used first
+    modules     weights patched, by component
+    ranks       weights by rank
+    alphas      weights by alpha; those without one are not counted
+    unknown     keys that are no part of any known adapter
+    """
+
+    path: str
+    file_bytes: int
+    tensors: int
+    styles: tuple[str, ...]
+    algorithms: tuple[str, ...]
+    modules: Mapping[Role, int]
+    ranks: Mapping[int, int]
+    alphas: Mapping[float, int]
+    unknown: tuple[str, ...]
+    metadata: Mapping[str, str]
+
+
+def describe(source: Source, *, allow_pickle: bool = False) -> CheckpointInfo:
+    """What the checkpoint at `source` is: a file, the index of several, files that make a model together, or a folder
+    of diffusers.
+
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture when it is no checkpoint that
+    this version runs, BadQuantization when quantized layers are not stored as they say.
+    """
+    header = read_weights_header(source, allow_pickle=allow_pickle)
+    family = settled(detect(header), header)
+    layers = layers_in_file(header)
+    components = tuple(_component(family, role, header, layers) for role in family.prefixes)
+    width, height = native_size(family, header)
+    return CheckpointInfo(
+        path=header.path,
+        family=family.name,
+        title=family.title,
+        file_bytes=header.file_bytes,
+        components=components,
+        other_bytes=sum(e.storage_bytes for e in header.tensors.values()) - sum(c.storage_bytes for c in components),
+        width=width,
+        height=height,
+        latent=latent_facts(family, header.shapes),
+        metadata=header.metadata,
+    )
+
+
+def native_size(family: Family, header: Header) -> tuple[int, int]:
+    """Width and height in pixels that a checkpoint was trained for: as its metadata say, else as its family does."""
+    found = re.fullmatch(r"\s*(\d+)\s*(?:x\s*(\d+)\s*)?", header.metadata.get(RESOLUTION_KEY, ""))
+    width, height = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    downscale = latent_facts(family, header.shapes).downscale
+    # metadata are written by hand at times: a size that no latent has is no size
+    if not width or not height or width % downscale or height % downscale:
+        return family.native_sides or (family.native_pixels, family.native_pixels)
+    return width, height
+
+
+def describe_lora(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> LoraInfo:
+    """What the LoRA at `path` is.
+
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture when it is no LoRA.
+    """
+    header = read_weights_header(path, allow_pickle=allow_pickle)
+    if not looks_like_lora(header.tensors):
+        raise UnknownArchitecture(
+            f"{header.path}: none of its {len(header.tensors)} tensors is named like a part of a LoRA, expected a LoRA"
+        )
+    parts: dict[str, dict[str, TensorEntry]] = {}
+    unknown = []
+    for key, entry in header.tensors.items():
+        split = split_key(key)
+        if split is None:
+            unknown.append(key)
+        else:
+            parts.setdefault(split[0], {})[split[1]] = entry
+    styles = Counter(style_of(base)[1] for base in parts)
+    return LoraInfo(
+        path=header.path,
+        file_bytes=header.file_bytes,
+        tensors=len(header.tensors),
+        styles=tuple(style for style, _ in styles.most_common()),
+        algorithms=_algorithms(parts),
+        modules=Counter(style_of(base)[0] for base in parts),
+        ranks=Counter(sorted(rank for own in parts.values() if (rank := _rank(own)) is not None)),
+        alphas=Counter(sorted(read_number(header, own["alpha"].name) for own in parts.values() if "alpha" in own)),
+        unknown=tuple(unknown),
+        metadata=header.metadata,
+    )
+
+
+def _component(family: Family, role: Role, header: Header, layers: Mapping[str, QuantizedLayer]) -> ComponentInfo:
+    shapes = family.shapes_of(role, logical_shapes(header.shapes, layers))
+    by_dtype: Counter[str] = Counter()
+    for key in shapes:
+        if key in layers:
+            stored = (*layers[key].parts.values(), *layers[key].other)
+            by_dtype[layers[key].format.name] += sum(header.tensors[part].storage_bytes for part in stored)
+        else:
+            by_dtype[header.tensors[key].dtype] += header.tensors[key].storage_bytes
+    return ComponentInfo(
+        role=role,
+        tensors=len(shapes),
+        parameters=sum(math.prod(shape) for shape in shapes.values()),
+        storage_bytes=by_dtype.total(),
+        dtypes=dict(by_dtype.most_common()),
+    )
+
+
+def _algorithms(parts: Mapping[str, Mapping[str, TensorEntry]]) -> tuple[str, ...]:
+    found = Counter(name for own in parts.values() for part, name in ALGORITHMS.items() if part in own)
+    return tuple(name for name, _ in found.most_common())
+
+
+def _rank(own: Mapping[str, TensorEntry]) -> int | None:
+    """The rank of one adapter, None for one that is not decomposed."""
+    for part in ("down", "hada_w1_b", "lokr_w1_b", "lokr_w2_b"):
+        if part in own and own[part].shape:
+            return own[part].shape[0]
+    return None

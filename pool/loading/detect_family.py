@@ -1,0 +1,238 @@
+"""Which family a file of weights belongs to, from its keys and shapes. Torch-free.
+
+The door to `pool.detection` for those that run checkpoints: a family that this version runs, or a refusal
+that says what the file is instead. Reads no weights; `pool.loading.small_tensors` adds what only those tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
+from modelpool.pool.core.spec import Role
+from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
+from modelpool.pool.detection.layouts.signature import Naming
+from modelpool.pool.detection.other_files import folder_part, other_file
+from modelpool.pool.detection.parts import split_second
+from modelpool.pool.detection.prediction import NOISE_WORD, VELOCITY_WORD, ZERO_TERMINAL_MARK, said_prediction
+from modelpool.pool.families.expert_pairs import pair_of
+from modelpool.pool.families.family import (
+    COSXL_EDIT,
+    FAMILIES,
+    PLAYGROUND_25,
+    SD2,
+    SD2_VELOCITY_PIXELS,
+    SDXL,
+    SDXL_REFINER,
+    VELOCITY_EDM_NOISE,
+    Architecture,
+    Family,
+)
+from modelpool.pool.families.supported import LIST, why_not
+from modelpool.pool.families.transformer_families import TRANSFORMERS, located, other_texts
+from modelpool.pool.families.video_unet_families import FILM_UNETS
+from modelpool.pool.formats.ggml_types import is_block_type
+from modelpool.pool.formats.safetensors_file import Header, Shape
+from modelpool.pool.keymaps.adapter_keys import looks_like_lora
+from modelpool.pool.loading.folder_family import folder_family
+from modelpool.pool.loading.incomplete_checkpoint import without_parts
+from modelpool.pool.loading.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
+from modelpool.pool.loading.vision_fit import check_sight
+from modelpool.pool.models.common import infer_config as infer
+from modelpool.pool.models.common.spliced_vae import with_decoder_of_frames
+from modelpool.pool.models.text_encoder_aliases import as_spelled
+from modelpool.pool.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes
+
+#: float types that weights may be stored in
+WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
+#: families whose files may name the ends of their noise, and predict velocity then
+_WITH_ENDS_OF_NOISE = (SDXL.name, COSXL_EDIT.name)
+#: how often a norm saw a batch in training, and numbers of channels
+_COUNTERS = (".num_batches_tracked", ".per_channel_statistics.channel")
+#: ends of keys of factors beside weights. Where no marker tells how to use them, a plain cast would get it wrong
+_SCALED_ENDS = (".scale_weight", ".weight_scale", ".comfy_quant", "scaled_fp8")
+
+_ROLE_TITLES: Mapping[Role, str] = {
+    Role.TEXT_ENCODER: "text encoder",
+    Role.TEXT_ENCODER_2: "second text encoder",
+    Role.TEXT_ENCODER_3: "third text encoder",
+    Role.TEXT_ENCODER_4: "fourth text encoder",
+    Role.VISION_ENCODER: "vision encoder",
+    Role.DIFFUSION_MODEL: "diffusion model",
+    Role.DIFFUSION_MODEL_2: "diffusion model for low noise",
+    Role.VAE: "VAE",
+}
+#: a key that each component of these kinds has, without prefix
+_SURE_KEYS: Mapping[Architecture, str] = {
+    Architecture.CLIP_TEXT: "final_layer_norm.weight",
+    Architecture.OPEN_CLIP_TEXT: "ln_final.weight",
+    Architecture.OPEN_CLIP_TEXT_ALONE: "ln_final.weight",
+    Architecture.CLIP_TEXT_PROJECTED: "final_layer_norm.weight",
+    Architecture.LDM_UNET: "input_blocks.0.0.weight",
+}
+
+
+def detect(header: Header, *, whole: bool = True) -> Family:
+    """The family of a checkpoint, one that this version can run whole. Where it need not be `whole`, one that runs on a
+    transformer may have some of its components alone.
+
+    Raises UnknownArchitecture, naming the file and what it seems to be, for anything else, and BadQuantization for
+    quantized layers that are not stored as they say.
+    """
+    layers = layers_in_file(header)
+    shapes = logical_shapes(header.shapes, layers)
+    if header.configs:
+        return _of_folder(header, shapes, layers, whole)
+    first, second = split_second(shapes)
+    try:
+        found = None if looks_like_lora(shapes) else recognise_diffusion(first)
+        pair = pair_of(found, second) if found is not None and second else None
+    except UnknownArchitecture as error:
+        raise UnknownArchitecture(f"{header.path}: {error}; {_expected()}") from error
+    if found is None:
+        raise UnknownArchitecture(f"{header.path}: {_describe_unknown(shapes)}; {_expected()}")
+    title = _title(found)
+    is_transformer = found.name in TRANSFORMERS
+    base = pair or TRANSFORMERS.get(found.name)
+    family = _family_of(title, shapes) if base is None else located(base, found, first)
+    variant = "" if family is None or is_transformer else _variant(family, header, shapes)
+    variant = other_texts(found.prefix, first) if is_transformer else variant
+    title = (title if family is None else family.title) + variant
+    if family is None or variant:
+        raise UnknownArchitecture(
+            f"{header.path}: recognised as {title}, which this version cannot run yet"
+            f"{'' if variant else f': {why_not(found.runs)}'} ({LIST} lists what runs); {_expected()}"
+        )
+    missing = [role for role in family.prefixes if not _has_component(family, shapes, role)]
+    if len(missing) > 1 and Role.DIFFUSION_MODEL in missing:  # it was found, under another prefix or none
+        missing.remove(Role.DIFFUSION_MODEL)
+    if missing and is_transformer and not whole:
+        family, missing = without_parts(family, missing), []
+    if missing:
+        raise UnknownArchitecture(
+            f"{header.path}: recognised as {title}, but without its {' and '.join(_ROLE_TITLES[r] for r in missing)} "
+            f"(no tensors {', '.join(family.prefixes[r] + '*' for r in missing)}); {_expected()}; separate files are "
+            f"put together by `modelpool models assemble`"
+        )
+    _check_dtypes(family, header, shapes, layers)
+    try:
+        check = infer.check if family.text_encoders and not is_transformer else infer.check_latents
+        check(family, shapes)
+    except UnknownArchitecture as error:
+        raise UnknownArchitecture(f"{header.path}: recognised as {title}, but {error}; {_expected()}") from error
+    check_sight(family, header, shapes)
+    return family if is_transformer else _as_the_file_says(family, header)
+
+
+def _of_folder(
+    header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer], whole: bool
+) -> Family:
+    """The family of a folder of diffusers, whose configurations say what no tensor tells."""
+    family = folder_family(header, shapes, whole=whole)
+    _check_dtypes(family, header, shapes, layers)
+    try:
+        check = infer.check_latents if family.text_set or not family.text_encoders else infer.check
+        check(family, shapes)
+    except UnknownArchitecture as error:
+        raise UnknownArchitecture(f"{header.path}: recognised as {family.title}, but {error}") from error
+    check_sight(family, header, shapes)
+    return family
+
+
+def recognise(shapes: Mapping[str, Shape]) -> str | None:
+    """The title of the architecture whose diffusion model is among `shapes`, run by this version or not.
+
+    Raises UnknownArchitecture for a known model's keys with shapes that it cannot have.
+    """
+    found = recognise_diffusion(shapes)
+    return None if found is None else _title(found)
+
+
+def _title(found: DiffusionFacts) -> str:
+    return found.title if found.naming is Naming.PUBLISHED else f"{found.title} in the naming of diffusers"
+
+
+def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
+    """The family that this version runs `title` as; of SDXL and its refiner, which at other sizes than the published
+    ones only the text encoders tell apart, the one whose components are there."""
+    found = [family for family in (*FAMILIES, *FILM_UNETS) if family.title == title]
+    if title in (SDXL.title, SDXL_REFINER.title):
+        found += [SDXL, SDXL_REFINER]
+    found = [with_decoder_of_frames(as_spelled(family, shapes), shapes) for family in found]
+    whole = (f for f in found if all(_has_component(f, shapes, role) for role in f.prefixes))
+    return next(whole, found[0] if found else None)
+
+
+def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str:
+    """What sets a file apart from those that this version runs, where its shapes do not; empty for nothing."""
+    is_edm = EDM_MEAN in header.tensors or EDM_DEVIATION in header.tensors
+    has_ends = EDM_SIGMA_MAX in header.tensors
+    if (is_edm and family.name != PLAYGROUND_25.name) or (has_ends and family.name not in _WITH_ENDS_OF_NOISE):
+        return " with another noise schedule (EDM)"
+    if ZERO_TERMINAL_MARK in header.tensors and (is_edm or not (has_ends or _predicts_velocity(header))):
+        # what is noise alone says nothing of the noise that a model is to find in it
+        return " with a noise schedule that ends in noise alone (zero terminal SNR) and without velocity prediction"
+    if any(key.endswith(_SCALED_ENDS) for key in shapes):
+        return " with scaled 8-bit weights"
+    said = said_prediction(header.tensors, header.metadata)
+    return "" if said in (None, NOISE_WORD, VELOCITY_WORD) else f" that predicts {said!r}"
+
+
+def _as_the_file_says(family: Family, header: Header) -> Family:
+    """`family` with the prediction and the noise that keys or metadata of the file tell of."""
+    sampling = family.sampling
+    if EDM_SIGMA_MAX in header.tensors:
+        return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY, noise=VELOCITY_EDM_NOISE))
+    if sampling.prediction is not Prediction.NOISE or not _predicts_velocity(header):
+        return family
+    if ZERO_TERMINAL_MARK in header.tensors:
+        sampling = replace(sampling, noise=NoiseFacts(NoiseKind.ZERO_TERMINAL))
+    pixels = SD2_VELOCITY_PIXELS if family.name == SD2.name else family.native_pixels
+    return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY), native_pixels=pixels)
+
+
+def _predicts_velocity(header: Header) -> bool:
+    """Whether the file says so: trainers leave an empty tensor, or a line in the metadata."""
+    return said_prediction(header.tensors, header.metadata) == VELOCITY_WORD
+
+
+def _check_dtypes(
+    family: Family, header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer]
+) -> None:
+    for role in family.prefixes:
+        for key in family.shapes_of(role, shapes):
+            if key.endswith(_COUNTERS):
+                continue
+            dtype = header.tensors[key].dtype
+            if key not in layers and dtype not in WEIGHT_DTYPES and not is_block_type(dtype):
+                raise UnknownArchitecture(
+                    f"{header.path}: tensor {key!r}: found type {dtype}, "
+                    f"expected one of {', '.join(sorted(WEIGHT_DTYPES))}"
+                )
+
+
+def _has_component(family: Family, shapes: Mapping[str, Shape], role: Role) -> bool:
+    sure = _SURE_KEYS.get(family.architectures[role])
+    if sure is None:
+        return bool(family.shapes_of(role, shapes))
+    # a bare key is the end of one in the file
+    return sure in family.bare_shapes_of(role, {key: shape for key, shape in shapes.items() if key.endswith(sure)})
+
+
+def _describe_unknown(shapes: Mapping[str, Shape]) -> str:
+    if not shapes:
+        return "the file holds no tensors"
+    if looks_like_lora(shapes):
+        return "this is a LoRA, not a checkpoint: use it with a checkpoint that it was made for"
+    title = other_file(shapes) or folder_part(shapes)
+    if title:
+        return f"this is {title}"
+    first = ", ".join(list(shapes)[:3])
+    return f"its {len(shapes)} tensors match no known architecture (the first are {first})"
+
+
+def _expected() -> str:
+    titles = [family.title for family in FAMILIES if not family.relative]
+    return f"expected a whole checkpoint of {', '.join(titles[:-1])} or {titles[-1]}, or of a relative of these"

@@ -1,0 +1,34 @@
+"""Checkpoints that have some components of their family and not the others: most published files of transformers are
+the diffusion model alone. Torch-free.
+
+They are saved, merged and converted as they are, and do not run: that takes the whole
+(`pool.loading.assembled_checkpoint`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from modelpool.pool.core.family_facts import LatentFacts
+from modelpool.pool.core.spec import Role
+from modelpool.pool.detection.latent_formats import LATENT_FORMATS
+from modelpool.pool.detection.vae_facts import VaeFacts
+from modelpool.pool.detection.vaes import FACTS
+from modelpool.pool.families.family import Family
+from modelpool.pool.models.common.infer_config import latents_with
+
+
+def without_parts(family: Family, missing: Collection[Role]) -> Family:
+    """`family` without the components `missing`. Without its VAE, latents are those of the published one."""
+    kept = {role: prefix for role, prefix in family.prefixes.items() if role not in missing}
+    texts = {role: facts for role, facts in family.texts.items() if role in kept}
+    latent = family.latent if Role.VAE in kept else family.latent or _published_latent(family)
+    return replace(family, prefixes=kept, texts=texts, latent=latent)
+
+
+def _published_latent(family: Family) -> LatentFacts:
+    row = LATENT_FORMATS[family.latent_format]
+    plain = VaeFacts("kl", family.title, row.channels)
+    vae = next((facts for facts in FACTS.values() if family.latent_format in facts.latent_formats), plain)
+    return latents_with(family, replace(vae, latent_channels=row.channels, dimensions=row.dimensions))

@@ -1,0 +1,136 @@
+"""What the smallest tensors of a checkpoint tell of its model that no key and no shape does. Torch-free.
+
+Knows which tensors those are, and reads their few bytes. Does not recognise families (`pool.loading.detect_family`).
+
+1. SD2 files of 768 pixels predict velocity and look like those of 512: a norm's biases of the last level are spread
+   wider. Source: ComfyUI, which tells them by a deviation above 0.09.
+2. Files of EDM's kind name the ends of their noise, or mean and deviation of their latents' channels.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
+from modelpool.pool.core.spec import Role
+from modelpool.pool.detection.prediction import NOISE_WORD, said_prediction
+from modelpool.pool.families.family import PLAYGROUND_25, SD2, SD2_VELOCITY_PIXELS, Family
+from modelpool.pool.formats.safetensors_file import Header, stored_bytes
+
+SPREAD_KEY, VELOCITY_SPREAD = "output_blocks.11.1.transformer_blocks.0.norm1.bias", 0.09
+EDM_SIGMA_MIN, EDM_SIGMA_MAX = "edm_vpred.sigma_min", "edm_vpred.sigma_max"
+EDM_MEAN, EDM_DEVIATION = "edm_mean", "edm_std"
+
+#: ends that lie closer leave no room for a thousand levels between them
+LEAST_RATIO = 1.01
+
+#: how Python's struct reads a number, and what to put before its bytes: some types are the upper half of a wider one
+_FORMATS = {"F16": ("e", b""), "F32": ("f", b""), "F64": ("d", b""), "BF16": ("f", b"\0\0"), "F8_E5M2": ("e", b"\0")}
+#: more numbers than any of these tensors has
+_MAX_NUMBERS = 1 << 16
+
+
+def settled(family: Family, header: Header) -> Family:
+    """`family`, with what the small tensors of the file say; without any, `family` itself.
+
+    Raises UnknownArchitecture naming the tensor for one that cannot be what it is called, CorruptFile when the file
+    cannot be read any more.
+    """
+    if header.configs:  # a folder of diffusers says all of it in words
+        return family
+    family = _with_ends_of_noise(family, header)
+    if family.name == PLAYGROUND_25.name:
+        return _with_latent_measures(family, header)
+    if family.name == SD2.name and _is_spread_wide(family, header):
+        sampling = replace(family.sampling, prediction=Prediction.VELOCITY)
+        return replace(family, sampling=sampling, native_pixels=SD2_VELOCITY_PIXELS)
+    return family
+
+
+def read_numbers(header: Header, name: str) -> list[float]:
+    """The numbers of the small tensor `name` of the file.
+
+    Raises UnknownArchitecture when there are none or very many, or they are not of a float type; CorruptFile when the
+    file cannot be read any more.
+    """
+    entry = header.tensors[name]
+    if not 1 <= entry.elements <= _MAX_NUMBERS or entry.dtype not in (*_FORMATS, "F8_E4M3"):
+        raise UnknownArchitecture(
+            f"{header.path}: tensor {name!r}: found {entry.dtype} of shape {entry.shape}, expected a few floats"
+        )
+    data = stored_bytes(header, name)
+    if entry.dtype == "F8_E4M3":
+        return [_of_e4m3(byte) for byte in data]
+    letter, before = _FORMATS[entry.dtype]
+    size = struct.calcsize(letter) - len(before)
+    padded = b"".join(before + data[i : i + size] for i in range(0, len(data), size))
+    return list(struct.unpack(f"<{entry.elements}{letter}", padded))
+
+
+def read_number(header: Header, name: str) -> float:
+    """The one number that the tensor `name` of the file holds. Raises as `read_numbers`, and for another count."""
+    entry = header.tensors[name]
+    if entry.elements != 1:
+        raise UnknownArchitecture(
+            f"{header.path}: tensor {name!r}: found {entry.dtype} of shape {entry.shape}, expected one number"
+        )
+    return read_numbers(header, name)[0]
+
+
+def _of_e4m3(byte: int) -> float:
+    """The number that a byte of float8_e4m3fn stands for."""
+    sign, exponent, fraction = -1.0 if byte & 0x80 else 1.0, byte >> 3 & 15, byte & 7
+    if exponent == 15 and fraction == 7:
+        return math.nan
+    return sign * (math.ldexp(8 + fraction, exponent - 10) if exponent else math.ldexp(fraction, -9))
+
+
+def _is_spread_wide(family: Family, header: Header) -> bool:
+    """Whether an SD2 file that does not say so is one of those that predict velocity."""
+    key = family.prefixes[Role.DIFFUSION_MODEL] + SPREAD_KEY
+    says_noise = said_prediction(header.tensors, header.metadata) == NOISE_WORD
+    if key not in header.tensors or says_noise or family.sampling.prediction is Prediction.VELOCITY:
+        return False
+    biases = read_numbers(header, key)
+    # a damaged file says nothing here; whoever asks for its weights is told (`mapped_file.check_finite`)
+    return _are_finite(biases) and statistics.pstdev(biases) > VELOCITY_SPREAD
+
+
+def _with_ends_of_noise(family: Family, header: Header) -> Family:
+    noise = family.sampling.noise
+    if noise.kind is not NoiseKind.EDM:
+        return family
+    low, high = _number(header, EDM_SIGMA_MIN, noise.sigma_min), _number(header, EDM_SIGMA_MAX, noise.sigma_max)
+    if not 0.0 < LEAST_RATIO * low < high < math.inf:
+        raise UnknownArchitecture(
+            f"{header.path}: {EDM_SIGMA_MIN} and {EDM_SIGMA_MAX}: found noise from {low} to {high}, expected a rising "
+            "range above 0"
+        )
+    ends = replace(noise, sigma_min=low, sigma_max=high)
+    return replace(family, sampling=replace(family.sampling, noise=ends))
+
+
+def _number(header: Header, name: str, otherwise: float) -> float:
+    return read_number(header, name) if name in header.tensors else otherwise
+
+
+def _with_latent_measures(family: Family, header: Header) -> Family:
+    means, deviations = read_numbers(header, EDM_MEAN), read_numbers(header, EDM_DEVIATION)
+    channels = len(family.latent_means)
+    if not (len(means) == len(deviations) == channels and _are_finite(means) and _are_finite(deviations)):
+        raise UnknownArchitecture(
+            f"{header.path}: {EDM_MEAN} and {EDM_DEVIATION}: found {means} and {deviations}, expected a finite number "
+            f"for each of {channels} channels"
+        )
+    if min(deviations) <= 0.0:
+        raise UnknownArchitecture(f"{header.path}: {EDM_DEVIATION}: found {deviations}, expected numbers above 0")
+    return replace(family, latent_means=tuple(means), latent_deviations=tuple(deviations))
+
+
+def _are_finite(numbers: Sequence[float]) -> bool:
+    return all(map(math.isfinite, numbers))

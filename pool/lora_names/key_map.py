@@ -1,0 +1,57 @@
+"""The names that LoRA files use for a model's weights, for every family that has conventions of its own.
+
+Knows the public naming conventions. Which weight a name means is not written here: it follows from key maps, which have
+both spellings of every weight, the checkpoint's and the module's. Does not read tensors and does not compute
+(`pool.patches`). `style_of` costs no import of torch, nor do the maps of a component that is built.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from modelpool.pool.core.spec import Role
+from modelpool.pool.lora_names.diffusion import model_names, names_of, through
+from modelpool.pool.lora_names.styles import style_of, styles_of
+from modelpool.pool.lora_names.text import CLIP_G, CLIP_H, CLIP_L, lora_encoder, names_of_module, text_encoder_names
+
+if TYPE_CHECKING:
+    from modelpool.pool.keymaps.key_map import KeyMap, RowRange
+    from modelpool.pool.loading.build_checkpoint import BuiltComponent
+
+__all__ = ["lora_key_map", "lora_targets", "model_names", "style_of", "styles_of", "text_encoder_names"]
+
+#: the text encoders of families
+_ENCODERS = {
+    "sd1": {Role.TEXT_ENCODER: CLIP_L},
+    "sd2": {Role.TEXT_ENCODER: CLIP_H},
+    "sdxl": {Role.TEXT_ENCODER: CLIP_L, Role.TEXT_ENCODER_2: CLIP_G},
+    "sdxl_refiner": {Role.TEXT_ENCODER: CLIP_G},
+    "cascade": {Role.TEXT_ENCODER: CLIP_G},
+}
+
+
+def lora_key_map(built: BuiltComponent) -> dict[str, tuple[RowRange, ...]]:
+    """Every base name that a LoRA may use for a weight of `built`, and the parameter rows that it means.
+
+    A delta for a name has the shape `ranges[0].source_shape`; `RowRange.place` cuts it up. Names that are made of the
+    checkpoint's keys are there for biases and tables too.
+    """
+    family = built.family
+    if family.text_set and built.role.is_text_encoder:
+        company = [lora_encoder(facts.encoder, family.name) for facts in family.texts.values()]
+        own = lora_encoder(family.texts[built.role].encoder, family.name)
+        return names_of_module(own, built.key_map, company)
+    return lora_targets(built.role, built.key_map, family.prefixes[built.role], family.relative or family.name)
+
+
+def lora_targets(role: Role, key_map: KeyMap, prefix: str, family: str = "sd1") -> dict[str, tuple[RowRange, ...]]:
+    """As `lora_key_map`, for a component that is not built. `prefix` begins its keys in the checkpoint.
+
+    `family` is one of `naming.NAMINGS`.
+    """
+    if role is Role.DIFFUSION_MODEL:
+        return through(names_of(family, key_map, prefix), key_map)
+    if role.is_text_encoder:
+        encoders = _ENCODERS[family]
+        return names_of_module(encoders[role], key_map, tuple(encoders.values()))
+    return {}

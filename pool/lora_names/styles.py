@@ -1,0 +1,47 @@
+"""Which convention a base name of a LoRA file follows, told from its beginning alone. Torch-free.
+
+Knows no model: whether a name means anything in one is the business of the maps in this package.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from modelpool.pool.core.spec import Role
+
+#: how the base names of each component begin, and whose convention that is. The longest that fits counts.
+STYLES: tuple[tuple[str, Role, str], ...] = (
+    ("lora_unet_", Role.DIFFUSION_MODEL, "kohya"),
+    ("lora_prior_unet_", Role.DIFFUSION_MODEL, "kohya"),
+    ("lora_te", Role.TEXT_ENCODER, "kohya"),
+    ("lora_prior_te_", Role.TEXT_ENCODER, "kohya"),
+    ("lora_transformer_", Role.DIFFUSION_MODEL, "onetrainer"),
+    ("lycoris_", Role.DIFFUSION_MODEL, "lycoris"),
+    ("unet.", Role.DIFFUSION_MODEL, "diffusers"),
+    ("transformer.", Role.DIFFUSION_MODEL, "diffusers"),
+    ("text_encoder.", Role.TEXT_ENCODER, "diffusers"),
+    ("text_encoder_", Role.TEXT_ENCODER, "diffusers"),
+    ("base_model.model.", Role.DIFFUSION_MODEL, "peft"),
+    ("unet.base_model.model.", Role.DIFFUSION_MODEL, "peft"),
+    ("base_model.model.text_model.", Role.TEXT_ENCODER, "peft"),
+    ("diffusion_model.", Role.DIFFUSION_MODEL, "checkpoint keys"),
+    ("model.diffusion_model.", Role.DIFFUSION_MODEL, "checkpoint keys"),
+    ("text_encoders.", Role.TEXT_ENCODER, "checkpoint keys"),
+    ("text_model.", Role.TEXT_ENCODER, "bare keys"),
+)
+BARE_STYLE = "bare keys"
+
+
+def style_of(base_name: str) -> tuple[Role, str]:
+    """The component that `base_name` belongs to and the convention that it follows."""
+    fitting = [style for style in STYLES if base_name.startswith(style[0])]
+    if not fitting:
+        return Role.DIFFUSION_MODEL, BARE_STYLE
+    _, role, style = max(fitting, key=lambda fits: len(fits[0]))
+    return role, style
+
+
+def styles_of(base_names: Iterable[str]) -> dict[str, int]:
+    """How many of `base_names` follow each convention, most used first."""
+    return dict(Counter(style_of(name)[1] for name in base_names).most_common())

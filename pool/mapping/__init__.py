@@ -1,0 +1,1 @@
+"""Tensors of files as views of memory-mapped bytes, and file hashes."""

@@ -1,0 +1,1 @@
+"""What several kinds of components share: configurations from shapes, classes, diffusers' converters."""

@@ -1,0 +1,201 @@
+"""The one place that uses undocumented functions of diffusers: its converters of single files.
+
+They rename keys; `pool.keymaps.key_map` watches them do it. Does not touch weights. diffusers is pinned to a minor
+version in pyproject.toml; `self_test` tells whether another one still converts as this project needs, for what the
+project builds. The converters that only spell the names of LoRAs are compared with their modules by the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from diffusers.loaders.single_file_utils import (
+    convert_auraflow_transformer_checkpoint_to_diffusers,
+    convert_chroma_transformer_checkpoint_to_diffusers,
+    convert_controlnet_checkpoint,
+    convert_cosmos_transformer_checkpoint_to_diffusers,
+    convert_flux2_transformer_checkpoint_to_diffusers,
+    convert_flux_transformer_checkpoint_to_diffusers,
+    convert_hidream_transformer_to_diffusers,
+    convert_hunyuan_video_transformer_to_diffusers,
+    convert_krea2_transformer_checkpoint_to_diffusers,
+    convert_ldm_unet_checkpoint,
+    convert_ltx_transformer_checkpoint_to_diffusers,
+    convert_lumina2_to_diffusers,
+    convert_mochi_transformer_checkpoint_to_diffusers,
+    convert_qwen_image21_transformer_checkpoint_to_diffusers,
+    convert_sd3_transformer_checkpoint_to_diffusers,
+    convert_wan_transformer_to_diffusers,
+    convert_z_image_transformer_checkpoint_to_diffusers,
+)
+from torch import Tensor
+
+from modelpool.pool.families.family import Architecture, Family
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.keymaps.key_map import KeyMap, discover
+from modelpool.pool.models.common.infer_config import Config
+from modelpool.pool.models.common.module_classes import config_of, empty_module
+from modelpool.pool.models.common.open_clip_names import open_clip_text
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+Converter: TypeAlias = Callable[[dict[str, Tensor]], Tensors]
+
+
+#: diffusers' converter for the diffusion model of each family but the UNets, and what it expects before each key
+_TRANSFORMERS: Mapping[str, tuple[Callable[[dict[str, Tensor]], Mapping[str, Tensor | None]], str]] = {
+    "auraflow": (convert_auraflow_transformer_checkpoint_to_diffusers, ""),
+    "chroma": (convert_chroma_transformer_checkpoint_to_diffusers, ""),
+    "cosmos": (lambda tensors: convert_cosmos_transformer_checkpoint_to_diffusers(_Kept(tensors)), "net."),
+    "flux": (convert_flux_transformer_checkpoint_to_diffusers, ""),
+    "flux2": (convert_flux2_transformer_checkpoint_to_diffusers, ""),
+    "hidream": (convert_hidream_transformer_to_diffusers, ""),
+    "hunyuan_video": (convert_hunyuan_video_transformer_to_diffusers, ""),
+    "krea2": (convert_krea2_transformer_checkpoint_to_diffusers, ""),
+    "ltxv": (convert_ltx_transformer_checkpoint_to_diffusers, ""),
+    "lumina2": (convert_lumina2_to_diffusers, ""),
+    "mochi": (convert_mochi_transformer_checkpoint_to_diffusers, ""),
+    "qwen_image_21": (convert_qwen_image21_transformer_checkpoint_to_diffusers, ""),
+    "sd3": (convert_sd3_transformer_checkpoint_to_diffusers, ""),
+    "wan": (convert_wan_transformer_to_diffusers, ""),
+    "z_image": (convert_z_image_transformer_checkpoint_to_diffusers, ""),
+}
+_UNETS = frozenset({"sd1", "sd2", "sdxl", "sdxl_refiner"})
+_UNET_PREFIX = "model.diffusion_model."
+
+
+class ConverterChangedError(RuntimeError):
+    """The installed diffusers no longer converts a layout to the keys of its own module."""
+
+
+def converter(architecture: Architecture, config: Config, prefix: str) -> Converter:
+    """The function that renames a component's tensors to the parameters of the module built with `config`; their keys
+    in the checkpoint begin with `prefix`."""
+    match architecture:
+        case Architecture.LDM_UNET:
+            return lambda tensors: _dropping_none(
+                convert_ldm_unet_checkpoint(_moved(tensors, prefix, _UNET_PREFIX), config)
+            )
+        case Architecture.CLIP_TEXT:
+            # transformers has no text_model level any more; its positions are a table that the module makes itself
+            return lambda tensors: {k.removeprefix("text_model."): v for k, v in _moved(tensors, prefix, "").items()}
+        case Architecture.CLIP_TEXT_PROJECTED:
+            return lambda tensors: {_with_text_level(k): v for k, v in _moved(tensors, prefix, "").items()}
+        case Architecture.DIFFUSERS_UNET:
+            return lambda tensors: _moved(tensors, prefix, "")
+        case Architecture.OPEN_CLIP_TEXT:
+            return lambda tensors: open_clip_text(_moved(tensors, prefix, ""))
+        case Architecture.OPEN_CLIP_TEXT_ALONE:
+            return lambda tensors: {
+                k.removeprefix("text_model."): v for k, v in open_clip_text(_moved(tensors, prefix, "")).items()
+            }
+        case (
+            Architecture.VAE
+            | Architecture.DIFFUSION_TRANSFORMER
+            | Architecture.SOUND_TRANSFORMER
+            | Architecture.TEXT_MODEL
+            | Architecture.VISION_MODEL
+            | Architecture.TEXT_VISION
+        ):
+            raise AssertionError(f"{architecture.name} is planned by its own package")
+
+
+def diffusion_converter(family: str, bare_shapes: Mapping[str, Shape]) -> Converter | None:
+    """diffusers' converter for the diffusion model of `family`, on keys without prefix; None where it has none.
+
+    Some converters know the published sizes only. They raise KeyError naming a tensor that they miss.
+    """
+    if family in _UNETS:
+        config = _unet_conversion_config(bare_shapes)
+        return lambda tensors: _dropping_none(convert_ldm_unet_checkpoint(_prefixed(tensors, _UNET_PREFIX), config))
+    if family not in _TRANSFORMERS:
+        return None
+    convert, prefix = _TRANSFORMERS[family]
+    return lambda tensors: _dropping_none(convert(_prefixed(tensors, prefix)))
+
+
+def controlnet_converter(bare_shapes: Mapping[str, Shape]) -> Converter:
+    """diffusers' converter for a ControlNet with tensors of `bare_shapes` (keys without prefix), in either layout. What
+    SDXL's are told of the picture's size it leaves out."""
+    config = _unet_conversion_config(bare_shapes)
+    told = {key: key.replace("label_emb.0.0.", "add_embedding.linear_1.") for key in bare_shapes if "label_emb." in key}
+    told = {key: name.replace("label_emb.0.2.", "add_embedding.linear_2.") for key, name in told.items()}
+
+    def convert(tensors: dict[str, Tensor]) -> Tensors:
+        converted = _dropping_none(convert_controlnet_checkpoint(dict(tensors), config))
+        return {**converted, **{name: tensors[key] for key, name in told.items()}}
+
+    return convert
+
+
+class _Kept(dict[str, Tensor]):
+    """Tensors that stay when a converter takes them: the one of Cosmos looks for a key after it has taken them all."""
+
+    def pop(self, key: str, *default: Any) -> Any:
+        return self[key] if key in self or not default else default[0]
+
+
+def _unet_conversion_config(bare_shapes: Mapping[str, Shape]) -> Config:
+    """What the converter of UNets reads of a configuration: blocks of a level, and which embedding a label has."""
+    blocks = {int(key.split(".")[1]) for key in bare_shapes if key.startswith("input_blocks.")}
+    ends_of_levels = [block for block in blocks if f"input_blocks.{block}.0.op.weight" in bare_shapes]
+    config: Config = {"layers_per_block": min(ends_of_levels, default=len(blocks)) - 1, "num_class_embeds": 0}
+    if "label_emb.0.0.weight" in bare_shapes:
+        config["addition_embed_type"] = "text_time"
+    return config
+
+
+def _moved(tensors: Mapping[str, Tensor], prefix: str, to: str) -> dict[str, Tensor]:
+    """`tensors` whose keys begin with `to` instead of `prefix`."""
+    return {to + key.removeprefix(prefix): value for key, value in tensors.items()}
+
+
+def _with_text_level(key: str) -> str:
+    """The name that transformers has for a tensor of a text model with a projection; some files have no level."""
+    return key if key.startswith(("text_model.", "text_projection.")) else f"text_model.{key}"
+
+
+def _prefixed(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + key: value for key, value in tensors.items()}
+
+
+def self_test(family: Family, shapes: Mapping[str, Shape]) -> None:
+    """Check that the converters still give what the modules have, for a checkpoint of `family` with `shapes`; VAEs have
+    a test of their own (`pool.models.vae.classes`).
+
+    Raises ConverterChangedError saying which keys or shapes differ.
+    """
+    for role in family.prefixes:
+        architecture = family.architectures[role]
+        if architecture is Architecture.VAE:
+            continue
+        config = config_of(architecture, family.bare_shapes_of(role, shapes))
+        convert = converter(architecture, config, family.prefixes[role])
+        key_map = discover(family.shapes_of(role, shapes), convert)
+        difference = differing_keys(key_map, empty_module(architecture, config))
+        if difference:
+            raise ConverterChangedError(f"{role.value}: diffusers converts otherwise than it builds: {difference}")
+
+
+def differing_keys(key_map: KeyMap, module: torch.nn.Module) -> str:
+    """What `module` and `key_map` disagree on, in words; empty when keys and shapes are equal."""
+    actual = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    mapped = key_map.shapes
+    if actual == mapped:
+        return ""
+    parts = []
+    if missing := sorted(actual.keys() - mapped.keys()):
+        parts.append(f"{len(missing)} parameters have no source, such as {missing[0]}")
+    if surplus := sorted(mapped.keys() - actual.keys()):
+        parts.append(f"{len(surplus)} tensors have no parameter, such as {surplus[0]}")
+    for key in sorted(actual.keys() & mapped.keys()):
+        if actual[key] != mapped[key]:
+            parts.append(f"{key} has shape {mapped[key]} in the file and {actual[key]} in the module")
+            break
+    return "; ".join(parts)
+
+
+def _dropping_none(tensors: Mapping[str, Tensor | None]) -> Tensors:
+    """`tensors` without those that a converter looked up and did not find."""
+    return {key: value for key, value in tensors.items() if value is not None}

@@ -1,0 +1,139 @@
+"""How many pixels and frames one cell of a latent stands for, from a VAE's configuration. Torch-free.
+
+Published VAEs have the figures that `pool.detection.vaes` lists; smaller ones of the same layout have
+their own, which only their structure tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.detection.vae_facts import VaeFacts
+from modelpool.pool.detection.vaes import FACTS, recognise_vae
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.models.common.vae_config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS
+from modelpool.pool.models.common.vae_configs import Config
+
+#: channels, pixels along a side, frames: of one cell
+Measures = tuple[int, int, int]
+
+
+def _kl(config: Config) -> Measures:
+    return config["latent_channels"], 2 ** (len(config["block_out_channels"]) - 1), 1
+
+
+def _flux2(config: Config) -> Measures:
+    channels, side, _ = _kl(config)
+    down, across = config["patch_size"]
+    return channels * down * across, side * down, 1
+
+
+def _taesd(config: Config) -> Measures:
+    return config["latent_channels"], 2 ** (len(config["num_decoder_blocks"]) - 1), 1
+
+
+def _cascade_a(config: Config) -> Measures:
+    return config["latent_channels"], config["up_down_scale_factor"] * 2 ** (config["levels"] - 1), 1
+
+
+def _oobleck(config: Config) -> Measures:
+    return config["decoder_input_channels"], math.prod(config["downsampling_ratios"]), 1
+
+
+def _mochi(config: Config) -> Measures:
+    return config["latent_channels"], math.prod(config["spatial_expansions"]), math.prod(config["temporal_expansions"])
+
+
+def _ltx(config: Config) -> Measures:
+    kinds = [
+        kind for kind, folds in zip(config["downsample_type"], config["spatio_temporal_scaling"], strict=True) if folds
+    ]
+    sides, times = sum(kind != "temporal" for kind in kinds), sum(kind != "spatial" for kind in kinds)
+    return config["latent_channels"], config["patch_size"] * 2**sides, 2**times
+
+
+def _told(config: Config) -> Measures:
+    """Of classes that are told both ratios."""
+    return (
+        config["latent_channels"], config["spatial_compression_ratio"], config.get("temporal_compression_ratio", 1),
+    )  # fmt: skip
+
+
+def _hunyuan_video(config: Config) -> Measures:
+    # the class has the published four frames a cell where it is not told otherwise
+    return config["latent_channels"], config["spatial_compression_ratio"], 4
+
+
+def _wan(config: Config) -> Measures:
+    folds = config["temperal_downsample"]  # one for each halving of the sides: whether it halves time as well
+    return config["z_dim"], config.get("scale_factor_spatial") or 2 ** len(folds), 2 ** sum(folds)
+
+
+_MEASURES: Mapping[str, Callable[[Config], Measures]] = {
+    "kl": _kl,
+    "kl_temporal": _kl,
+    "flux2": _flux2,
+    "taesd": _taesd,
+    "cascade_a": _cascade_a,
+    "oobleck": _oobleck,
+    "mochi": _mochi,
+    "ltx_v0": _ltx,
+    "ltx_v1": _ltx,
+    "ltx_v2": _ltx,
+    "ltx2": _ltx,
+    "hunyuan_image": _told,
+    "hunyuan_video": _hunyuan_video,
+    "hunyuan_video_15": _told,
+    "hunyuan_image_refiner": _told,
+    "cosmos": _told,
+    "wan21": _wan,
+    "wan22": _wan,
+}
+
+
+def measured(facts: VaeFacts, config: Config) -> VaeFacts:
+    """`facts` with the measures of a VAE that is built with `config`."""
+    channels, side, frames = _MEASURES[facts.name](config)
+    return replace(facts, latent_channels=channels, encode_ratio=side, decode_ratio=side, temporal_ratio=frames)
+
+
+def measured_vae(bare_shapes: Mapping[str, Shape]) -> VaeFacts:
+    """The VAE with tensors of `bare_shapes` (keys without prefix), with its own measures.
+
+    Raises UnknownArchitecture when it is none that is known, none that is built, or its tensors are other ones.
+    """
+    found = recognise_vae(bare_shapes)
+    if found is None:
+        first = ", ".join(list(bare_shapes)[:3]) or "none"
+        raise UnknownArchitecture(f"VAE: its {len(bare_shapes)} tensors match no known VAE (the first are {first})")
+    configs = CONFIGS if found.layout == "original" else DIFFUSERS_CONFIGS
+    if found.name not in configs:
+        raise UnknownArchitecture(f"recognised as the VAE of {found.title}, which is none of those that are built")
+    try:
+        return measured(found, configs[found.name](bare_shapes))
+    except UnknownArchitecture:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"recognised as the VAE of {found.title}, but with other tensors: {error}") from error
+
+
+def measured_folder_vae(said: Mapping[str, Any], bare_shapes: Mapping[str, Shape]) -> VaeFacts:
+    """The VAE of a folder of diffusers whose configuration says `said`, its class included, with its own measures.
+
+    Raises UnknownArchitecture when the class is none that is built, or the configuration is none of it.
+    """
+    class_name, config = str(said.get("_class_name")), dict(said)
+    if class_name not in FOLDER_KINDS:
+        raise UnknownArchitecture(f"VAE folder: found class {class_name!r}, expected one of {', '.join(FOLDER_KINDS)}")
+    facts = FACTS[FOLDER_KINDS[class_name](config)]
+    beginnings = {"encoder": ("encoder.", "in_block."), "decoder": ("decoder.", "up_blocks.")}
+    halves = {half: any(key.startswith(names) for key in bare_shapes) for half, names in beginnings.items()}
+    try:
+        found = measured(facts, config)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"VAE folder: the configuration is none of {class_name}: {error}") from error
+    return replace(found, layout="diffusers", has_encoder=halves["encoder"], has_decoder=halves["decoder"])

@@ -1,0 +1,69 @@
+"""Which function reads the configuration of which kind of VAE off its shapes. Torch-free.
+
+Apart from the classes (`pool.models.vae.classes`), so that planning knows a VAE's measures without loading torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from modelpool.pool.models.common import vae_configs as configs
+from modelpool.pool.models.common import vae_video_configs as video_configs
+from modelpool.pool.models.common.vae_configs import Config, Shapes
+
+Measure: TypeAlias = Callable[[Shapes], Config]
+
+#: by the name that `pool.detection.vaes` gives, for files in the names they were published with
+CONFIGS: Mapping[str, Measure] = {
+    "kl": configs.kl_config,
+    "kl_temporal": configs.kl_temporal_config,
+    "flux2": configs.flux2_config,
+    "taesd": configs.taesd_config,
+    "cascade_a": configs.cascade_a_config,
+    "oobleck": configs.oobleck_config,
+    "mochi": video_configs.mochi_config,
+    "ltx_v0": video_configs.ltx_config,
+    "ltx_v1": video_configs.ltx_config,
+    "ltx_v2": video_configs.ltx_config,
+    "ltx2": video_configs.ltx2_config,
+    "hunyuan_image": configs.hunyuan_image_config,
+    "hunyuan_video": video_configs.hunyuan_video_config,
+    "hunyuan_video_15": video_configs.hunyuan_video_15_config,
+    "hunyuan_image_refiner": video_configs.hunyuan_video_15_config,
+    "cosmos": video_configs.cosmos_config,
+    "wan21": video_configs.wan21_config,
+    "wan22": video_configs.wan22_config,
+}
+#: those whose files in the naming of diffusers tell enough by themselves
+DIFFUSERS_CONFIGS: Mapping[str, Measure] = {
+    "kl": configs.diffusers_kl_config,
+    "flux2": configs.diffusers_kl_config,
+}
+
+
+def _ltx_version(config: Config) -> str:
+    if not config.get("timestep_conditioning"):
+        return "ltx_v0"
+    return "ltx_v2" if "LTXVideo095DownBlock3D" in (config.get("down_block_types") or ()) else "ltx_v1"
+
+
+#: by the class that a folder of diffusers names: what it is recognised as, given its configuration
+FOLDER_KINDS: Mapping[str, Callable[[Config], str]] = {
+    "AutoencoderKL": lambda config: "kl",
+    "AutoencoderKLFlux2": lambda config: "flux2",
+    "AutoencoderKLTemporalDecoder": lambda config: "kl_temporal",
+    "AutoencoderTiny": lambda config: "taesd",
+    "PaellaVQModel": lambda config: "cascade_a",
+    "AutoencoderOobleck": lambda config: "oobleck",
+    "AutoencoderKLMochi": lambda config: "mochi",
+    "AutoencoderKLLTXVideo": lambda config: _ltx_version(config),
+    "AutoencoderKLLTX2Video": lambda config: "ltx2",
+    "AutoencoderKLHunyuanImage": lambda config: "hunyuan_image",
+    "AutoencoderKLHunyuanVideo": lambda config: "hunyuan_video",
+    "AutoencoderKLHunyuanVideo15": lambda config: "hunyuan_video_15",
+    "AutoencoderKLHunyuanImageRefiner": lambda config: "hunyuan_image_refiner",
+    "AutoencoderKLCosmos": lambda config: "cosmos",
+    "AutoencoderKLWan": lambda config: "wan22" if config.get("is_residual") else "wan21",
+    "AutoencoderKLQwenImage": lambda config: "wan21",
+}

@@ -1,0 +1,271 @@
+"""The arguments that diffusers' VAE classes are built with, from the shapes of a single file alone. Torch-free.
+
+Knows which shape tells which size, for pictures and sound; video is in `pool.models.common.vae_video_configs`. Keys
+come without prefix. A half that a file does not have is configured like the half that it has.
+
+Facts that shapes do not tell: group norms have 32 groups, or a quarter of the narrowest width where that is fewer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.formats.safetensors_file import Shape
+
+Shapes = Mapping[str, Shape]
+Config: TypeAlias = dict[str, Any]
+
+MAX_NORM_GROUPS = 32
+
+
+def shape_of(shapes: Shapes, *keys: str) -> Shape:
+    """The shape of the first of `keys` that there is.
+
+    Raises UnknownArchitecture when there is none, or it has no dimension.
+    """
+    for key in keys:
+        if shapes.get(key):
+            return shapes[key]
+    raise UnknownArchitecture(f"VAE: found no {' or '.join(keys)}, expected it to tell a size")
+
+
+def size_of(shapes: Shapes, key: str, index: int = 0) -> int:
+    """Size `index` of the tensor `key`. Raises UnknownArchitecture when there is no such."""
+    shape = shape_of(shapes, key)
+    if index >= len(shape):
+        raise UnknownArchitecture(f"VAE: tensor {key!r}: found shape {shape}, expected more than {index} dimensions")
+    return shape[index]
+
+
+def count(keys: Iterable[str], pattern: str) -> int:
+    """How many numbers `pattern`'s group finds at the beginning of `keys`."""
+    return len(_numbers(keys, pattern))
+
+
+def count_all(keys: Iterable[str], pattern: str) -> int:
+    """As `count`, of numbers from 0 on.
+
+    Raises UnknownArchitecture where one is left out: a key alone could ask for any number of layers.
+    """
+    numbers = _numbers(keys, pattern)
+    missing = next((number for number in range(len(numbers)) if str(number) not in numbers), None)
+    if missing is not None:
+        raise UnknownArchitecture(
+            f"VAE: found {len(numbers)} numbers in {pattern!r} without {missing}, expected all from 0 on"
+        )
+    return len(numbers)
+
+
+def _numbers(keys: Iterable[str], pattern: str) -> set[str]:
+    compiled = re.compile(pattern)
+    return {found[1] for key in keys if (found := compiled.match(key)) is not None}
+
+
+def norm_groups(widths: Iterable[int]) -> int:
+    """The groups of the group norms of a VAE with levels of `widths`."""
+    return max(1, min(MAX_NORM_GROUPS, min(widths) // 4))
+
+
+def ltx_kinds(keys: Iterable[str], beginning: str) -> list[str]:
+    """What each block of one half is, in order: a "group" of residual blocks, a "fold" or a block that "widens"."""
+    keys = frozenset(keys)
+    numbers = {int(key.removeprefix(beginning).partition(".")[0]) for key in keys if key.startswith(beginning)}
+    kinds = []
+    for number in range(len(numbers)):
+        block = f"{beginning}{number}."
+        if any(key.startswith(f"{block}res_blocks.") for key in keys):
+            kinds.append("group")
+        else:
+            kinds.append("widens" if f"{block}conv1.conv.weight" in keys else "fold")
+    return kinds
+
+
+def kl_config(shapes: Shapes) -> Config:
+    """The arguments of `diffusers.AutoencoderKL`."""
+    widths, blocks = _ldm_levels(shapes)
+    return {
+        "block_out_channels": widths,
+        "layers_per_block": blocks,
+        "latent_channels": _ldm_latent_channels(shapes),
+        "down_block_types": ("DownEncoderBlock2D",) * len(widths),
+        "up_block_types": ("UpDecoderBlock2D",) * len(widths),
+        "use_quant_conv": "quant_conv.weight" in shapes,
+        "use_post_quant_conv": "post_quant_conv.weight" in shapes,
+        "mid_block_add_attention": _has_middle_attention(shapes),
+        "norm_num_groups": norm_groups(widths),
+    }
+
+
+def diffusers_kl_config(shapes: Shapes) -> Config:
+    """The arguments of `diffusers.AutoencoderKL`, or of `AutoencoderKLFlux2`, for a file in the naming of diffusers."""
+    down, up = (
+        tuple(
+            size_of(shapes, f"{half}.{i}.resnets.0.conv2.weight")
+            for i in range(count(shapes, rf"{re.escape(half)}\.(\d+)\."))
+        )
+        for half in ("encoder.down_blocks", "decoder.up_blocks")
+    )
+    widths = down or tuple(reversed(up))
+    if not widths:
+        raise UnknownArchitecture("VAE: found no encoder.down_blocks and no decoder.up_blocks, expected a level")
+    blocks = count(shapes, r"encoder\.down_blocks\.0\.resnets\.(\d+)\.")
+    config: Config = {
+        "block_out_channels": widths,
+        "layers_per_block": blocks or count(shapes, r"decoder\.up_blocks\.0\.resnets\.(\d+)\.") - 1,
+        "latent_channels": _ldm_latent_channels(shapes),
+        "down_block_types": ("DownEncoderBlock2D",) * len(widths),
+        "up_block_types": ("UpDecoderBlock2D",) * len(widths),
+        "use_quant_conv": "quant_conv.weight" in shapes,
+        "use_post_quant_conv": "post_quant_conv.weight" in shapes,
+        "mid_block_add_attention": any(".mid_block.attentions." in key for key in shapes),
+        "norm_num_groups": norm_groups(widths),
+    }
+    if "bn.running_mean" in shapes:
+        side = math.isqrt(size_of(shapes, "bn.running_mean") // config["latent_channels"])
+        config["patch_size"] = (side, side)
+        if up and up != tuple(reversed(widths)):
+            config["decoder_block_out_channels"] = tuple(reversed(up))
+    return config
+
+
+def flux2_config(shapes: Shapes) -> Config:
+    """The arguments of `diffusers.AutoencoderKLFlux2`; its decoder may be narrower than its encoder."""
+    config = kl_config(shapes)
+    folded = size_of(shapes, "bn.running_mean")
+    side = math.isqrt(folded // config["latent_channels"])
+    config["patch_size"] = (side, side)
+    config["use_quant_conv"] |= "encoder.quant_conv.weight" in shapes
+    config["use_post_quant_conv"] |= "decoder.post_quant_conv.weight" in shapes
+    decoder = _half_widths(shapes, "decoder.up.")
+    if decoder and decoder != config["block_out_channels"]:
+        config["decoder_block_out_channels"] = decoder
+    return config
+
+
+def kl_temporal_config(shapes: Shapes) -> Config:
+    """The arguments of `diffusers.AutoencoderKLTemporalDecoder`."""
+    widths, blocks = _ldm_levels(shapes)
+    return {
+        "block_out_channels": widths,
+        "layers_per_block": blocks,
+        "latent_channels": _ldm_latent_channels(shapes),
+        "down_block_types": ("DownEncoderBlock2D",) * len(widths),
+    }
+
+
+def hunyuan_image_config(shapes: Shapes) -> Config:
+    """The arguments of `diffusers.AutoencoderKLHunyuanImage`."""
+    widths, blocks = _ldm_levels(shapes)
+    folds = max(count(shapes, r"encoder\.down\.(\d+)\.downsample\."), count(shapes, r"decoder\.up\.(\d+)\.upsample\."))
+    return {
+        "in_channels": 3,
+        "out_channels": 3,
+        "latent_channels": _ldm_latent_channels(shapes),
+        "block_out_channels": widths,
+        "layers_per_block": blocks,
+        "spatial_compression_ratio": 2**folds,
+        "sample_size": 384,
+    }
+
+
+def taesd_config(shapes: Shapes) -> Config:
+    """The arguments of `diffusers.AutoencoderTiny`."""
+    encoder = _tiny_stages(shapes, "taesd_encoder.")
+    decoder = _tiny_stages(shapes, "taesd_decoder.")
+    stages = len(decoder) or len(encoder)
+    wide = shape_of(shapes, "taesd_decoder.1.weight", "taesd_encoder.0.weight")[0]
+    return {
+        "latent_channels": size_of(shapes, "taesd_decoder.1.weight", 1),
+        "num_encoder_blocks": encoder or tuple(reversed(decoder)),
+        "num_decoder_blocks": decoder,
+        "encoder_block_out_channels": (wide,) * stages,
+        "decoder_block_out_channels": (wide,) * stages,
+    }
+
+
+def _tiny_stages(shapes: Shapes, half: str) -> tuple[int, ...]:
+    """How many blocks each stage of a half of TAESD has: stages end at the convolutions between."""
+    numbers = sorted({int(key.removeprefix(half).partition(".")[0]) for key in shapes if key.startswith(half)})
+    stages = [0]
+    # the first convolution opens the first stage, the last one closes the last
+    for number in numbers[1:-1]:
+        if any(key.startswith(f"{half}{number}.conv.") for key in shapes):
+            stages[-1] += 1
+        elif half == "taesd_encoder." or stages[-1]:
+            stages.append(0)
+    return tuple(stage for stage in stages if stage) if numbers else ()
+
+
+def cascade_a_config(shapes: Shapes) -> Config:
+    """The arguments of diffusers' `PaellaVQModel`."""
+    tokens, channels = shape_of(shapes, "vquantizer.codebook.weight")
+    levels = (count(shapes, r"down_blocks\.(\d+)\.") - 1 + 1) // 2
+    up_blocks = count(shapes, r"up_blocks\.(\d+)\.")
+    return {
+        "levels": levels,
+        # beside the first convolution, one at each step up, and a block of each level after the first
+        "bottleneck_blocks": up_blocks - 1 - 2 * (levels - 1),
+        "embed_dim": size_of(shapes, "up_blocks.0.0.weight"),
+        "latent_channels": channels,
+        "num_vq_embeddings": tokens,
+        "up_down_scale_factor": math.isqrt(size_of(shapes, "in_block.1.weight", 1) // 3),
+        "scale_factor": 0.43,
+    }
+
+
+def oobleck_config(shapes: Shapes) -> Config:
+    """The arguments of `diffusers.AutoencoderOobleck`, of a file with weight norms in either spelling."""
+    narrow, sound_channels = _oobleck(shapes, "encoder.layers.0")[:2]
+    blocks = count(shapes, r"encoder\.layers\.(\d+)\.layers\.")
+    folds = [_oobleck(shapes, f"encoder.layers.{i + 1}.layers.4") for i in range(blocks)]
+    return {
+        "encoder_hidden_size": narrow,
+        "downsampling_ratios": [kernel // 2 for _, _, kernel in folds],
+        "channel_multiples": [width // narrow for width, _, _ in folds],
+        "decoder_channels": _oobleck(shapes, f"decoder.layers.{blocks + 2}")[1],
+        "decoder_input_channels": _oobleck(shapes, "decoder.layers.0")[1],
+        "audio_channels": sound_channels,
+        "sampling_rate": 44100,
+    }
+
+
+def _oobleck(shapes: Shapes, layer: str) -> tuple[int, int, int]:
+    shape = shape_of(shapes, f"{layer}.weight_v", f"{layer}.parametrizations.weight.original1")
+    if len(shape) != 3:
+        raise UnknownArchitecture(f"VAE: layer {layer}: found a weight of shape {shape}, expected three dimensions")
+    return shape[0], shape[1], shape[2]
+
+
+def _ldm_levels(shapes: Shapes) -> tuple[tuple[int, ...], int]:
+    """The width of each level, finest first, and the blocks that each has on the way down."""
+    widths = _half_widths(shapes, "encoder.down.") or _half_widths(shapes, "decoder.up.")
+    if not widths:
+        raise UnknownArchitecture("VAE: found no encoder.down and no decoder.up blocks, expected at least one level")
+    for half in ("encoder.down.", "decoder.up."):
+        part, found = f"{half.partition('.')[0]}.", len(_half_widths(shapes, half))
+        if found != len(widths) and any(key.startswith(part) for key in shapes):
+            raise UnknownArchitecture(f"VAE: found {found} {half[:-1]} blocks, expected {len(widths)}")
+    down = count_all(shapes, r"encoder\.down\.0\.block\.(\d+)\.")
+    return widths, down or count_all(shapes, r"decoder\.up\.0\.block\.(\d+)\.") - 1
+
+
+def _half_widths(shapes: Shapes, half: str) -> tuple[int, ...]:
+    """The width of each level of a half; () where the file has none."""
+    levels = count_all(shapes, rf"{re.escape(half)}(\d+)\.")
+    return tuple(
+        shape_of(shapes, f"{half}{i}.block.0.conv2.weight", f"{half}{i}.block.0.conv2.conv.weight")[0]
+        for i in range(levels)
+    )
+
+
+def _ldm_latent_channels(shapes: Shapes) -> int:
+    key = "decoder.conv_in.weight"
+    return size_of(shapes, key, 1) if key in shapes else size_of(shapes, "encoder.conv_out.weight") // 2
+
+
+def _has_middle_attention(shapes: Shapes) -> bool:
+    return any(".mid.attn_1." in key for key in shapes)

@@ -1,0 +1,132 @@
+"""How one component of a family is built, by whichever package knows its architecture: module, key map, tables.
+
+Knows which architecture is planned where. Does not read files: it is given shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.sampling_facts import Sight
+from modelpool.pool.core.spec import Role
+from modelpool.pool.families.family import Architecture, Family
+from modelpool.pool.formats.folder_header import CLASS
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.keymaps.key_map import KeyMap, discover
+from modelpool.pool.models.common.diffusers_private import converter, differing_keys
+from modelpool.pool.models.common.module_classes import (
+    config_of,
+    empty_module,
+    fill_tables,
+    said_configuration,
+    said_module,
+)
+from modelpool.pool.models.common.spliced_vae import is_spliced, names_in_vae
+from modelpool.pool.models.diffusion.audio_seconds import SECONDS, converted_seconds, plan_seconds
+from modelpool.pool.models.diffusion.build import converted, plan_diffusion_model
+from modelpool.pool.models.text.build import facts_named, plan_text_encoder
+from modelpool.pool.models.text.classes import fill_tables as fill_text_tables
+from modelpool.pool.models.vae.build import VaePlan, plan_vae, spliced_vae
+from modelpool.pool.models.vae.folders import plan_folder_vae
+from modelpool.pool.models.vision.build import plan_vision
+from modelpool.pool.models.vision.llava import plan_picture_words
+from modelpool.pool.models.vision.qwen import plan_qwen_vision
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentPlan:
+    """One component without weights.
+
+    module   on the meta device, in evaluation mode, without gradients
+    key_map  between the file's tensors and the module's parameters
+    fill     gives the module the tables that no file carries, once it has its weights
+    """
+
+    module: nn.Module
+    key_map: KeyMap
+    fill: Callable[[nn.Module], None]
+
+
+def refuse_other_shapes(family: Family, plan: ComponentPlan) -> None:
+    """Raises UnknownArchitecture where tensors of the file are not of the shapes of the module's parameters.
+
+    Those that a package of its own plans were compared by it.
+    """
+    is_compared = plan.fill is not fill_tables
+    difference = "" if is_compared else differing_keys(plan.key_map, plan.module)
+    if difference:
+        raise UnknownArchitecture(f"it is not that of {family.title}: {difference}")
+
+
+def plan_component(
+    family: Family, role: Role, shapes: Mapping[str, Shape], config: Mapping[str, Any] | None = None
+) -> ComponentPlan:
+    """The plan of the component `role` of `family`, whose tensors have `shapes` (keys as in the file).
+
+    `config` are the arguments of the class where they are known already. Shapes may still differ from the module's:
+    those of weights that are stored padded do. Raises UnknownArchitecture when there is no such module.
+    """
+    prefix = family.prefixes[role]
+    match family.architectures[role]:
+        case Architecture.VAE:
+            with said_configuration():
+                vae = vae_plan(family, shapes, prefix)
+                return ComponentPlan(vae.empty(), vae.key_map, _nothing)
+        case Architecture.DIFFUSION_TRANSFORMER:
+            model = plan_diffusion_model(shapes, prefix, config=family.configs.get(role))
+            return ComponentPlan(model.empty(), model.key_map, _nothing)
+        case Architecture.SOUND_TRANSFORMER:
+            return _sound_plan(shapes, prefix, family.configs.get(role))
+        case Architecture.TEXT_MODEL:
+            # its place in the family says what it is, whatever its size
+            is_open_clip = any(key.removeprefix(prefix).startswith("transformer.resblocks.") for key in shapes)
+            layout = "open_clip" if is_open_clip else "transformers"
+            text = plan_text_encoder(shapes, prefix, facts=facts_named(family.texts[role].encoder, layout))
+            return ComponentPlan(text.empty(), text.key_map, fill_text_tables)
+        case Architecture.VISION_MODEL if family.sampling.sight is Sight.WORDS:
+            words = plan_picture_words(family.shapes_of(role, shapes), prefix)
+            return ComponentPlan(words.empty(), words.key_map, _nothing)
+        case Architecture.VISION_MODEL:
+            sight = plan_vision(shapes, prefix, said=family.configs.get(role))
+            return ComponentPlan(sight.empty(), sight.key_map, _nothing)
+        case Architecture.TEXT_VISION:
+            seeing = plan_qwen_vision(shapes, prefix)
+            return ComponentPlan(seeing.empty(), seeing.key_map, fill_text_tables)
+        case architecture:
+            bare = {family.bare_key(role, key): shape for key, shape in shapes.items()}
+            found = dict(config) if config is not None else config_of(architecture, bare)
+            module = (said_module if role in family.configs else empty_module)(architecture, found)
+            key_map = discover(shapes, converter(architecture, found, prefix))
+            return ComponentPlan(module, key_map, fill_tables)
+
+
+def _sound_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, Any] | None) -> ComponentPlan:
+    """A diffusion model of sound, with the model that embeds seconds as a part of it. Raises UnknownArchitecture."""
+    model, seconds = plan_diffusion_model(shapes, prefix, config=config), plan_seconds(shapes)
+    module = model.empty()
+    module.add_module(SECONDS, seconds.empty())
+
+    def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = {key: tensor for key, tensor in tensors.items() if key.startswith(model.recognised.prefix)}
+        embedding = {f"{SECONDS}.{name}": tensor for name, tensor in converted_seconds(tensors).items()}
+        return {**converted(model.architecture, model.recognised, own), **embedding}
+
+    return ComponentPlan(module, discover(shapes, convert), _nothing)
+
+
+def vae_plan(family: Family, shapes: Mapping[str, Shape], prefix: str) -> VaePlan:
+    """How the VAE of `family` is built, of whose tensors `shapes` are. Raises UnknownArchitecture."""
+    said = family.configs.get(Role.VAE)
+    if is_spliced(family):
+        names = names_in_vae(family, shapes)
+        return spliced_vae({key: shapes[key] for key in names}, names)
+    return plan_vae(shapes, prefix) if said is None else plan_folder_vae(said[CLASS], said, shapes, prefix)
+
+
+def _nothing(module: nn.Module) -> None:
+    """Every table has its values already."""

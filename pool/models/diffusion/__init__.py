@@ -1,0 +1,1 @@
+"""Builds and calls diffusion models: configurations, key names, forward calls."""

@@ -1,0 +1,112 @@
+"""The small model beside Stable Audio that embeds where a sound starts and how long the whole is, in seconds.
+
+Knows the names in the file and the class of diffusers. What is embedded goes to the diffusion model as "seconds".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
+from torch import Tensor, nn
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.formats.folder_header import PROJECTION
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.keymaps.key_map import KeyMap, discover
+from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.diffusion.architecture import Arguments
+from modelpool.pool.models.diffusion.meta_module import empty_module
+from modelpool.pool.ops.fill_parameters import assert_filled, fill
+
+#: what it is called as a part of the diffusion model's module
+SECONDS = "seconds"
+#: what its keys begin with in the file
+PREFIX = "conditioner.conditioners."
+#: the same in a folder of diffusers
+FOLDER_PREFIX = f"{PROJECTION}."
+#: what seconds are clamped to. Source: the model_config.json of stabilityai/stable-audio-open-1.0
+MOST_SECONDS = 512
+_NAMES = (
+    ("seconds_start.", "start_number_conditioner."),
+    ("seconds_total.", "end_number_conditioner."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SecondsPlan:
+    """How the model is built.
+
+    config   the arguments of its class
+    key_map  between the file's tensors (keys as in the file) and the module's parameters
+    """
+
+    config: Arguments
+    key_map: KeyMap
+
+    def empty(self) -> nn.Module:
+        """The module without weights. Raises UnknownArchitecture when the file's tensors are not those of the class."""
+        module = empty_module(StableAudioProjectionModel, self.config)
+        difference = differing_keys(self.key_map, module)
+        if difference:
+            raise UnknownArchitecture(f"recognised as Stable Audio's seconds, but {difference}")
+        return module
+
+    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """The module over `tensors`, in evaluation mode, without gradients."""
+        module = self.empty()
+        fill(module, self.key_map.load(tensors))
+        assert_filled(module)
+        return module
+
+    def save(self, module: nn.Module) -> dict[str, Tensor]:
+        """The file's tensors made of `module`'s parameters."""
+        return self.key_map.save(module.state_dict())
+
+
+def plan_seconds(shapes: Mapping[str, Shape]) -> SecondsPlan:
+    """How the model among `shapes`, keys as in the file or as in a folder's own file, is built.
+
+    Raises UnknownArchitecture when there is none.
+    """
+    own = {key: tuple(shape) for key, shape in shapes.items() if _name_of(key) is not None}
+    key_map = discover(own, converted_seconds)
+    first = key_map.shapes.get("start_number_conditioner.time_positional_embedding.1.weight")
+    if first is None or len(first) != 2:
+        raise UnknownArchitecture(
+            f"Stable Audio: found {len(own)} tensors under {PREFIX!r}, expected those that embed seconds"
+        )
+    projection = key_map.shapes.get("text_projection.weight")
+    config: Arguments = {
+        "text_encoder_dim": projection[1] if projection else first[0],
+        "conditioning_dim": first[0],
+        "min_value": 0,
+        "max_value": MOST_SECONDS,
+    }
+    return SecondsPlan(config, key_map)
+
+
+def converted_seconds(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The model's parameters made of those of `tensors`, keys as in the file, that are its own."""
+    named = {_name_of(key): tensor for key, tensor in tensors.items()}
+    return {name: tensor for name, tensor in named.items() if name is not None}
+
+
+def seconds_states(module: nn.Module, start_B: Tensor, total_B: Tensor) -> Tensor:
+    """Where sounds start and how long they are, embedded for the diffusion model: [B,2,D]."""
+    found = module(start_seconds=start_B, end_seconds=total_B)
+    return torch.cat((found.seconds_start_hidden_states, found.seconds_end_hidden_states), dim=1)
+
+
+def _name_of(key: str) -> str | None:
+    """The parameter that `key` becomes; None for one of something else."""
+    key = key.removeprefix(FOLDER_PREFIX)
+    bare = key.removeprefix(PREFIX)
+    for theirs, ours in _NAMES:
+        if bare.startswith(theirs):
+            return ours + bare.removeprefix(theirs).replace("embedder.embedding.", "time_positional_embedding.")
+        if key.startswith(ours):
+            return key
+    return key if key.startswith("text_projection.") else None

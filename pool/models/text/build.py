@@ -1,0 +1,148 @@
+"""A text encoder of any kind from the tensors of its file: planned from shapes, built over the tensors, saved back.
+
+Knows how recognition, key map, configuration and module go together, as `pool.models.vae.build` does for VAEs. Nothing
+is copied. Does not know where files are, nor how a text is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from modelpool.pool.core.errors import UnknownArchitecture, unknown_name
+from modelpool.pool.detection.text_encoders import SIGNATURES, TextEncoderFacts, recognise_text_encoder, stands_for
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.keymaps.key_map import KeyMap, discover
+from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.text.classes import empty_text_encoder, fill_tables
+from modelpool.pool.models.text.configs import CONFIGS, Config, count
+from modelpool.pool.models.text.names import CONVERTERS, convert_without_norm, in_known_spelling
+from modelpool.pool.ops.fill_parameters import assert_filled, fill
+
+#: what tells UMT5 from T5 where recognition saw a part of the keys only: positions in every layer
+_UMT5_POSITIONS = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
+#: the first layers of a language model, as files for Flux 2 have them
+FIRST_LAYERS = "mistral3_24b_pruned"
+#: how many those are: the last that Flux 2 reads; and what they may be without
+_FIRST_LAYERS = 30
+_LAST_NORM = "model.norm.weight"
+#: the second name of T5's table of tokens
+_SECOND_NAME = "encoder.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoderPlan:
+    """How the text encoder in a file is built.
+
+    facts    what it is
+    config   the arguments of its configuration
+    prefix   what the file's keys begin with
+    key_map  between the file's tensors (keys as in the file) and the module's parameters
+    """
+
+    facts: TextEncoderFacts
+    config: Config
+    prefix: str
+    key_map: KeyMap
+
+    def empty(self) -> nn.Module:
+        """The module without weights.
+
+        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        """
+        module = empty_text_encoder(self.facts.architecture, self.config)
+        if self.facts.name == FIRST_LAYERS:
+            module.norm = nn.Identity()  # its last state is read as the next layer would take it
+        difference = differing_keys(self.key_map, _Carried(module))
+        if difference:
+            raise UnknownArchitecture(f"recognised as {self.facts.title}, but {difference}")
+        return module
+
+    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """The module over `tensors` (keys as in the file), in evaluation mode, without gradients.
+
+        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        """
+        module = self.empty()
+        fill(module, self.key_map.load(tensors))
+        fill_tables(module)
+        assert_filled(module)
+        return module
+
+    def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The file's tensors made of `module`'s parameters; those that are no part of it are taken from `tensors`."""
+        unused = {key: tensors[key] for key in self.key_map.unused}
+        return self.key_map.save(module.state_dict()) | unused
+
+
+def plan_text_encoder(
+    shapes: Mapping[str, Shape], prefix: str = "", *, facts: TextEncoderFacts | None = None
+) -> TextEncoderPlan:
+    """How the text encoder among `shapes` whose keys begin with `prefix` is built, from shapes alone.
+
+    `facts` where more is known than the file tells: which encoder stands in this place of a model, however small it is.
+    Raises UnknownArchitecture when it is none that is known.
+    """
+    own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(prefix)}
+    bare = in_known_spelling({key.removeprefix(prefix): shape for key, shape in own.items()})
+    found = facts or recognise_text_encoder(bare)
+    if found is None:
+        first = ", ".join(list(bare)[:3]) or "none"
+        raise UnknownArchitecture(
+            f"text encoder: its {len(bare)} tensors match no known text encoder (the first are {first})"
+        )
+    if found.architecture == "t5" and _UMT5_POSITIONS in bare:
+        found = replace(found, architecture="umt5")
+    if found.name in stands_for(FIRST_LAYERS) and _are_first_layers(bare):
+        found = facts_named(FIRST_LAYERS)
+    convert = CONVERTERS[found.architecture, found.layout]
+    if found.name == FIRST_LAYERS:
+        convert = convert_without_norm
+    try:
+        key_map = discover(own, lambda tensors: convert({k.removeprefix(prefix): x for k, x in tensors.items()}))
+        named = {key.removeprefix("text_model."): shape for key, shape in key_map.shapes.items()}
+        config = CONFIGS[found.architecture](found, named)
+    except UnknownArchitecture:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"recognised as {found.title}, but with other tensors: {error}") from error
+    measured = replace(
+        found,
+        width=config.get("hidden_size") or config["d_model"],
+        layers=config.get("num_hidden_layers") or config["num_layers"],
+        vocabulary=config["vocab_size"],
+    )
+    return TextEncoderPlan(measured, config, prefix, key_map)
+
+
+def _are_first_layers(bare: Mapping[str, Shape]) -> bool:
+    """Whether a language model is the first layers of one: told by its size, or by their number and no norm behind."""
+    seen = recognise_text_encoder(bare)
+    if seen is not None:
+        return seen.name == FIRST_LAYERS
+    return _LAST_NORM not in bare and count(bare, r"model\.layers\.(\d+)\.") == _FIRST_LAYERS
+
+
+def facts_named(name: str, layout: str = "transformers") -> TextEncoderFacts:
+    """What is known of the text encoder `name` ("t5xxl") without a file, for one whose sizes are not the published.
+
+    Raises UnknownName.
+    """
+    for signature in SIGNATURES:
+        if (signature.facts.name, signature.facts.layout) == (name, layout):
+            return signature.facts
+    raise unknown_name("text encoder", name, {signature.facts.name for signature in SIGNATURES})
+
+
+class _Carried(nn.Module):
+    """The state of a module, each tensor under one name."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._state = {key: value for key, value in module.state_dict().items() if key != _SECOND_NAME}
+
+    def state_dict(self, *_: object, **__: object) -> dict[str, Tensor]:  # type: ignore[override]
+        """As the module's own."""
+        return self._state

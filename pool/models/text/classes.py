@@ -1,0 +1,94 @@
+"""The classes of transformers that text encoders are built as, without weights: the one place that names them.
+
+Everything is made on the meta device; tables that no file carries (positions, scales) get their values from
+`fill_tables`. Does not read files, and knows no prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.models.text.configs import Config
+
+
+def _clip(config: Config) -> nn.Module:
+    own = transformers.CLIPTextConfig(**config)
+    module: nn.Module
+    if "projection_dim" in config:
+        module = transformers.CLIPTextModelWithProjection(own)
+    else:
+        module = transformers.CLIPTextModel(own)
+    return module
+
+
+def _t5(config: Config) -> nn.Module:
+    return _with_one_table(transformers.T5EncoderModel(transformers.T5Config(**config)))
+
+
+def _umt5(config: Config) -> nn.Module:
+    return _with_one_table(transformers.UMT5EncoderModel(transformers.UMT5Config(**config)))
+
+
+def _with_one_table(module: Any) -> nn.Module:
+    """T5 with one module that holds its tokens, under both names: what counts modules counts its bytes once."""
+    module.encoder.embed_tokens = module.shared
+    assert isinstance(module, nn.Module)
+    return module
+
+
+#: by the architecture that `pool.detection.text_encoders` names
+MODULES: Mapping[str, Callable[[Config], nn.Module]] = {
+    "clip": _clip,
+    "t5": _t5,
+    "umt5": _umt5,
+    "bert": lambda config: transformers.BertModel(transformers.BertConfig(**config), add_pooling_layer=False),
+    "llama": lambda config: transformers.LlamaModel(transformers.LlamaConfig(**config)),
+    "mistral": lambda config: transformers.MistralModel(transformers.MistralConfig(**config)),
+    "qwen2": lambda config: transformers.Qwen2Model(transformers.Qwen2Config(**config)),
+    "qwen3": lambda config: transformers.Qwen3Model(transformers.Qwen3Config(**config)),
+    "gemma2": lambda config: transformers.Gemma2Model(transformers.Gemma2Config(**config)),
+    "gemma3": lambda config: transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**config)),
+}
+
+
+def empty_text_encoder(architecture: str, config: Config) -> nn.Module:
+    """The module for `config` on the meta device, in evaluation mode.
+
+    Raises UnknownArchitecture when the class refuses the sizes.
+    """
+    try:
+        with torch.device("meta"):
+            module = MODULES[architecture](config)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"text encoder: no {architecture} model can have these sizes: {error}") from error
+    return module.eval().requires_grad_(False)
+
+
+def fill_tables(module: nn.Module) -> None:
+    """Give the buffers that no file carries their values, which follow from the configuration."""
+    for part in module.modules():
+        for name, value in list(part._buffers.items()):
+            if value is not None and value.is_meta:
+                part.register_buffer(name, _table(part, name, value), persistent=False)
+
+
+def _table(part: nn.Module, name: str, value: Tensor) -> Tensor:
+    match name:
+        case "position_ids":
+            return torch.arange(value.shape[-1]).unsqueeze(0)
+        case "token_type_ids":
+            return torch.zeros(value.shape, dtype=value.dtype)
+        case "embed_scale":
+            return torch.tensor(part.scalar_embed_scale, dtype=value.dtype)
+        case _ if name.endswith("inv_freq"):  # of rotary positions: the class computes them from its configuration
+            own: Any = type(part)(part.config)
+            table: Tensor = getattr(own, name)
+            return table
+        case _:
+            raise AssertionError(f"{type(part).__name__} has a table {name!r} that nothing fills")

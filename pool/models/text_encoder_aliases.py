@@ -1,0 +1,60 @@
+"""Text encoders under other names than a family's own files have, or without what nobody reads. Torch-free.
+
+Whole checkpoints spell CLIP-G and CLIP-H as open_clip does; the same weights in a file of their own are mostly spelled
+as transformers does. Programs that made such a file out of a folder of diffusers left out the last layer of CLIP-H and
+its projection, as that has them. Knows how such a family is told from its shapes. Does not know where the tensors come
+from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from modelpool.pool.core.family_facts import TextFacts
+from modelpool.pool.families.family import Architecture, Family
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.models.common.infer_config import clip_text_config
+
+_OPEN_CLIP_KEY, _TRANSFORMERS_KEY = "ln_final.weight", "final_layer_norm.weight"
+_OPEN_CLIP_LAYERS = "transformer.resblocks."
+_LEVEL, _PROJECTION, _OPEN_CLIP_PROJECTION = "text_model.", "text_projection.weight", "text_projection"
+#: layers of CLIP-H as folders of diffusers have it: without the last, which SD2 does not read
+_SHORT_CLIP_H = 23
+
+
+def as_spelled(family: Family, shapes: Mapping[str, Shape]) -> Family:
+    """`family` with what its text encoders are among tensors of `shapes` (keys with prefixes); `family` itself where
+    all of them are spelled as its own files do.
+
+    Raises UnknownArchitecture for a text encoder with shapes that it cannot have.
+    """
+    architectures = dict(family.architectures)
+    texts, configs = dict(family.texts), dict(family.configs)
+    for role in family.text_encoders:
+        prefix = family.prefixes[role]
+        if family.architectures[role] is not Architecture.OPEN_CLIP_TEXT:
+            continue
+        own = {key.removeprefix(prefix).removeprefix(_LEVEL): s for key, s in shapes.items() if key.startswith(prefix)}
+        if _OPEN_CLIP_KEY in own:
+            if _OPEN_CLIP_PROJECTION not in own and not texts[role].gives_pooled:
+                architectures[role] = Architecture.OPEN_CLIP_TEXT_ALONE
+            layers = {key.split(".")[2] for key in own if key.startswith(_OPEN_CLIP_LAYERS)}
+            texts[role] = _text_facts(texts[role], len(layers))
+            continue
+        if _TRANSFORMERS_KEY not in own:
+            continue
+        if _PROJECTION in own:
+            architectures[role] = Architecture.CLIP_TEXT_PROJECTED
+        else:
+            architectures[role] = Architecture.CLIP_TEXT
+            configs[role] = {**clip_text_config(own), "hidden_act": "gelu"}
+        texts[role] = _text_facts(texts[role], clip_text_config(own)["num_hidden_layers"])
+    if (architectures, texts) == (family.architectures, family.texts):
+        return family
+    return replace(family, architectures=architectures, texts=texts, configs=configs)
+
+
+def _text_facts(facts: TextFacts, layers: int) -> TextFacts:
+    is_short = facts.final_norm and layers == _SHORT_CLIP_H
+    return replace(facts, layers_left_out=0) if is_short else facts

@@ -1,0 +1,166 @@
+"""A VAE of any kind from the tensors of its file: planned from shapes alone, built over the tensors, saved back.
+
+Knows how recognition, configuration, key map and module go together. Nothing is copied but what a layout keeps in
+another form. Does not know where files are, nor what latents mean to a model (`pool.models.vae.codec`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.detection.vae_facts import VaeFacts
+from modelpool.pool.detection.vaes import recognise_vae
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.keymaps.key_map import KeyMap, discover
+from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.common.vae_compression import measured
+from modelpool.pool.models.common.vae_configs import Config
+from modelpool.pool.models.vae.classes import Architecture, architecture_of, empty_vae
+from modelpool.pool.ops.fill_parameters import assert_filled, fill
+
+#: convolutions at the latent that some models of a class do not have; without one, numbers pass as they are
+_OPTIONAL = ("quant_conv", "post_quant_conv")
+_HALVES = ("encoder", "decoder")
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class VaePlan:
+    """How the VAE in a file is built.
+
+    facts    what it is
+    config   the arguments of its class
+    prefix   what the file's keys begin with
+    key_map  between the file's tensors (keys as in the file) and the module's parameters
+    """
+
+    facts: VaeFacts
+    config: Config
+    prefix: str
+    key_map: KeyMap
+    _architecture: Architecture
+
+    def empty(self, more: Mapping[str, Any] = NO_ARGUMENTS) -> nn.Module:
+        """The module without weights; a half that the file does not have is a part that says so when it is called.
+
+        `more` are arguments of the class that no shape tells and no call depends on: what its latents are scaled by.
+        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        """
+        module = empty_vae(self._architecture, {**self.config, **more})
+        mapped = self.key_map.shapes
+        for name, part in list(module.named_children()):
+            if any(key.startswith(f"{name}.") for key in mapped) or not part.state_dict():
+                continue
+            if name in _OPTIONAL:
+                setattr(module, name, nn.Identity())
+            elif name in _HALVES:
+                setattr(module, name, MissingHalf(self.facts.title, name))
+        _fill_tables(module, mapped)
+        difference = differing_keys(self.key_map, _Carried(module, mapped))
+        if difference:
+            raise UnknownArchitecture(f"recognised as the VAE of {self.facts.title}, but {difference}")
+        return module
+
+    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """The module over `tensors` (keys as in the file), in evaluation mode, without gradients.
+
+        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        """
+        module = self.empty()
+        fill(module, self.key_map.load(tensors))
+        assert_filled(module)
+        return module
+
+    def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The file's tensors made of `module`'s parameters; those that are no part of it are taken from `tensors`."""
+        unused = {key: tensors[key] for key in self.key_map.unused}
+        return self.key_map.save(module.state_dict()) | unused
+
+
+class MissingHalf(nn.Module):
+    """Stands where a file has no encoder, or no decoder."""
+
+    def __init__(self, title: str, half: str) -> None:
+        super().__init__()
+        self._title, self._half = title, half
+
+    def forward(self, *_: object, **__: object) -> Tensor:
+        """Raises UnknownArchitecture."""
+        raise UnknownArchitecture(f"this file of the VAE of {self._title} has no {self._half}: use one that has it")
+
+
+def plan_vae(
+    shapes: Mapping[str, Shape],
+    prefix: str = "",
+    *,
+    facts: VaeFacts | None = None,
+    dtypes: Mapping[str, str] | None = None,
+) -> VaePlan:
+    """How the VAE among `shapes` whose keys begin with `prefix` is built, from shapes alone.
+
+    `facts` where more is known than the file tells (HunyuanImage's refiner has the layout of HunyuanVideo 1.5).
+    Raises UnknownArchitecture when it is none that is known, or none that the installed diffusers builds.
+    """
+    own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(prefix)}
+    bare = {key.removeprefix(prefix): shape for key, shape in own.items()}
+    found = facts or recognise_vae(bare, {key.removeprefix(prefix): dtype for key, dtype in (dtypes or {}).items()})
+    if found is None:
+        first = ", ".join(list(bare)[:3]) or "none"
+        raise UnknownArchitecture(f"VAE: its {len(bare)} tensors match no known VAE (the first are {first})")
+    architecture = architecture_of(found)
+    try:
+        key_map = discover(
+            own, lambda tensors: architecture.convert({key.removeprefix(prefix): x for key, x in tensors.items()})
+        )
+        config = architecture.config(bare)
+        measures = measured(found, config)
+    except UnknownArchitecture:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"recognised as the VAE of {found.title}, but with other tensors: {error}") from error
+    return VaePlan(measures, config, prefix, key_map, architecture)
+
+
+def spliced_vae(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> VaePlan:
+    """As `plan_vae`, for a VAE that lies in several places of a file: `names` are what its tensors, of these `shapes`,
+    are called in a VAE of one place. Raises UnknownArchitecture."""
+    plan = plan_vae({names[key]: shape for key, shape in shapes.items()})
+
+    def convert(tensors: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        return plan._architecture.convert({names[key]: tensor for key, tensor in tensors.items()})
+
+    return replace(plan, key_map=discover(dict(shapes), convert))
+
+
+class _Carried(nn.Module):
+    """The part of a module's state that a file is to carry: all but counters that it may leave out."""
+
+    def __init__(self, module: nn.Module, mapped: Mapping[str, Shape]) -> None:
+        super().__init__()
+        self._module_state = {
+            key: value
+            for key, value in module.state_dict().items()
+            if key in mapped or not key.endswith(".num_batches_tracked")
+        }
+
+    def state_dict(self, *_: object, **__: object) -> dict[str, Tensor]:  # type: ignore[override]
+        """As the module's own."""
+        return self._module_state
+
+
+def _fill_tables(module: nn.Module, mapped: Mapping[str, Shape]) -> None:
+    """Give the buffers that no file carries, or that this one does not, their values."""
+    for name, part in module.named_modules():
+        buffers = part._buffers
+        wavelets = buffers.get("wavelets")
+        if wavelets is not None and "_arange" in buffers:
+            part.register_buffer("_arange", torch.arange(wavelets.shape[0]), persistent=False)
+        if "num_batches_tracked" in buffers and f"{name}.num_batches_tracked" not in mapped:
+            part.register_buffer("num_batches_tracked", torch.tensor(0))

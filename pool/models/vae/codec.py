@@ -1,0 +1,229 @@
+"""Pixels to latents and back, for every VAE that is built: what each class needs beside one call.
+
+Latents are a diffusion model's, in its `LatentFormat`: this is where scale, shift, means and deviations are applied.
+Pixels are -1 to 1, `BCHW` for pictures and `BCTHW` for video; sound is `BCS`, from -1 to 1.
+Legend: B batch, C channels, T frames or cells of time, H W height and width, S samples of sound.
+
+Does not divide work into tiles, move weights, or decide dtypes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from modelpool.pool.detection.latent_formats import LatentFormat
+from modelpool.pool.detection.vae_facts import VaeFacts
+
+#: what the diffusion models of Cosmos take the deviation of their data to be
+COSMOS_DATA_STD = 0.5
+#: where LTX-Video's decoder is told that denoising stopped, and how much noise is added for it. The authors' defaults
+LTX_DECODE_TIMESTEP = 0.05
+LTX_DECODE_NOISE = 0.025
+
+
+@dataclass(frozen=True, slots=True)
+class VaeCodec:
+    """A built VAE and the format of the latents that it is asked for.
+
+    module  as `VaePlan.build` gives it; `Any` because every class of diffusers has calls of its own
+    facts   what it is
+    latent  what the latents mean to the diffusion model
+    """
+
+    module: Any
+    facts: VaeFacts
+    latent: LatentFormat
+
+    def encode(self, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The latents of `pixels`: the mean of what the encoder gives, or a draw from it with `generator`.
+
+        Sides are cut, at the middle, to what the VAE can take. Frames given as a batch of pictures become time where
+        the VAE is one for video.
+        """
+        x = self._as_its_own(pixels)
+        if self.facts.name == "cascade_a":
+            x = (x + 1) / 2
+        is_film = self.facts.name == "kl_temporal" and x.dim() == 5
+        encoded = self.module.encode(_frames_as_batch(x) if is_film else x)
+        if hasattr(encoded, "latent_dist"):
+            spread = encoded.latent_dist
+            z = spread.mode() if generator is None else spread.sample(generator)
+        else:
+            z = encoded.latents
+        if is_film:
+            z = z.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+        return self._from_vae(z)
+
+    def decode(
+        self, latents: Tensor, generator: torch.Generator | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The pixels of `latents`, which are scaled in their own dtype and decoded in `dtype`, or in that too.
+
+        LTX-Video since 0.9.1 adds noise for its decoder where there is a `generator`, which is one of the host.
+        """
+        z = self._to_vae(latents).to(dtype or latents.dtype)
+        match self.facts.name:
+            case "kl_temporal":
+                decoded = self.module.decode(_frames_as_batch(z), num_frames=z.shape[2 if z.dim() == 5 else 0])
+            case "ltx_v1" | "ltx_v2":
+                own = generator or torch.Generator().manual_seed(0)
+                if generator is not None:
+                    noise = torch.randn(z.shape, generator=own, dtype=torch.float32).to(z)
+                    z = (1 - LTX_DECODE_NOISE) * z + LTX_DECODE_NOISE * noise
+                with _DrawnFrom(own):  # blocks of its decoder add noise, and take no generator
+                    decoded = self.module.decode(z, z.new_full((z.shape[0],), LTX_DECODE_TIMESTEP))
+            case _:
+                decoded = self.module.decode(z)
+        x: Tensor = decoded.sample
+        if self.facts.name == "kl_temporal" and z.dim() == 5:
+            x = x.unflatten(0, (z.shape[0], z.shape[2])).transpose(1, 2)
+        return x * 2 - 1 if self.facts.name == "cascade_a" else x
+
+    def _as_its_own(self, x: Tensor) -> Tensor:
+        """`x` with the dimensions that the VAE has, and sides that are multiples of its ratio."""
+        facts = self.facts
+        if facts.dimensions == 3 and x.dim() == 4:
+            x = x.unsqueeze(2) if facts.frames_are_batch else x.transpose(0, 1).unsqueeze(0)
+        if not facts.crops_input:
+            return x
+        ratio = int(facts.encode_ratio)
+        first_side = 3 if facts.dimensions == 3 else 2
+        for side in range(first_side, x.dim()):
+            whole = x.shape[side] // ratio * ratio
+            x = x.narrow(side, (x.shape[side] - whole) // 2, whole)
+        return x
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        """Latents as the VAE's decoder reads them."""
+        match self.facts.name:
+            case "taesd":  # it was distilled to read the model's latents themselves
+                return latents
+            case "flux2":
+                mean, std = _batch_statistics(self.module, latents)
+                return _unfolded(latents * std + mean, self.module.config.patch_size)
+            case "cosmos":
+                mean, std = _cosmos_statistics(self.module, latents)
+                return latents * std / COSMOS_DATA_STD + mean
+            case name if name.startswith("ltx"):
+                return latents * _channels(self.module.latents_std, latents) + _channels(
+                    self.module.latents_mean, latents
+                )
+            case "hunyuan_image_refiner":
+                return _pairs_as_frames(latents / self.latent.scale)
+            case _:
+                mean, std = _as_tensor(self.latent.mean, latents), _as_tensor(self.latent.std, latents)
+                return latents * std / self.latent.scale + mean
+
+    def _from_vae(self, z: Tensor) -> Tensor:
+        """What the VAE's encoder gave, as the diffusion model's latents: the inverse of `_to_vae`."""
+        match self.facts.name:
+            case "taesd":
+                return z
+            case "flux2":
+                folded = _folded(z, self.module.config.patch_size)
+                mean, std = _batch_statistics(self.module, folded)
+                return (folded - mean) / std
+            case "cosmos":
+                mean, std = _cosmos_statistics(self.module, z)
+                return (z - mean) * COSMOS_DATA_STD / std
+            case name if name.startswith("ltx"):
+                return (z - _channels(self.module.latents_mean, z)) / _channels(self.module.latents_std, z)
+            case "hunyuan_image_refiner":
+                return _frames_as_pairs(z) * self.latent.scale
+            case _:
+                mean, std = _as_tensor(self.latent.mean, z), _as_tensor(self.latent.std, z)
+                return (z - mean) * self.latent.scale / std
+
+
+class _DrawnFrom(TorchFunctionMode):
+    """Normal noise is drawn on the host, from one generator: the same on every device, and nobody else's is used."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """As `func`, but for `torch.randn`."""
+        if func is not torch.randn:
+            return func(*args, **(kwargs or {}))
+        options = {**(kwargs or {}), "generator": self._generator, "device": "cpu"}
+        return torch.randn(*args, **options).to((kwargs or {}).get("device") or "cpu")
+
+
+def _frames_as_batch(x: Tensor) -> Tensor:
+    """Each frame of a film as a picture, those of one film after the other; pictures as they are."""
+    return x.transpose(1, 2).flatten(0, 1) if x.dim() == 5 else x
+
+
+def _channels(values: Tensor, like: Tensor) -> Tensor:
+    """One number a channel, in the form in which it can be multiplied with `like`."""
+    return values.to(like).view(1, -1, *[1] * (like.dim() - 2))
+
+
+def _as_tensor(values: Sequence[float], like: Tensor) -> Tensor:
+    return _channels(torch.tensor(values), like)
+
+
+def _batch_statistics(module: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of Flux 2's latents, which are the running statistics of a batch norm."""
+    norm: Any = module.bn
+    config: Any = module.config
+    return _channels(norm.running_mean, like), _channels(torch.sqrt(norm.running_var + config.batch_norm_eps), like)
+
+
+def _folded(x_BCHW: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Patches as channels."""
+    b, c, h, w = x_BCHW.shape
+    down, across = patch
+    x = x_BCHW.view(b, c, h // down, down, w // across, across).permute(0, 1, 3, 5, 2, 4)
+    return x.reshape(b, c * down * across, h // down, w // across)
+
+
+def _unfolded(x_BCHW: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Channels as patches: the inverse of `_folded`."""
+    b, c, h, w = x_BCHW.shape
+    down, across = patch
+    x = x_BCHW.reshape(b, c // (down * across), down, across, h, w).permute(0, 1, 4, 2, 5, 3)
+    return x.reshape(b, c // (down * across), h * down, w * across)
+
+
+def _cosmos_statistics(module: nn.Module, like_BCTHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of Cosmos' latents, for each channel and cell of time; the last stands for all after it."""
+    config: Any = module.config
+    cells = like_BCTHW.shape[2]
+
+    def spread(values: Sequence[float]) -> Tensor:
+        known = torch.tensor(values).view(1, config.latent_channels, -1, 1, 1)
+        last = known[:, :, -1:].expand(-1, -1, max(0, cells - known.shape[2]), -1, -1)
+        return torch.cat((known, last), dim=2)[:, :, :cells].to(like_BCTHW)
+
+    return spread(config.latents_mean), spread(config.latents_std)
+
+
+def _pairs_as_frames(x_BCTHW: Tensor) -> Tensor:
+    """Each cell of HunyuanImage's refiner holds two of its VAE's; the very first is a repetition."""
+    b, c, t, h, w = x_BCTHW.shape
+    x = x_BCTHW.permute(0, 2, 1, 3, 4).reshape(b, t * 2, c // 2, h, w).permute(0, 2, 1, 3, 4)
+    return x[:, :, 1:]
+
+
+def _frames_as_pairs(x_BCTHW: Tensor) -> Tensor:
+    """The inverse of `_pairs_as_frames`."""
+    x = torch.cat((x_BCTHW[:, :, :1], x_BCTHW), dim=2)
+    b, c, t, h, w = x.shape
+    assert t % 2 == 0, f"{t - 1} cells of time, expected an odd number"
+    return x.permute(0, 2, 1, 3, 4).reshape(b, t // 2, c * 2, h, w).permute(0, 2, 1, 3, 4)
+
+
+def cells_for(facts: VaeFacts, sides: Sequence[int]) -> tuple[int, ...]:
+    """The sides of the latent whose picture is at least `sides` pixels (or samples) large."""
+    return tuple(math.ceil(side / facts.decode_ratio) for side in sides)

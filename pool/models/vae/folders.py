@@ -1,0 +1,99 @@
+"""A VAE in a folder of diffusers: a configuration that says what it is, and weights under diffusers' own names.
+
+Takes what `pool.formats.model_folder` read; does not read files. A configuration comes from outside: only
+arguments that the class has are passed on, and it may not ask for more layers than there are tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.detection.latent_formats import LATENT_FORMATS
+from modelpool.pool.detection.vae_facts import VaeFacts
+from modelpool.pool.detection.vaes import FACTS
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.keymaps.key_map import discover
+from modelpool.pool.models.common.vae_compression import measured
+from modelpool.pool.models.common.vae_configs import Config
+from modelpool.pool.models.vae.build import VaePlan
+from modelpool.pool.models.vae.classes import FOLDER_CLASSES, Architecture
+from modelpool.pool.models.vae.ldm_names import convert_diffusers
+
+
+def plan_folder_vae(
+    class_name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape], prefix: str = ""
+) -> VaePlan:
+    """How the VAE of a diffusers folder is built: of the class that it names, with tensors of `shapes`, whose keys
+    begin with `prefix`.
+
+    Raises UnknownArchitecture when the class is none that is built, or the configuration is none of it.
+    """
+    module = next((cls for cls in FOLDER_CLASSES if cls.__name__ == class_name), None)
+    if module is None:
+        known = ", ".join(sorted(cls.__name__ for cls in FOLDER_CLASSES))
+        raise UnknownArchitecture(f"VAE folder: found class {class_name!r}, expected one of {known}")
+    own = _arguments(module, config)
+    _check_counts(class_name, own, len(shapes))
+    facts = FACTS[FOLDER_CLASSES[module](own)]
+    try:
+        facts = measured(_with_formats(facts, own), _with_defaults(module, own))
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"VAE folder: the configuration is none of {class_name}: {error}") from error
+    facts = replace(
+        facts,
+        layout="diffusers",
+        has_encoder=any(key.removeprefix(prefix).startswith(("encoder.", "in_block.")) for key in shapes),
+        has_decoder=any(key.removeprefix(prefix).startswith(("decoder.", "up_blocks.")) for key in shapes),
+    )
+    key_map = discover(
+        {key: tuple(shape) for key, shape in shapes.items()},
+        lambda tensors: convert_diffusers({key.removeprefix(prefix): x for key, x in tensors.items()}),
+    )
+    return VaePlan(facts, own, prefix, key_map, Architecture(module, lambda _: own, convert_diffusers))
+
+
+def _arguments(module: type[nn.Module], config: Mapping[str, Any]) -> Config:
+    """What of `config` the class takes; what it says of itself (versions, names) is left out."""
+    taken = set(inspect.signature(module.__init__).parameters) - {"self"}
+    return {key: value for key, value in config.items() if key in taken}
+
+
+def _with_defaults(module: type[nn.Module], config: Config) -> Config:
+    parameters = inspect.signature(module.__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty} | config
+
+
+def _check_counts(class_name: str, config: Config, tensors: int) -> None:
+    """Nothing is built whose layers alone are more than the file has tensors."""
+    for key, value in config.items():
+        if ("layers" in key or "blocks" in key) and any(number > tensors for number in _numbers(value)):
+            raise UnknownArchitecture(
+                f"VAE folder: {class_name}: found {key} {value!r}, expected no more than its {tensors} tensors"
+            )
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _numbers(part)
+
+
+def _with_formats(facts: VaeFacts, config: Config) -> VaeFacts:
+    """`facts` with the latent formats that the configuration's scale leaves, where shapes leave several."""
+    channels, scale = config.get("latent_channels"), config.get("scaling_factor")
+    if facts.name not in ("kl", "taesd") or not isinstance(scale, int | float):
+        return facts
+    fitting = {
+        name: latent
+        for name, latent in LATENT_FORMATS.items()
+        if latent.dimensions == 2 and latent.channels == channels and abs(latent.scale - scale) < 1e-5
+    }
+    return replace(facts, latent_formats=tuple(fitting))

@@ -1,0 +1,1 @@
+"""Builds and reads vision encoders."""

@@ -1,0 +1,110 @@
+"""The part of a LLaVA that sees pictures: CLIP's vision encoder and a projection, whose states stand among the words
+that its language part reads. Built from the tensors of its file, from shapes alone; nothing is copied.
+
+Files have it alone ("vision_model.", "multi_modal_projector."), folders beside the language part ("vision_tower.").
+Facts that shapes do not tell, from config.json of xtuner/llava-llama-3-8b-v1_1-transformers: CLIP L of 336 pixels, with
+16 heads and the quick GELU; states after the last layer but one, without that of the whole picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import CLIPVisionConfig, CLIPVisionModel
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.keymaps.key_map import KeyMap, discover
+from modelpool.pool.models.common.diffusers_private import differing_keys
+from modelpool.pool.models.vision.build import Config, measured_vision, with_places
+from modelpool.pool.models.vision.names import convert_vision
+from modelpool.pool.ops.skip_init import without_initialisation
+
+ACTIVATION = "quick_gelu"
+#: what sets it apart from a vision encoder alone, and a level of names that folders have
+PROJECTOR, TOWER_LEVEL = "multi_modal_projector.", "vision_tower."
+_TOWER = "tower."
+
+
+class PictureWords(nn.Module):
+    """Pictures as words: [B, C, H, W] in, [B, L, D] out."""
+
+    def __init__(self, config: Config, width: int) -> None:
+        super().__init__()
+        self.tower = CLIPVisionModel(CLIPVisionConfig(**config))
+        self.linear_1 = nn.Linear(config["hidden_size"], width)
+        self.linear_2 = nn.Linear(width, width)
+
+    @property
+    def config(self) -> Any:
+        """That of the vision encoder."""
+        return self.tower.config
+
+    @property
+    def width(self) -> int:
+        """Of its states."""
+        return self.linear_2.out_features
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """The states of each picture, one for each patch."""
+        seen: Any = self.tower(pixel_values=pixel_values, output_hidden_states=True)
+        states_BLD: Tensor = self.linear_2(functional.gelu(self.linear_1(seen.hidden_states[-2][:, 1:])))
+        return states_BLD
+
+
+@dataclass(frozen=True, slots=True)
+class PictureWordsPlan:
+    """How it is built from its file.
+
+    config   the arguments of the vision encoder's configuration
+    width    of its states
+    key_map  between the file's tensors (keys as in the file) and the module's parameters
+    """
+
+    config: Config
+    width: int
+    key_map: KeyMap
+
+    def empty(self) -> nn.Module:
+        """The module without weights. Raises UnknownArchitecture when the file's tensors are not those of the class."""
+        try:
+            with torch.device("meta"), without_initialisation():
+                module: nn.Module = PictureWords(self.config, self.width)
+        except Exception as error:  # transformers checks values in ways and with errors of its own
+            raise UnknownArchitecture(f"vision encoder: no CLIP can have these sizes: {error}") from error
+        difference = differing_keys(self.key_map, module)
+        if difference:
+            raise UnknownArchitecture(f"it is no vision encoder of a LLaVA: {difference}")
+        return with_places(module)
+
+
+def plan_picture_words(shapes: Mapping[str, Shape], prefix: str = "") -> PictureWordsPlan:
+    """How that among `shapes`, all of which are its own, is built, from shapes alone; most keys begin with `prefix`.
+
+    Raises UnknownArchitecture when it is none of a LLaVA's.
+    """
+    own = {key: tuple(shape) for key, shape in shapes.items()}
+    try:
+        key_map = discover(own, lambda tensors: _converted(tensors, prefix))
+        config = measured_vision({key.removeprefix(_TOWER): x for key, x in key_map.shapes.items()})
+        width = key_map.shapes["linear_2.weight"][0]
+    except UnknownArchitecture:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnknownArchitecture(f"vision encoder: its tensors are not those of a LLaVA: {error!r}") from error
+    return PictureWordsPlan({**config, "hidden_act": ACTIVATION}, width, key_map)
+
+
+def _converted(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    projector = {key.partition(PROJECTOR)[2]: tensor for key, tensor in tensors.items() if PROJECTOR in key}
+    tower = {
+        key.removeprefix(prefix).removeprefix(TOWER_LEVEL): tensor
+        for key, tensor in tensors.items()
+        if PROJECTOR not in key
+    }
+    return {**{_TOWER + name: tensor for name, tensor in convert_vision(tower).items()}, **projector}

@@ -1,0 +1,74 @@
+"""From the names that files have for the tensors of CLIP's vision encoders to those of transformers' modules.
+
+Converters in the form that `pool.keymaps.key_map.discover` watches: they rename and cut, and what is no weight of
+the encoder (tables of positions, the text model of a whole CLIP) they leave out. Does not read files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+
+#: what sets the spelling of open_clip apart, without prefix
+OPEN_CLIP_KEY = "conv1.weight"
+_LEVEL, _PROJECTION = "vision_model.", "visual_projection.weight"
+#: parts of the encoder where it is all of a module
+_PARTS_ALONE = ("embeddings.", "encoder.", "pre_layrnorm.", "post_layernorm.")
+_LAYERS, _OWN_LAYERS = "transformer.resblocks.", "vision_model.encoder.layers."
+_TABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "class_embedding": "vision_model.embeddings.class_embedding",
+        "conv1.weight": "vision_model.embeddings.patch_embedding.weight",
+        "positional_embedding": "vision_model.embeddings.position_embedding.weight",
+        # as transformers spells it
+        "ln_pre.weight": "vision_model.pre_layrnorm.weight",
+        "ln_pre.bias": "vision_model.pre_layrnorm.bias",
+        "ln_post.weight": "vision_model.post_layernorm.weight",
+        "ln_post.bias": "vision_model.post_layernorm.bias",
+    }
+)
+#: parts of a layer, by the beginning of their names
+_PARTS: Mapping[str, str] = MappingProxyType(
+    {
+        "ln_1": "layer_norm1",
+        "ln_2": "layer_norm2",
+        "mlp.c_fc": "mlp.fc1",
+        "mlp.c_proj": "mlp.fc2",
+        "attn.out_proj": "self_attn.out_proj",
+    }
+)
+
+
+def convert_vision(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of `transformers.CLIPVisionModelWithProjection`, or of the model without a projection where the
+    file has none, made of `tensors` in the spelling of open_clip or of transformers, without prefix."""
+    if OPEN_CLIP_KEY in tensors:
+        named = {name: value for key, tensor in tensors.items() for name, value in _converted(key, tensor)}
+    else:
+        leveled = {_LEVEL + key if key.startswith(_PARTS_ALONE) else key: tensor for key, tensor in tensors.items()}
+        named = {key: tensor for key, tensor in leveled.items() if _is_weight(key)}
+    if _PROJECTION in named:
+        return named
+    # the module without a projection has the model a level higher
+    return {key.removeprefix(_LEVEL): tensor for key, tensor in named.items()}
+
+
+def _is_weight(key: str) -> bool:
+    return (key.startswith(_LEVEL) or key == _PROJECTION) and not key.endswith(".position_ids")
+
+
+def _converted(key: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    if key in _TABLES:
+        yield _TABLES[key], tensor
+    elif key == "proj":
+        yield _PROJECTION, tensor.T
+    elif key.startswith(_LAYERS):
+        number, _, part = key.removeprefix(_LAYERS).partition(".")
+        for kind in ("weight", "bias"):
+            if part == f"attn.in_proj_{kind}":
+                for name, rows in zip("qkv", tensor.chunk(3), strict=True):
+                    yield f"{_OWN_LAYERS}{number}.self_attn.{name}_proj.{kind}", rows
+            elif part.removesuffix(f".{kind}") in _PARTS and part.endswith(kind):
+                yield f"{_OWN_LAYERS}{number}.{_PARTS[part.removesuffix(f'.{kind}')]}.{kind}", tensor

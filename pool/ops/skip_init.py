@@ -1,0 +1,57 @@
+"""Modules built without drawing weights that a file will replace.
+
+Knows how torch's layers and its `nn.init` fill their parameters. The better way, where a builder allows it, is the meta
+device (`pool.models.common.module_classes`); this is for code that needs real memory, tables that it computes, or both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+#: what `reset_parameters` and `nn.init` call on a tensor to fill it
+_FILLERS = frozenset(
+    {
+        Tensor.uniform_,
+        Tensor.normal_,
+        Tensor.fill_,
+        Tensor.zero_,
+        Tensor.random_,
+        Tensor.erfinv_,
+        Tensor.clamp_,
+        Tensor.mul_,
+        Tensor.add_,
+        torch.nn.init.kaiming_uniform_,
+        torch.nn.init.kaiming_normal_,
+        torch.nn.init.uniform_,
+        torch.nn.init.normal_,
+        torch.nn.init.constant_,
+    }
+)
+
+
+class _NoFilling(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _FILLERS:
+            filled = args[0] if args else (kwargs or {}).get("tensor")
+            if isinstance(filled, nn.Parameter):
+                return filled
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_initialisation() -> Iterator[None]:
+    """Parameters of modules that are built inside stay as they were allocated: no number is drawn, no page touched.
+
+    Their values are arbitrary: load weights over all of them. Buffers are computed as ever. For this thread only.
+    `nn.init.trunc_normal_` and `orthogonal_`, which work in tensors of their own, still draw.
+    """
+    with _NoFilling():
+        yield

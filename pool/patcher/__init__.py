@@ -1,0 +1,1 @@
+"""ModelPatcher and the weights that its clones share: patching, weight hooks, compute context."""

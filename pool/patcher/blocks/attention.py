@@ -1,0 +1,150 @@
+"""Attention of a UNet with a run's patches: what goes in, what replaces the softmax product, what comes out.
+
+Knows one attention module; `pool.patcher.blocks.unet` knows where it is in the model.
+
+Shape legend: B batch, L tokens, D model width, H heads, E width of one head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modelpool.pool.options.run_context import extra_options
+from modelpool.pool.options.transformer_options import BlockKey, Extra, PatchPoint, ReplacePoint, TransformerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPoints:
+    """Where options reach one kind of attention: before it, after it, in its place."""
+
+    patch: PatchPoint
+    output: PatchPoint
+    replace: ReplacePoint
+
+    @property
+    def patches(self) -> tuple[PatchPoint, PatchPoint]:
+        """Before and after."""
+        return self.patch, self.output
+
+
+#: name of an attention -> its points
+ATTENTION_POINTS: Mapping[str, AttentionPoints] = MappingProxyType(
+    {
+        "attn1": AttentionPoints(PatchPoint.ATTN1_PATCH, PatchPoint.ATTN1_OUTPUT_PATCH, ReplacePoint.ATTN1),
+        "attn2": AttentionPoints(PatchPoint.ATTN2_PATCH, PatchPoint.ATTN2_OUTPUT_PATCH, ReplacePoint.ATTN2),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlace:
+    """Where an attention is.
+
+    name               "attn1" (of the picture with itself) or "attn2" (with the text)
+    block              ("input", 4)
+    block_index        which transformer block of that block
+    transformer_index  which transformer block of the model
+    """
+
+    name: str
+    block: tuple[str, int]
+    block_index: int
+    transformer_index: int
+
+    @property
+    def keys(self) -> tuple[BlockKey, BlockKey]:
+        """What a replacement may call this place, the preferred name first."""
+        return (*self.block, self.block_index), self.block
+
+
+class PatchedAttention:
+    """What runs in place of one attention's forward."""
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        place: AttentionPlace,
+        options: TransformerOptions,
+        shape_of_input: Callable[[], Any],
+    ) -> None:
+        plain: Any = attention
+        points = ATTENTION_POINTS[place.name]
+        self._attention, self._place, self._options = plain, place, options
+        self._patches = options.patches.get(points.patch, ())
+        self._output_patches = options.patches.get(points.output, ())
+        table = options.patches_replace.get(points.replace, {})
+        self._replacement = next((table[key] for key in place.keys if key in table), None)
+        self._shape_of_input = shape_of_input
+
+    @property
+    def does_something(self) -> bool:
+        """There is a patch or a replacement for this place."""
+        return self.computes or bool(self._output_patches)
+
+    @property
+    def computes(self) -> bool:
+        """The attention's own computation is taken over, not only what it returns."""
+        return bool(self._patches) or self._replacement is not None
+
+    def __call__(
+        self,
+        below: Callable[..., Tensor],
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The attention's result [B, L, D] with the patches of this place."""
+        extra = self._extra()
+        if self.computes:
+            out_BLD = self._compute(hidden_states, encoder_hidden_states, attention_mask, extra)
+        else:
+            out_BLD = below(hidden_states, encoder_hidden_states, attention_mask, **kwargs)
+        for patch in self._output_patches:
+            out_BLD = patch(out_BLD, extra)
+        return out_BLD
+
+    def _compute(self, x_BLD: Tensor, context_BLD: Tensor | None, mask: Tensor | None, extra: Extra) -> Tensor:
+        a = self._attention
+        q_BLD, k_BLD = x_BLD, x_BLD if context_BLD is None else context_BLD
+        v_BLD = k_BLD
+        for patch in self._patches:
+            q_BLD, k_BLD, v_BLD = patch(q_BLD, k_BLD, v_BLD, extra)
+            v_BLD = k_BLD if v_BLD is None else v_BLD
+        q_BLD, k_BLD, v_BLD = a.to_q(q_BLD), a.to_k(k_BLD), a.to_v(v_BLD)
+        if self._replacement is not None:
+            out_BLD = self._replacement(q_BLD, k_BLD, v_BLD, extra)
+        else:
+            out_BLD = _attend(a, q_BLD, k_BLD, v_BLD, mask)
+        result: Tensor = a.to_out[1](a.to_out[0](out_BLD))
+        return result
+
+    def _extra(self) -> Extra:
+        place, a = self._place, self._attention
+        return extra_options(
+            self._options,
+            block=place.block,
+            block_index=place.block_index,
+            transformer_index=place.transformer_index,
+            n_heads=a.heads,
+            dim_head=a.inner_dim // a.heads,
+            original_shape=self._shape_of_input(),
+        )
+
+
+def _attend(attention: Any, q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax attention over heads that lie side by side in D, as the unpatched module computes it."""
+    heads = attention.heads
+    if mask is not None:
+        mask = attention.prepare_attention_mask(mask, k_BLD.shape[1], k_BLD.shape[0])
+        assert mask is not None
+        mask = mask.view(k_BLD.shape[0], heads, -1, mask.shape[-1])
+    q, k, v = (t.view(t.shape[0], -1, heads, t.shape[-1] // heads).transpose(1, 2) for t in (q_BLD, k_BLD, v_BLD))
+    out_BHLE = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return out_BHLE.transpose(1, 2).reshape(len(q_BLD), -1, q_BLD.shape[-1]).to(q_BLD.dtype)

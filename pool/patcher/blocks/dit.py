@@ -1,0 +1,224 @@
+"""A run's options on a diffusion transformer: blocks replaced, patched after they ran, first inputs, rotary positions.
+
+Works on every transformer of diffusers whose blocks are in lists: how a block names its arguments is read from its
+signature, in which order it returns them from `diffusers_names`.
+
+Shape legend: B batch, L tokens, D model width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.options.run_context import extra_options
+from modelpool.pool.options.transformer_options import (
+    Extra,
+    Patch,
+    PatchPoint,
+    ReplacePoint,
+    RopeOptions,
+    TransformerOptions,
+)
+from modelpool.pool.patcher.blocks import diffusers_names as names
+from modelpool.pool.patcher.blocks.overlays import Overlays
+
+Values = dict[str, Any]
+#: options that a transformer has a place for
+_OWN = (PatchPoint.DOUBLE_BLOCK, PatchPoint.POST_INPUT)
+
+
+class DitInstaller:
+    """Puts the overlays for one run's options on one transformer. Only blocks that an option names get one."""
+
+    def __init__(self, module: nn.Module, options: TransformerOptions, overlays: Overlays) -> None:
+        self._module, self._options, self._overlays = module, options, overlays
+        self._blocks = [
+            (kind, number, block) for kind, blocks in names.block_lists(module) for number, block in enumerate(blocks)
+        ]
+        self._signature = inspect.signature(type(module).forward)
+        self._call: Values = {}
+
+    def install(self) -> None:
+        """Put all overlays on. Raises UnusableField, with some of them on, when an option cannot act here."""
+        self._refuse_what_is_foreign()
+        self._overlays.put(self._module, self._enter)
+        table = self._options.patches_replace.get(ReplacePoint.DIT, {})
+        after = self._options.patches.get(PatchPoint.DOUBLE_BLOCK, ())
+        first = self._options.patches.get(PatchPoint.POST_INPUT, ())
+        for kind, number, block in self._blocks:
+            replacement = table.get((kind, number))
+            patches = after if kind == "double_block" else ()
+            inputs = first if block is self._blocks[0][2] else ()
+            if replacement is not None or patches or inputs:
+                self._overlays.put(block, self._around(block, (kind, number), replacement, patches, inputs))
+
+    def _refuse_what_is_foreign(self) -> None:
+        kind = type(self._module).__name__
+        found = [point.value for point in self._options.patches if point not in _OWN]
+        found += [where.value for where in self._options.patches_replace if where is not ReplacePoint.DIT]
+        kinds = {block_kind for block_kind, _, _ in self._blocks}
+        if not kinds and self._options.patches.get(PatchPoint.POST_INPUT):
+            found.append(PatchPoint.POST_INPUT.value)
+        if "double_block" not in kinds and self._options.patches.get(PatchPoint.DOUBLE_BLOCK):
+            found.append(PatchPoint.DOUBLE_BLOCK.value)
+        if self._options.rope is not None and "img_ids" not in self._signature.parameters:
+            found.append("rope_options")
+        if found:
+            raise unusable_field("transformer options", ", ".join(found), f"options that {kind} has a place for")
+        known = {(block_kind, number) for block_kind, number, _ in self._blocks}
+        for key in self._options.patches_replace.get(ReplacePoint.DIT, {}):
+            if key not in known:
+                raise unusable_field("block replacement", key, f"a block of this {kind}: {sorted(known)}")
+
+    def _enter(self, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        bound = self._signature.bind(self._module, *args, **kwargs)
+        if self._options.rope is not None:
+            if not isinstance(bound.arguments.get("img_ids"), Tensor):
+                raise unusable_field("rope_options", "a call without img_ids", "positions of the picture to change")
+            bound.arguments["img_ids"] = _placed(bound.arguments["img_ids"], self._options.rope)
+        self._call = bound.arguments
+        try:
+            return below(*bound.args[1:], **bound.kwargs)
+        finally:
+            self._call = {}
+
+    def _around(
+        self,
+        block: nn.Module,
+        key: tuple[str, int],
+        replacement: Patch | None,
+        patches: tuple[Patch, ...],
+        inputs: tuple[Patch, ...],
+    ) -> Callable[..., Any]:
+        form = BlockForm.of(block, key[0])
+
+        def around(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            bound = form.signature.bind(block, *args, **kwargs)
+            extra = self._extra(block=key, block_index=key[1])
+            for patch in inputs:
+                form.put(bound.arguments, self._post_input(patch, form.values(bound.arguments), extra))
+
+            def original(values: Values, _: Any = None) -> Values:
+                form.put(bound.arguments, values)
+                return form.result(below(*bound.args[1:], **bound.kwargs))
+
+            given = {**form.values(bound.arguments), "transformer_options": extra}
+            if replacement is None:
+                out = original(given)
+            else:
+                out = {**given, **replacement(given, {"original_block": original})}
+            for patch in patches:
+                told = {"block_index": key[1], "transformer_options": extra}
+                out = {**out, **patch({"txt": None, **form.only_tokens(out), **told})}
+            return form.packed(out)
+
+        return around
+
+    def _post_input(self, patch: Patch, values: Values, extra: Extra) -> Values:
+        ids = {name: self._call.get(name) for name in ("img_ids", "txt_ids")}
+        given = {"img": values["img"], "txt": values.get("txt")}
+        out = {**given, **patch({**given, **ids, "transformer_options": extra})}
+        return {**values, **{k: v for k, v in out.items() if k in given and v is not None}}
+
+    def _extra(self, **known: Any) -> Extra:
+        sample = next((v for v in self._call.values() if isinstance(v, Tensor)), None)
+        shape = () if sample is None else tuple(sample.shape)
+        return extra_options(self._options, original_shape=shape, **known)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """How one block takes and returns its tokens.
+
+    img, txt, vec, pe  names of its arguments; None for one that it has not
+    joined             a single block with both kinds of tokens: options see them as one, the text first
+    text_first         order of a result of two
+    """
+
+    signature: inspect.Signature
+    name: str
+    img: str
+    txt: str | None
+    vec: str | None
+    pe: str | None
+    joined: bool
+    text_first: bool | None
+
+    @staticmethod
+    def of(block: nn.Module, kind: str) -> BlockForm:
+        """The form of `block`. Raises UnusableField when its arguments have unknown names."""
+        signature = inspect.signature(type(block).forward)
+
+        def found(known: tuple[str, ...]) -> str | None:
+            return next((name for name in known if name in signature.parameters), None)
+
+        img, txt = found(names.IMAGE_ARGUMENTS), found(names.TEXT_ARGUMENTS)
+        if img is None:
+            raise unusable_field("a block's arguments", list(signature.parameters), f"one of {names.IMAGE_ARGUMENTS}")
+        joined = kind == "single_block" and txt is not None
+        vec, pe = found(names.VECTOR_ARGUMENTS), found(names.POSITION_ARGUMENTS)
+        return BlockForm(signature, type(block).__name__, img, txt, vec, pe, joined, names.text_comes_first(block))
+
+    def values(self, arguments: Values) -> Values:
+        """What options see of a call's `arguments`."""
+        txt = arguments.get(self.txt) if self.txt else None
+        values = {"img": arguments[self.img], "vec": arguments.get(self.vec or ""), "pe": arguments.get(self.pe or "")}
+        if self.joined and isinstance(txt, Tensor):
+            values["img"] = torch.cat([txt, values["img"]], dim=1)
+            values["text_tokens"] = txt.shape[1]
+        elif isinstance(txt, Tensor):
+            values["txt"] = txt
+        return values
+
+    def put(self, arguments: Values, values: Values) -> None:
+        """Write `values` back into a call's `arguments`."""
+        img, txt = values["img"], values.get("txt")
+        if self.joined and "text_tokens" in values:
+            txt, img = img[:, : values["text_tokens"]], img[:, values["text_tokens"] :]
+        arguments[self.img] = img
+        for name, value in ((self.txt, txt), (self.vec, values.get("vec")), (self.pe, values.get("pe"))):
+            if name is not None and value is not None:
+                arguments[name] = value
+
+    def result(self, out: Any) -> Values:
+        """What options see of the block's result. Raises UnusableField for two results in an unknown order."""
+        if not isinstance(out, tuple):
+            return {"img": out}
+        if self.text_first is None:
+            raise unusable_field(f"result of {self.name}", "a tuple", "one tensor, or a block whose order is known")
+        img, txt = (out[1], out[0]) if self.text_first else (out[0], out[1])
+        if self.joined:
+            return {"img": torch.cat([txt, img], dim=1), "text_tokens": txt.shape[1], "is_pair": True}
+        return {"img": img, "txt": txt, "is_pair": True}
+
+    def packed(self, values: Values) -> Any:
+        """The block's result made of what options see."""
+        has_text = "txt" in values or "text_tokens" in values
+        img, txt = values["img"], values.get("txt")
+        if not values.get("is_pair", self.text_first is not None and has_text):
+            return img
+        if "text_tokens" in values:
+            txt, img = img[:, : values["text_tokens"]], img[:, values["text_tokens"] :]
+        return (txt, img) if self.text_first else (img, txt)
+
+    def only_tokens(self, values: Values) -> Values:
+        """The tokens of both kinds, of what options see."""
+        return {k: v for k, v in values.items() if k in ("img", "txt")}
+
+
+def _placed(ids_L3: Tensor, rope: RopeOptions) -> Tensor:
+    placed = ids_L3.clone()
+    for column, scale, shift in (
+        (names.IDS_T, rope.scale_t, rope.shift_t),
+        (names.IDS_Y, rope.scale_y, rope.shift_y),
+        (names.IDS_X, rope.scale_x, rope.shift_x),
+    ):
+        placed[..., column] = ids_L3[..., column] * scale + shift
+    return placed

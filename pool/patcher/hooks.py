@@ -1,0 +1,71 @@
+"""Hooks of conditions as values: weight patches with a strength that follows keyframes, and options of the model.
+
+Knows patches and options, not models; `pool.patcher.hooked_run` puts them into effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from modelpool.pool.options.transformer_options import TransformerOptions, merged
+from modelpool.pool.patcher.comfy_patches import with_wrappers_last
+from modelpool.pool.patcher.keyframes import HookKeyframes
+from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
+
+
+@dataclass(frozen=True, slots=True)
+class WeightHook:
+    """Patches that are in force while the model predicts for the conditions that have this hook.
+
+    strength  multiplied with each patch's own strength and with the keyframe's
+    """
+
+    patches: tuple[WeightPatch, ...]
+    strength: float = 1.0
+    keyframes: HookKeyframes = field(default_factory=HookKeyframes)
+
+    def patches_at(self, strength: float) -> tuple[WeightPatch, ...]:
+        """The patches when the keyframe's strength is `strength`; none at all when the product is 0."""
+        product = self.strength * strength
+        if product == 0.0:
+            return ()
+        if product == 1.0:
+            return self.patches
+        return tuple(replace(patch, strength=patch.strength * product) for patch in self.patches)
+
+
+@dataclass(frozen=True, slots=True)
+class HookGroup:
+    """All hooks of one condition. Equal groups may run together.
+
+    hooks        in the order in which their patches are applied
+    transformer  what the model does for this condition beside what the run's options say
+    """
+
+    hooks: tuple[WeightHook, ...] = ()
+    transformer: TransformerOptions = field(default_factory=TransformerOptions)
+
+    def with_hooks(self, hooks: Iterable[WeightHook]) -> HookGroup:
+        """These, and `hooks` after them, those that are here already left out."""
+        added = list(self.hooks)
+        for hook in hooks:
+            if hook not in added:
+                added.append(hook)
+        return replace(self, hooks=tuple(added))
+
+    def with_transformer_options(self, options: TransformerOptions) -> HookGroup:
+        """These, with `options` after and over the ones that are there."""
+        return replace(self, transformer=merged(self.transformer, options))
+
+    def on(self, base: PatchSet, strengths: Sequence[float]) -> PatchSet:
+        """`base` and then the patches of every hook at its keyframe's strength, which `strengths` tells.
+
+        Weight wrappers of `base` stay behind them.
+        """
+        patches = [p for hook, s in zip(self.hooks, strengths, strict=True) for p in hook.patches_at(s)]
+        return with_wrappers_last(base, tuple(patches)) if patches else base
+
+    def at_most(self, base: PatchSet) -> PatchSet:
+        """`base` with every patch of the group: what to plan memory with, for no step has more."""
+        return with_wrappers_last(base, tuple(p for hook in self.hooks for p in hook.patches))

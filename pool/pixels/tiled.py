@@ -1,0 +1,115 @@
+"""Runs a function over tiles of its input and blends what it gives.
+
+For any number of dimensions; knows no model. What is computed at once is one tile's; what is added up may live
+elsewhere.
+
+Shape legend: B batch, C channels of the input or of the result, then one or more dimensions that are tiled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.pixels.spans import Scale, Span, spans, times
+
+#: [B, C, *dimensions] -> [B, C', *dimensions of the result]
+TileCall: TypeAlias = Callable[[Tensor], Tensor]
+
+HOST = torch.device("cpu")
+
+
+def run_tiled(
+    call: TileCall,
+    x_BC: Tensor,
+    tile: Sequence[int],
+    overlap: Sequence[int],
+    scales: Sequence[Scale | int],
+    device: torch.device = HOST,
+    before_tile: Callable[[], None] | None = None,
+    on_tile: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """`call(x_BC)`, computed tile by tile: float32 on `device`, where the result is added up.
+
+    `tile` and `overlap` are in cells of the input, `scales` say how they become cells of the result (a number: so many
+    of each); one entry for each dimension after the channels. `call` gets the whole batch. Where one tile covers all,
+    that is one plain call, equal bit for bit to one without tiles.
+    `before_tile` is called before each tile, and may raise to end the run; `on_tile` after each with (done, in all).
+    Raises UnusableField for tiles that do not meet, and when `call` gives other sizes than `scales` say.
+    """
+    sizes = x_BC.shape[2:]
+    assert len(sizes) == len(tile) == len(overlap) == len(scales), f"{len(sizes)} dimensions, {tile}, {overlap}"
+    axes = _axes(sizes, tile, overlap, scales)
+    out_sizes = tuple(axis[-1].out_start + axis[-1].out_length for axis in axes)
+    count = math.prod(len(axis) for axis in axes)
+    out_BC: Tensor | None = None
+    for done, tile_spans in enumerate(itertools.product(*axes), 1):
+        if before_tile is not None:
+            before_tile()
+        part_BC = call(_cut(x_BC, tile_spans))
+        _check(part_BC, tile_spans)
+        # first there, then float32: on the device that computed it, the tile alone may be what fits
+        part_BC = part_BC.to(device).to(torch.float32)
+        if count == 1:
+            out_BC = part_BC
+        else:
+            if out_BC is None:
+                out_BC = torch.zeros((*part_BC.shape[:2], *out_sizes), dtype=torch.float32, device=device)
+            places = [slice(None)] * 2 + [slice(s.out_start, s.out_start + s.out_length) for s in tile_spans]
+            out_BC[tuple(places)].addcmul_(part_BC, _weights(tile_spans).to(device))
+        del part_BC  # before the next tile is computed
+        if on_tile is not None:
+            on_tile(done, count)
+    assert out_BC is not None
+    return out_BC
+
+
+def count_tiles(
+    sizes: Sequence[int], tile: Sequence[int], overlap: Sequence[int], scales: Sequence[Scale | int]
+) -> int:
+    """How many calls `run_tiled` makes. Raises as it does."""
+    return math.prod(len(axis) for axis in _axes(sizes, tile, overlap, scales))
+
+
+def split_batches(call: TileCall, x_BC: Tensor, most: int) -> Tensor:
+    """`call(x_BC)` with at most `most` members of the batch at once; 0 is all of them.
+
+    Undivided where all fit: then it is one plain call. Kernels may round otherwise at another batch size.
+    """
+    if most <= 0 or len(x_BC) <= most:
+        return call(x_BC)
+    return torch.cat([call(part) for part in x_BC.split(most)])
+
+
+def _axes(
+    sizes: Sequence[int], tile: Sequence[int], overlap: Sequence[int], scales: Sequence[Scale | int]
+) -> list[tuple[Span, ...]]:
+    known = [times(scale) if isinstance(scale, int) else scale for scale in scales]
+    return [spans(*numbers) for numbers in zip(sizes, tile, overlap, known, strict=True)]
+
+
+def _cut(x_BC: Tensor, tile_spans: tuple[Span, ...]) -> Tensor:
+    places = [slice(None)] * 2 + [slice(span.start, span.start + span.length) for span in tile_spans]
+    return x_BC[tuple(places)]
+
+
+def _weights(tile_spans: tuple[Span, ...]) -> Tensor:
+    """The weights of a tile, one number for each of its cells of the result."""
+    weights = torch.ones(())
+    for span in tile_spans:
+        weights = weights.unsqueeze(-1) * torch.tensor(span.weights, dtype=torch.float32)
+    return weights
+
+
+def _check(part_BC: Tensor, tile_spans: tuple[Span, ...]) -> None:
+    expected = tuple(span.out_length for span in tile_spans)
+    if tuple(part_BC.shape[2:]) != expected:
+        cells = tuple(span.length for span in tile_spans)
+        found = f"{tuple(part_BC.shape[2:])} for a tile of {cells} cells"
+        raise unusable_field("scales of tiles", found, f"{expected} by the scales that were given")

@@ -1,0 +1,1 @@
+"""Pure byte arithmetic: what to evict, load, stream and preload, and why."""

@@ -1,0 +1,1 @@
+"""Packed weights: published quantization formats, read, written and computed with."""

@@ -1,0 +1,272 @@
+"""The formats of quantized weights that published files use, as a table. Torch-free.
+
+Knows how each is called, which tensors it is stored as, how their shapes follow from the weight's, and from which GPU
+on there are kernels for it. Computes nothing: `pool.quant.quant_codec` turns stored tensors into values.
+Source of the names and layouts: comfyui-behaviour facts, sections 2 and 2.1; comfy_kitchen 0.2.40 (Apache-2.0),
+its `tensor` package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+Shape: TypeAlias = tuple[int, ...]
+
+#: the part that every format has: the codes
+WEIGHT = "weight"
+#: factor of the inputs that calibration found; only native kernels read it
+INPUT_SCALE = "input_scale"
+#: setting of every format: always multiply with the unpacked weight
+FULL_PRECISION = "full_precision_matrix_mult"
+
+_FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored tensor of a quantized layer.
+
+    name      as in the file, behind the layer's prefix
+    dtypes    safetensors' names of the types that it may have
+    required  a layer without it cannot be read
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format.
+
+    name          `format` in a layer's marker
+    layout        the class of comfy_kitchen that stands for it
+    parts         what is stored; `weight` first
+    shape_of      shape of the weight (padding included) from the shapes of the parts and the settings
+    expected      shapes that parts may have, from the weight's shape and the settings; parts not named may have any
+    defaults      settings that change the mathematics, and their values where a marker leaves them out
+    group_size    values that share a scale; 0 where a row or the whole weight does
+    pads_to       rows and columns are stored padded to a multiple of this
+    native_from   CUDA capability from which kernels compute with packed weights; None: no kernels
+    can_quantize  weights can be made here; otherwise the format needs calibration elsewhere
+    """
+
+    name: str
+    layout: str
+    parts: tuple[Part, ...]
+    shape_of: Callable[[Mapping[str, Shape], Mapping[str, object]], Shape]
+    expected: Callable[[Shape, Mapping[str, object]], Mapping[str, Sequence[Shape]]]
+    defaults: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    group_size: int = 0
+    pads_to: int = 1
+    native_from: tuple[int, int] | None = None
+    can_quantize: bool = True
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of all parts that a layer may have."""
+        return tuple(part.name for part in self.parts)
+
+
+def _as_stored(shapes: Mapping[str, Shape], _settings: Mapping[str, object]) -> Shape:
+    return shapes[WEIGHT]
+
+
+def _two_a_byte(shapes: Mapping[str, Shape], _settings: Mapping[str, object]) -> Shape:
+    rows, *columns = shapes[WEIGHT]
+    return (rows, *columns[:-1], columns[-1] * 2) if columns else (rows,)
+
+
+def _w4a8_shape(shapes: Mapping[str, Shape], settings: Mapping[str, object]) -> Shape:
+    """Codes have 4 or 6 bits; the group scales say how many columns there are."""
+    groups = (*shapes["weight_s_rel"], 0, 0)[1]
+    return (shapes[WEIGHT][0], groups * number(settings, "group_size"))
+
+
+def number(settings: Mapping[str, object], name: str) -> int:
+    """The whole number that the setting `name` is."""
+    value = settings[name]
+    assert isinstance(value, int), f"{name} is {value!r}"
+    return value
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `count`."""
+    return -(-count // multiple) * multiple
+
+
+def rotates(format_name: str, settings: Mapping[str, object]) -> bool:
+    """Whether groups of columns are stored rotated."""
+    return "convrot_groupsize" in settings and (format_name != "int8_tensorwise" or bool(settings["convrot"]))
+
+
+def misfit(format_name: str, columns: int, settings: Mapping[str, object]) -> str | None:
+    """What is wrong with these settings for a weight with so many columns, as "found ..., expected ..."; None if not.
+
+    A rotation is a Hadamard matrix of a power of 4; asym_w4a8_int8 has groups of 4 to 16, or of a multiple of 16;
+    convrot_w4a4 multiplies 64 columns at a time.
+    """
+    steps: dict[str, int] = {}
+    if rotates(format_name, settings):
+        size = number(settings, "convrot_groupsize")
+        if size < 4 or size.bit_count() != 1 or size.bit_length() % 2 == 0:
+            return f"found convrot_groupsize {size}, expected a power of 4"
+        steps["convrot_groupsize"] = size
+    if "group_size" in settings:
+        size = number(settings, "group_size")
+        if format_name == "asym_w4a8_int8" and (size < 4 or (16 % size and size % 16)):
+            return f"found group_size {size}, expected 4, 8 or a multiple of 16"
+        steps["group_size"] = size
+    if format_name == "convrot_w4a4":
+        steps["its kernels' step"] = 64
+    wrong = next((name for name, size in steps.items() if columns % size), None)
+    return None if wrong is None else f"found {columns} columns, expected a multiple of {wrong} ({steps[wrong]})"
+
+
+_ONE: tuple[Shape, ...] = ((), (1,), (1, 1))
+
+
+def _scale_of_all_or_rows(shape: Shape, _settings: Mapping[str, object]) -> Mapping[str, Sequence[Shape]]:
+    rows = shape[0] if shape else 1
+    by_row = [(rows,), *((rows, *(1,) * n) for n in range(1, len(shape)))]
+    return {"weight_scale": (*_ONE, *by_row), INPUT_SCALE: _ONE}
+
+
+def _blocked(group_size: int) -> Callable[[Shape, Mapping[str, object]], Mapping[str, Sequence[Shape]]]:
+    """Block scales in the order that cuBLAS reads: tiles of 128 rows and 4 blocks."""
+
+    def expected(shape: Shape, _settings: Mapping[str, object]) -> Mapping[str, Sequence[Shape]]:
+        rows, columns = shape
+        scales = (round_up(rows, 128), round_up(columns // group_size, 4))
+        return {
+            "weight_scale": (scales, (scales[0] * scales[1],)),
+            "weight_scale_2": _ONE,
+            INPUT_SCALE: _ONE,
+            "pre_quant_scale": ((columns,),),
+        }
+
+    return expected
+
+
+def _w4a4_expected(shape: Shape, _settings: Mapping[str, object]) -> Mapping[str, Sequence[Shape]]:
+    return {"weight_scale": ((shape[0],), (shape[0], 1))}
+
+
+def _w4a8_expected(shape: Shape, settings: Mapping[str, object]) -> Mapping[str, Sequence[Shape]]:
+    rows, columns = shape
+    groups = columns // number(settings, "group_size")
+    return {
+        WEIGHT: ((rows, columns // 2), (rows, columns * 3 // 4)),
+        "weight_s_rel": ((rows, groups),),
+        "weight_s_channel": ((rows,),),
+        "weight_codebook": ((16,),),
+        "weight_correction": ((groups, rows),),
+    }
+
+
+def _awq_expected(shape: Shape, settings: Mapping[str, object]) -> Mapping[str, Sequence[Shape]]:
+    groups = ((shape[1] // number(settings, "group_size"), shape[0]),)
+    return {"weight_scale": groups, "weight_zeros": groups}
+
+
+#: what formats expect that scale a whole weight or its rows; such weights may have any number of dimensions
+EITHER_SCALE = _scale_of_all_or_rows
+
+_INPUT_SCALE = Part(INPUT_SCALE, ("F32", "F16", "BF16"), required=False)
+
+
+def _scaled_fp8(name: str, layout: str, dtype: str) -> Format:
+    return Format(
+        name=name,
+        layout=layout,
+        parts=(Part(WEIGHT, (dtype,)), Part("weight_scale", _FLOATS), _INPUT_SCALE),
+        shape_of=_as_stored,
+        expected=EITHER_SCALE,
+        native_from=(8, 9),
+    )
+
+
+_ALL = (
+    _scaled_fp8("float8_e4m3fn", "TensorCoreFP8E4M3Layout", "F8_E4M3"),
+    _scaled_fp8("float8_e5m2", "TensorCoreFP8E5M2Layout", "F8_E5M2"),
+    Format(
+        name="mxfp8",
+        layout="TensorCoreMXFP8Layout",
+        parts=(Part(WEIGHT, ("F8_E4M3",)), Part("weight_scale", ("F8_E8M0", "U8")), _INPUT_SCALE),
+        shape_of=_as_stored,
+        expected=_blocked(32),
+        group_size=32,
+        pads_to=32,
+        native_from=(10, 0),
+    ),
+    Format(
+        name="nvfp4",
+        layout="TensorCoreNVFP4Layout",
+        parts=(
+            Part(WEIGHT, ("U8",)),
+            Part("weight_scale", ("F8_E4M3",)),
+            Part("weight_scale_2", ("F32",)),
+            _INPUT_SCALE,
+            Part("pre_quant_scale", _FLOATS, required=False),
+        ),
+        shape_of=_two_a_byte,
+        expected=_blocked(16),
+        group_size=16,
+        pads_to=16,
+        native_from=(10, 0),
+    ),
+    Format(
+        name="int8_tensorwise",
+        layout="TensorWiseINT8Layout",
+        parts=(Part(WEIGHT, ("I8",)), Part("weight_scale", _FLOATS)),
+        shape_of=_as_stored,
+        expected=EITHER_SCALE,
+        defaults=MappingProxyType({"convrot": False, "convrot_groupsize": 256}),
+        native_from=(7, 5),
+    ),
+    Format(
+        name="convrot_w4a4",
+        layout="TensorCoreConvRotW4A4Layout",
+        parts=(Part(WEIGHT, ("I8", "U8")), Part("weight_scale", _FLOATS)),
+        shape_of=_two_a_byte,
+        expected=_w4a4_expected,
+        defaults=MappingProxyType({"convrot_groupsize": 256, "linear_dtype": "int4"}),
+        native_from=(7, 5),
+    ),
+    Format(
+        name="asym_w4a8_int8",
+        layout="AsymW4A8Int8Layout",
+        parts=(
+            Part(WEIGHT, ("I8", "U8")),
+            Part("weight_s_rel", ("F8_E4M3", "F32")),
+            Part("weight_s_channel", ("F32",)),
+            Part("weight_codebook", ("F32",), required=False),
+            Part("weight_correction", _FLOATS, required=False),
+        ),
+        shape_of=_w4a8_shape,
+        expected=_w4a8_expected,
+        defaults=MappingProxyType({"group_size": 16, "convrot_groupsize": 256}),
+        group_size=16,
+        native_from=(8, 0),
+    ),
+    Format(
+        name="awq_w4a16",
+        layout="TensorCoreAWQW4A16Layout",
+        parts=(
+            Part(WEIGHT, ("I8", "U8")),
+            Part("weight_scale", _FLOATS),
+            Part("weight_zeros", _FLOATS),
+        ),
+        shape_of=_two_a_byte,
+        expected=_awq_expected,
+        defaults=MappingProxyType({"group_size": 64}),
+        group_size=64,
+        can_quantize=False,
+    ),
+)
+
+FORMATS: Mapping[str, Format] = MappingProxyType({each.name: each for each in _ALL})

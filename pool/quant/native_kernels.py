@@ -1,0 +1,161 @@
+"""Products of an input with packed weights by kernels that read them packed: faster, and not the same numbers.
+
+The input is quantized too, so what comes out differs from the product with unpacked weights by the input's rounding.
+That is why nothing here runs unless the chosen kind of layer asks for it. What a device cannot do gives None, and the
+caller computes with unpacked weights: a format is never refused.
+Source: comfyui-behaviour facts, section 1 (`fp8_linear`) and 2.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from modelpool.pool.ops.cast import cast
+from modelpool.pool.ops.packed import PackedWeight
+from modelpool.pool.quant.formats import FORMATS, WEIGHT, Format
+from modelpool.pool.quant.kitchen import KNOWN_DEVICES
+from modelpool.pool.quant.kitchen_linear import LINEARS
+from modelpool.pool.quant.quant_codec import FP8_DTYPES, INT8, QuantCodec
+
+_LOG = logging.getLogger(__name__)
+
+#: largest number of float8_e4m3fn, which inputs are quantized to
+E4M3_MAX = 448.0
+#: formats that a CPU multiplies packed: block formats have no kernels there
+_ON_CPU = (*FP8_DTYPES, INT8, "convrot_w4a4", "asym_w4a8_int8")
+_FP8_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in FP8_DTYPES.items()})
+_INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: cuBLAS takes matrices whose sides are multiples of this
+_CUBLAS_STEP = 16
+
+
+def runs_natively(format_name: str, device_type: str, capability: tuple[int, int] | None) -> bool:
+    """Whether a device multiplies packed weights of a format.
+
+    capability  of a CUDA device, such as (8, 9); None for any other
+    """
+    kind: Format = FORMATS[format_name]
+    if device_type != "cuda":
+        return format_name in (FP8_DTYPES if device_type not in KNOWN_DEVICES else _ON_CPU)
+    return kind.native_from is not None and capability is not None and capability >= kind.native_from
+
+
+def native_linear(
+    x: Tensor, packed: PackedWeight, bias: Tensor | None, capability: tuple[int, int] | None = None
+) -> Tensor | None:
+    """`x @ weight.T + bias` with the weight as it is stored; None where that cannot be done here.
+
+    `x` (two or more dimensions, not written) is quantized as the format's kernels take it: 8-bit floats with the
+    layer's input factor, or 1 and clamped to the largest number; integers and blocks with factors of their own.
+    The result has the dtype of `x`. Where a kernel fails, that is logged once and the result is None.
+    """
+    kind = packed.codec
+    if not isinstance(kind, QuantCodec) or kind.full_precision or packed.dim() != 2:
+        return None
+    if x.dim() < 2 or x.dtype not in _INPUT_DTYPES or not x.numel() or x.device != packed.device:
+        return None
+    if not runs_natively(kind.name, x.device.type, capability):
+        return None
+    try:
+        if kind.name in FP8_DTYPES:
+            return fp8_linear(
+                x, packed.parts[WEIGHT], bias, packed.parts["weight_scale"], packed.parts.get("input_scale")
+            )
+        return LINEARS[kind.name](x, packed.parts, kind.settings, bias, packed.shape[0])
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        _tell_once(kind.name, x.device.type, str(error))
+        return None
+
+
+def native_fp8_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, capability: tuple[int, int] | None = None
+) -> Tensor | None:
+    """As `native_linear`, for a weight that is a plain tensor of 8-bit floats: its factor is 1."""
+    name = _FP8_NAMES.get(weight.dtype)
+    if name is None or weight.dim() != 2 or x.dim() not in (2, 3) or x.dtype not in _INPUT_DTYPES or not x.numel():
+        return None
+    if x.device != weight.device or not runs_natively(name, x.device.type, capability):
+        return None
+    try:
+        return fp8_linear(x, weight, bias)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        _tell_once(name, x.device.type, str(error))
+        return None
+
+
+def fp8_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_scale: Tensor | None = None,
+    input_scale: Tensor | None = None,
+) -> Tensor | None:
+    """`x @ (weight * weight_scale).T + bias` by torch's product of 8-bit floats, in the dtype of `x`.
+
+    `x` is divided by `input_scale` (1 without it), clamped to what float8_e4m3fn holds, and rounded to it; it is not
+    written. None where a matrix has sides that the device's library does not take. Raises what torch raises.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    if x.device.type == "cuda" and (weight.shape[0] % _CUBLAS_STEP or weight.shape[1] % _CUBLAS_STEP):
+        return None
+    one = torch.ones((), dtype=torch.float32, device=x.device)
+    factor = one if input_scale is None else input_scale.reshape(()).float()
+    scaled = flat if input_scale is None else flat * (1.0 / factor).to(flat.dtype)
+    codes = scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).contiguous()
+    by_row = weight_scale is not None and weight_scale.numel() > 1
+    by_all = one if weight_scale is None or by_row else weight_scale.reshape(()).float()
+    out_dtype = torch.float32 if by_row else x.dtype
+    fused_bias = bias if bias is not None and out_dtype is not torch.float32 else None
+    out = torch._scaled_mm(codes, weight.t(), scale_a=factor, scale_b=by_all, bias=fused_bias, out_dtype=out_dtype)
+    if by_row and weight_scale is not None:
+        out = out * weight_scale.reshape(1, -1).float()
+    if bias is not None and fused_bias is None:
+        out = out + bias
+    return out.to(x.dtype).reshape(*x.shape[:-1], weight.shape[0])
+
+
+def linear_kernel(
+    formats: Collection[str], capability: tuple[int, int] | None = None
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor | None]:
+    """The `pool.ops.context.LinearKernel` that multiplies weights of `formats` as they are stored.
+
+    It takes weights where they rest: packed ones, and plain 8-bit floats, are moved to the input in storage form. It
+    declines (None) every other weight, and whatever this device cannot do, before anything is moved.
+    """
+
+    def kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        name = weight.codec.name if isinstance(weight, PackedWeight) else _FP8_NAMES.get(weight.dtype, "")
+        if name not in formats or not runs_natively(name, x.device.type, capability):
+            return None
+        own_bias = None if bias is None else cast(bias, x.device, x.dtype)
+        if isinstance(weight, PackedWeight):
+            there = weight.moved(x.device, lambda part: cast(part, x.device, part.dtype))
+            return native_linear(x, there, own_bias, capability)
+        return native_fp8_linear(x, cast(weight, x.device, weight.dtype), own_bias, capability)
+
+    return kernel
+
+
+def generations(formats: Collection[str]) -> dict[str, tuple[int, int] | None]:
+    """For each of `formats`, the generation of CUDA cards from which it is multiplied as it is; None for no card.
+
+    This is what `pool.ops.layer_choice.pick_operations` asks of quantized files.
+    """
+    return {name: FORMATS[name].native_from if name in FORMATS else None for name in formats}
+
+
+@functools.lru_cache(maxsize=256)
+def _tell_once(format_name: str, device_type: str, error: str) -> None:
+    _LOG.warning(
+        "%s on %s: computed with unpacked weights, because its kernel failed: %s", format_name, device_type, error
+    )

@@ -1,0 +1,165 @@
+"""State dictionaries of quantized models: stored tensors to packed weights, and back.
+
+Knows torch; how a file says which layers are quantized is `pool.quant.detect_layers`. Nothing is copied: the parts of a
+packed weight are the tensors that were handed in. `save(load(x))` is x, tensor for tensor, for what is published now;
+what was read from an older file or from a header's metadata is written with markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from modelpool.pool.core.errors import BadQuantization
+from modelpool.pool.ops.dtypes import TORCH_DTYPES
+from modelpool.pool.ops.packed import STANDS_FOR, PackedWeight, packed_weight
+from modelpool.pool.quant.detect_layers import (
+    MARKER,
+    QuantizedLayer,
+    find_layers,
+    has_layers,
+    is_old_marker,
+    plain_factors,
+)
+from modelpool.pool.quant.formats import Shape, round_up
+from modelpool.pool.quant.quant_codec import QuantCodec
+
+_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    dtype: str
+    shape: Shape
+
+
+def detect_layer_quantization(keys: Iterable[str], prefix: str = "") -> dict[str, bool] | None:
+    """{"mixed_ops": True} when a layer under `prefix` is marked as quantized, None when none is."""
+    return {"mixed_ops": True} if has_layers(keys, prefix) else None
+
+
+def layers_of(
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    file: str = "state dict",
+    check: bool = True,
+) -> dict[str, QuantizedLayer]:
+    """The quantized layers among `tensors`, by the key of their weight.
+
+    Raises BadQuantization for a layer that is not stored as it says; what is no description at all, without `check`.
+    """
+    known = {key: _Known(_NAMES[t.dtype], tuple(t.shape)) for key, t in tensors.items() if t.dtype in _NAMES}
+    return find_layers(known, lambda key: bytes_of(tensors[key]), metadata, file, check)
+
+
+def load(
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    file: str = "state dict",
+    shapes: Mapping[str, Shape] | None = None,
+    dtype: torch.dtype = STANDS_FOR,
+) -> dict[str, Tensor]:
+    """`tensors` with a `PackedWeight` for each quantized weight, and without what only describes them.
+
+    metadata  of the safetensors header
+    shapes    of weights that are stored padded, by key: files do not say them. Without, the padding counts as weight
+    dtype     that packed weights stand for
+
+    Raises BadQuantization naming `file`, key, found and expected.
+    """
+    layers = layers_of(tensors, metadata, file)
+    inner = {key for each in layers.values() for key in (*each.parts.values(), *each.other)}
+    inner |= plain_factors(tensors, layers)
+    loaded: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        if key in layers:
+            loaded[key] = pack(layers[key], tensors, (shapes or {}).get(key), dtype, file)
+        elif key not in inner and not (layers and is_old_marker(key)):
+            loaded[key] = tensor
+    return loaded
+
+
+def pack(
+    layer: QuantizedLayer,
+    tensors: Mapping[str, Tensor],
+    shape: Shape | None = None,
+    dtype: torch.dtype = STANDS_FOR,
+    file: str = "state dict",
+) -> PackedWeight:
+    """The weight of `layer` over its parts in `tensors`. `shape` is its own, where it is stored padded.
+
+    Block scales that are stored in one dimension become rows of tiles, so that rows can be cut. Raises BadQuantization
+    when a weight of `shape` is not stored like that.
+    """
+    wanted = layer.shape if shape is None else tuple(shape)
+    step = layer.format.pads_to
+    if tuple(round_up(size, step) for size in wanted) != layer.shape:
+        raise BadQuantization(
+            f"{file}: {layer.key!r}: found a {layer.format.name} weight of shape {layer.shape}, expected {wanted}"
+        )
+    parts = {name: tensors[key] for name, key in layer.parts.items()}
+    flat = layer.format.pads_to > 1 and parts["weight_scale"].dim() == 1
+    if flat:
+        tiles = layer.format.expected(layer.shape, layer.settings)["weight_scale"][0]
+        parts["weight_scale"] = parts["weight_scale"].view(tiles)
+    kind = QuantCodec(layer.format, MappingProxyType(dict(layer.settings)), layer.marker, flat)
+    return packed_weight(kind, parts, wanted, dtype)
+
+
+def save(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` with the parts and the marker of each packed weight in its place, in the published form.
+
+    Raises BadQuantization for a packed weight whose name does not end in "weight", and for one of a form that
+    state dictionaries do not have.
+    """
+    saved: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        if not isinstance(tensor, PackedWeight):
+            saved[key] = tensor
+            continue
+        if not isinstance(tensor.codec, QuantCodec) or not (key == "weight" or key.endswith(".weight")):
+            raise BadQuantization(
+                f"{key!r}: found a weight packed as {tensor.codec.name}, expected a name ending in '.weight' and one "
+                f"of the formats of safetensors files"
+            )
+        prefix = key.removesuffix("weight")
+        saved.update({prefix + name: part for name, part in tensor.parts.items()})
+        if tensor.codec.flat_scales:
+            saved[prefix + "weight_scale"] = tensor.parts["weight_scale"].reshape(-1)
+        saved[prefix + MARKER] = marker_tensor(tensor.codec.marker)
+    return saved
+
+
+def convert_old_quants(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, file: str = "state dict"
+) -> dict[str, Tensor]:
+    """`tensors` of an older `scaled_fp8` file, or of one that is described in its header, with markers and new names.
+
+    Others come back as they are. Input factors of 1 and the mark of the whole file are left out. Only names change, so
+    nothing is checked here but that descriptions can be read: Raises BadQuantization where they cannot.
+    """
+    layers = layers_of(tensors, metadata, file, check=False)
+    renamed = {old: each.prefix + new for each in layers.values() for new, old in each.parts.items()}
+    dropped = {key for each in layers.values() for key in each.other}
+    converted = {
+        renamed.get(key, key): tensor
+        for key, tensor in tensors.items()
+        if key not in dropped and not is_old_marker(key)
+    }
+    for layer in layers.values():
+        converted[layer.prefix + MARKER] = marker_tensor(layer.marker)
+    return converted
+
+
+def marker_tensor(text: str) -> Tensor:
+    """A marker as it is stored: the UTF-8 bytes of its JSON text."""
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The bytes of a small tensor, in the order in which they are stored."""
+    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).tolist())

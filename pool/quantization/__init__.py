@@ -1,1 +1,0 @@
-"""Quantized weights: published formats, read, written, computed with."""

@@ -1,0 +1,111 @@
+"""Prompt weights: which parts of a text matter more, in the notation that people know from A1111 and ComfyUI.
+
+    (word)        1.1 times
+    ((word))      1.21 times: brackets multiply
+    (word:1.3)    1.3 times; inside other brackets, multiplied with theirs
+    \\( \\)         brackets that are text; a backslash before anything else is text too
+
+Brackets that do not pair are text, and so is a number with nothing to weigh, as in `(:3)`. Torch-free; knows nothing of
+tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+from typing import TypeAlias
+
+from modelpool.pool.core.errors import unusable_field
+
+#: what a pair of brackets without a number multiplies with
+BRACKET_WEIGHT = 1.1
+
+_SIGNIFICANT = re.compile(r"\\[()]|[()]")
+# possessive, so that a long number that is none costs its length and not the square of it
+_NUMBER_AT_END = re.compile(r":\s*+([+-]?(?:\d++(?:\.\d*+)?|\.\d++))\s*+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A part of a prompt and how much it matters; 1 is plain."""
+
+    text: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A bracket that has its pair, and what it multiplies with."""
+
+    factor: float
+
+
+class _Close(Enum):
+    """The pair of an `_Open`."""
+
+    BRACKET = ")"
+
+
+_Item: TypeAlias = str | _Open | _Close
+
+
+def parse_weights(text: str) -> tuple[Weighted, ...]:
+    """The parts of `text` with their weights, in order. Neighbours differ in weight; no part is empty.
+
+    Takes time in proportion to the text, however its brackets nest.
+    Raises UnusableField for a weight too large to be a number.
+    """
+    pieces: list[tuple[str, float]] = []
+    weights = [1.0]
+    for item in _items(text):
+        match item:
+            case _Open(factor):
+                weights.append(weights[-1] * factor)
+            case _Close():
+                weights.pop()
+            case str():
+                pieces.append((item, weights[-1]))
+    parts = []
+    for weight, group in groupby(((t, w) for t, w in pieces if t), key=lambda piece: piece[1]):
+        part = Weighted("".join(piece for piece, _ in group), weight)
+        if not math.isfinite(weight):
+            raise unusable_field("prompt weight", weight, f"a finite number for {part.text!r}")
+        parts.append(part)
+    return tuple(parts)
+
+
+def _items(text: str) -> list[_Item]:
+    """`text` cut at its brackets: those that pair are items of their own, the others are text."""
+    items: list[_Item] = []
+    unpaired: list[int] = []
+    place = 0
+    for found in _SIGNIFICANT.finditer(text):
+        items.append(text[place : found.start()])
+        place = found.end()
+        if found[0] == "(":
+            unpaired.append(len(items))
+            items.append("(")  # text, until its pair is found
+        elif found[0] == ")" and unpaired:
+            begin = unpaired.pop()
+            items[begin] = _Open(_take_number(items, begin))
+            items.append(_Close.BRACKET)
+        else:
+            items.append(found[0][-1])
+    items.append(text[place:])
+    return items
+
+
+def _take_number(items: list[_Item], begin: int) -> float:
+    """What the bracket at `begin`, which ends with the last item, multiplies with; its number is taken out."""
+    tail: list[str] = []
+    while len(items) > begin + 1 and isinstance(last := items[-1], str):
+        tail.append(last)
+        items.pop()
+    text = "".join(reversed(tail))
+    found = _NUMBER_AT_END.search(text)
+    has_content = len(items) > begin + 1 or (found is not None and found.start() > 0)
+    items.append(text[: found.start()] if found and has_content else text)
+    return float(found[1]) if found and has_content else BRACKET_WEIGHT

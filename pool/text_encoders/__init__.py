@@ -1,1 +1,0 @@
-"""Text encoders of every kind: planned from shapes, read as each family of models reads them, put together."""

@@ -1,1 +1,0 @@
-"""Runs done in parts: tiles that are blended, and batches that are split."""

@@ -1,0 +1,1 @@
+"""Dry runs on the meta device: peak bytes, FLOPs, module order."""

@@ -1,0 +1,337 @@
+"""A module's own code run with tensors that have no bytes, to learn what it would allocate and compute.
+
+Weights are stand-ins on the meta device in compute dtype, and the module computes with them as casting layers do, so
+that an input in another dtype costs what it costs in a run. What cannot be known on the meta device is
+- values that the code reads (positions, masks, counts): small whole numbers and booleans that follow from other known
+  ones are computed beside the run (`_KnownValues`);
+- which numbers are largest (a mixture of experts): every row is taken to choose the first ones, which sends all tokens
+  to the same experts, the most memory that a choice can take;
+- whether something is so of numbers (a picture that is zeros where there is none): it is taken to be;
+- attention, whose kernels hold the matrix of scores or do not: `attention` says which.
+A dry run leaves the module as it was. Knows no stage and no family.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from modelpool.pool.ops.classes import FUNCTIONS_ATTRIBUTE, Casting, restore_classes, swap_to_casting
+from modelpool.pool.ops.context import compute
+from modelpool.pool.ops.low_rank_linear import SIDE_PATH_ATTRIBUTE
+from modelpool.pool.tracing.meta_cache import MetaAnswers, tensors_in
+
+aten = torch.ops.aten
+META = torch.device("meta")
+#: whole numbers and booleans of a dry run are known in tensors of up to so many elements
+KNOWN_ELEMENTS = 1 << 20
+
+
+class AttentionForm(StrEnum):
+    """How scaled dot product attention is computed."""
+
+    FUSED = "fused"
+    """In one kernel that never holds the matrix of scores: flash, memory-efficient, cuDNN."""
+    MATH = "math"
+    """In plain operations, scores and their softmax included."""
+
+
+def dry_run(
+    module: nn.Module,
+    compute_dtype: torch.dtype,
+    call: Callable[[nn.Module], object],
+    modes: Sequence[TorchDispatchMode] = (),
+    attention: AttentionForm = AttentionForm.FUSED,
+    weights: Mapping[str, Tensor] | None = None,
+    answers: MetaAnswers | None = None,
+) -> None:
+    """Run `call(module)` with stand-ins for its weights, under `modes`, which see every operation on the meta device.
+
+    `call` makes its inputs on the meta device. `weights` are the stand-ins by name; None makes them. `answers` are
+    those of runs before, which this one adds to. The module is as it was afterwards: parameters, classes, attributes.
+    Not thread safe: nobody else may use the module meanwhile.
+    """
+    stand_ins = stand_in_weights(module, compute_dtype) if weights is None else weights
+    named = {f"module.{name}": tensor for name, tensor in stand_ins.items()}
+
+    def observed(found: nn.Module) -> None:
+        watching = (answers or MetaAnswers(), *modes, _KnownValues())
+        with _autocast_on_meta(), compute(META, compute_dtype), _entered(watching), _Functions(attention):
+            call(found)
+
+    with torch.no_grad(), _untouched(module), _casting(module):
+        torch.func.functional_call(_Call(module, observed), named, ())
+
+
+def stand_in_weights(module: nn.Module, compute_dtype: torch.dtype) -> dict[str, Tensor]:
+    """Zero-byte stand-ins for all parameters and buffers, by name: floating point parameters in compute dtype, the
+    others as they are."""
+    found = {name: torch.empty(b.shape, dtype=b.dtype, device=META) for name, b in module.named_buffers()}
+    for name, parameter in module.named_parameters():
+        dtype = compute_dtype if parameter.is_floating_point() else parameter.dtype
+        found[name] = torch.empty(parameter.shape, dtype=dtype, device=META)
+    return found
+
+
+class _Call(nn.Module):
+    """Lets `functional_call` run any function of a module."""
+
+    def __init__(self, module: nn.Module, call: Callable[[nn.Module], object]) -> None:
+        super().__init__()
+        self.module = module
+        self._call_it = call
+
+    def forward(self) -> object:
+        return self._call_it(self.module)
+
+
+class _Functions(TorchFunctionMode):
+    """Attention as the device's kernel would allocate; tensors that are made of numbers keep them until they are on the
+    meta device, where `_KnownValues` sees them arrive."""
+
+    def __init__(self, form: AttentionForm) -> None:
+        super().__init__()
+        self._form = form
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Replace these, leave the rest alone."""
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu") == META:
+            return func(*args, **{**kwargs, "device": torch.device("cpu")}).to(META)
+        if func is not scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        return self._attention(args, kwargs)
+
+    def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
+        given |= kwargs
+        query, value = given["query"], given["value"]
+        if self._form is AttentionForm.FUSED:
+            fused: Tensor = query.new_empty((*query.shape[:-1], value.shape[-1]))
+            return fused
+        computed: Tensor = aten._scaled_dot_product_attention_math(
+            query,
+            given["key"],
+            value,
+            given.get("attn_mask"),
+            0.0,
+            given.get("is_causal", False),
+            None,
+            scale=given.get("scale"),
+            enable_gqa=given.get("enable_gqa", False),
+        )[0]
+        return computed
+
+
+class _KnownValues(TorchDispatchMode):
+    """Values of small tensors of whole numbers and booleans, for code that reads them.
+
+    A tensor is known when it was made of no unknown one. What is made without a value (`torch.empty`) is zeros.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._values: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operation on the meta device, and on the values when all of its inputs are known."""
+        kwargs = dict(kwargs or {})
+        given = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_meta]
+        if not all(t in self._values for t in given):
+            return self._of_unknown(func, args, kwargs, given)
+        return self._of_known(func, args, kwargs) if given else self._of_nothing(func, args, kwargs)
+
+    def _of_nothing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Tensors that are made, or arrive from the host."""
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor) and out.is_meta and _is_kept(out):
+            if func in _MADE_WITHOUT_VALUES:
+                self._values[out] = torch.zeros(out.shape, dtype=out.dtype)
+            else:
+                self._values[out] = func(*args, **{**kwargs, "device": torch.device("cpu")})
+        return out
+
+    def _of_known(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inner_args, inner_kwargs = tree_map_only(Tensor, lambda t: self._values.get(t, t), (args, kwargs))
+        goes_to_host = "device" in kwargs and kwargs["device"] is not None and kwargs["device"] != META
+        if "device" in kwargs:
+            inner_kwargs["device"] = torch.device("cpu")
+        found = func(*inner_args, **inner_kwargs)
+        if goes_to_host or not any(isinstance(leaf, Tensor) for leaf in tree_leaves(found)):
+            return found
+        try:
+            out = func(*args, **kwargs)
+        except RuntimeError:  # its shape follows from values
+            out = tree_map_only(Tensor, lambda t: torch.empty_like(t, device=META), found)
+        for tensor, value in zip(tree_leaves(out), tree_leaves(found), strict=True):
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                self._remember(tensor, value)
+        return out
+
+    def _of_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Tensor]) -> Any:
+        if func is aten._local_scalar_dense.default and given[0].dtype is torch.bool:
+            return True
+        if func is aten.index.Tensor:
+            args = (args[0], self._positions(args[1]))
+        if func._schema.is_mutable:
+            self._forget_written(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if func is aten.topk.default:
+            indices = out[1]
+            first = torch.arange(indices.shape[args[2] if len(args) > 2 else -1]).expand(indices.shape)
+            self._remember(indices, first.contiguous())
+        return out
+
+    def _positions(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Masks among `indices` as the positions that they choose, where they are known."""
+        found: list[Tensor | None] = []
+        for index in indices:
+            value = None if index is None else self._values.get(index)
+            if value is None or value.dtype is not torch.bool:
+                found.append(index)
+                continue
+            chosen = value.nonzero(as_tuple=True)
+            found.extend(torch.empty(axis.shape, dtype=axis.dtype, device=META) for axis in chosen)
+        return found
+
+    def _remember(self, tensor: Tensor, value: Tensor) -> None:
+        if _is_kept(tensor):
+            self._values[tensor] = value
+
+    def _forget_written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An unknown value was written: whatever shares its storage is unknown."""
+        named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        for argument in func._schema.arguments:
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            for written in tree_leaves(named.get(argument.name)):
+                if isinstance(written, Tensor) and written.is_meta:
+                    self._forget(written.untyped_storage()._cdata)
+
+    def _forget(self, storage: int) -> None:
+        for tensor in [t for t in self._values if t.untyped_storage()._cdata == storage]:
+            del self._values[tensor]
+
+
+_MADE_WITHOUT_VALUES = (aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default)
+
+
+def _is_kept(tensor: Tensor) -> bool:
+    is_whole = not tensor.is_floating_point() and not tensor.is_complex()
+    return is_whole and tensor.numel() <= KNOWN_ELEMENTS
+
+
+@contextmanager
+def _entered(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
+    if not modes:
+        yield
+        return
+    with modes[0], _entered(modes[1:]):
+        yield
+
+
+@contextmanager
+def _casting(module: nn.Module) -> Iterator[None]:
+    """`module` computes as casting layers do, without weight functions, inside the block."""
+    is_plain = not isinstance(module, Casting)
+    swap_to_casting(module)
+    try:
+        yield
+    finally:
+        if is_plain:
+            restore_classes(module)
+
+
+@contextmanager
+def _untouched(module: nn.Module) -> Iterator[None]:
+    """After the block every attribute of the tree, and of the plain objects that it holds, is what it was: some models
+    keep tables that they made in a run. Inside it no weight has functions.
+    """
+    held = {id(v): v for owner in module.modules() for v in owner.__dict__.values() if _is_plain_object(v)}
+    owners = (*module.modules(), *held.values())
+    before = [(owner, {n: (v, _copied(v)) for n, v in owner.__dict__.items()}) for owner in owners]
+    for owner in module.modules():
+        for name in (FUNCTIONS_ATTRIBUTE, SIDE_PATH_ATTRIBUTE):
+            owner.__dict__.pop(name, None)
+    try:
+        yield
+    finally:
+        for owner, attributes in before:
+            owner.__dict__.clear()
+            for name, (value, copied) in attributes.items():
+                if type(value) is list:
+                    value[:] = copied
+                elif type(value) in _DICTS:
+                    value.clear()
+                    value.update(copied)
+                owner.__dict__[name] = value
+
+
+#: torch keeps a module's hooks in the second
+_DICTS = (dict, OrderedDict)
+
+
+def _is_plain_object(value: object) -> bool:
+    others = (nn.Module, Tensor, type, FunctionType, MethodType, functools.partial)
+    return hasattr(value, "__dict__") and not isinstance(value, others)
+
+
+def _copied(value: object) -> Any:
+    if type(value) is list:
+        return list(value)
+    return dict(value) if isinstance(value, dict) and type(value) in _DICTS else value
+
+
+class _Autocast(torch.autocast):
+    """`torch.autocast` that does nothing for the meta device and is itself for every other."""
+
+    def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
+        self._is_meta = device_type == "meta"
+        if self._is_meta:
+            super().__init__("cpu", enabled=False)
+        else:
+            super().__init__(device_type, *args, **kwargs)
+
+    def __enter__(self) -> Any:
+        return self if self._is_meta else super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> Any:
+        return None if self._is_meta else super().__exit__(*raised)
+
+
+#: held while `torch.autocast`, which is the whole process's, is another class; one thread may take it again
+_AUTOCAST_LOCK = threading.RLock()
+
+
+@contextmanager
+def _autocast_on_meta() -> Iterator[None]:
+    """`torch.autocast` for the meta device, which torch refuses, does nothing inside the block.
+
+    Models ask for it around a few small products that should not lose precision. Other devices are served as ever, so
+    another thread notices nothing; one that starts a dry run waits for this one.
+    """
+    with _AUTOCAST_LOCK:
+        original = torch.autocast
+        torch.autocast = _Autocast  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            torch.autocast = original  # type: ignore[misc]

@@ -1,0 +1,91 @@
+"""How much each module of a component computes in one pass, and in which order they are used: by a dry run.
+
+For plans that hide copies of weights behind computing. Knows what operations cost by torch's own formulas
+(`torch.utils.flop_counter`); knows neither devices nor seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from modelpool.pool.tracing.dry_run import AttentionForm, dry_run, stand_in_weights
+from modelpool.pool.tracing.meta_cache import tensors_in
+
+
+def module_work(
+    module: nn.Module, compute_dtype: torch.dtype, call: Callable[[nn.Module], object]
+) -> Mapping[str, int]:
+    """Multiplications and additions of each module with weights of its own, in the order in which they are first used.
+
+    `call` makes its inputs on the meta device. Names are those of `pool.patcher.weight_bytes.own_weights`. What an
+    operation computes
+    belongs to the module whose weight it reads; what reads none (attention) to the module that was used last before it,
+    because it hides the same copies. Operations that no formula is known for (norms, sums, activations) count as
+    nothing. Modules that share a weight each get an entry; the first of them gets the work. Modules that did not run
+    are missing. The module is as it was afterwards; nobody else may use it meanwhile.
+    """
+    weights = stand_in_weights(module, compute_dtype)
+    counter = _WorkCounter(_owners(module, weights))
+    dry_run(module, compute_dtype, call, (counter,), AttentionForm.MATH, weights)
+    return counter.flops
+
+
+def _owners(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[int, tuple[str, ...]]:
+    """The storage of each stand-in, and the modules that hold it as their own."""
+    found: dict[int, tuple[str, ...]] = {}
+    for own_name, full_name in _own_names(module):
+        storage = weights[full_name].untyped_storage()._cdata
+        found[storage] = (*found.get(storage, ()), own_name)
+    return found
+
+
+def _own_names(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Each module that holds a weight and the name by which `named_parameters` and `named_buffers` know that weight."""
+    first_name: dict[int, str] = {}
+    for path, owner in module.named_modules():
+        for name, tensor in (*owner._parameters.items(), *owner._buffers.items()):
+            if tensor is not None:
+                full_name = first_name.setdefault(id(tensor), f"{path}.{name}" if path else name)
+                yield path, full_name
+
+
+class _WorkCounter(TorchDispatchMode):
+    """Adds up the work of operations for the modules whose weights they read."""
+
+    def __init__(self, owners: Mapping[int, tuple[str, ...]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops: dict[str, int] = {}
+        self._owners = dict(owners)
+        #: conversions of weights, kept so that no other storage gets their place
+        self._converted: list[Tensor] = []
+        self._last = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operation and count what it computes."""
+        kwargs = dict(kwargs or {})
+        out = func(*args, **kwargs)
+        read = [
+            self._owners[t.untyped_storage()._cdata]
+            for t in tensors_in((args, kwargs))
+            if t.is_meta and t.untyped_storage()._cdata in self._owners
+        ]
+        for names in read:
+            for name in names:
+                self.flops.setdefault(name, 0)
+        if read:
+            self._last = read[0][0]
+            if func is torch.ops.aten._to_copy.default and isinstance(out, Tensor) and out.is_meta:
+                self._converted.append(out)
+                self._owners[out.untyped_storage()._cdata] = read[0]
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None and self._last:
+            self.flops[self._last] += int(formula(*args, **kwargs, out_val=out))
+        return out

@@ -1,1 +1,0 @@
-"""Vision encoders: built from the tensors of a file, shown pictures, read."""

@@ -1,0 +1,1 @@
+"""The owner of one GPU's weights: leases, pins, evictions, preloading."""

@@ -1,1 +1,0 @@
-"""Weight patches whose strength follows the steps of a run, one group a condition."""

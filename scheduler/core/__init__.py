@@ -1,0 +1,1 @@
+"""The state machine: events in, commands out; retries, recovery, quarantine, invariants, snapshots."""

@@ -1,0 +1,191 @@
+"""What is remembered of one job, for people: each start of its tasks with why, what was expected and what came of it.
+
+Read out of the story when somebody asks; nothing is kept here, nothing is decided, and the core is not touched: asking
+changes no later decision. What the story has dropped is missing, and `complete` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING
+
+from modelpool.pool.core.errors import UnknownName, unknown_name
+from modelpool.pool.core.spec import ComponentKey, JobId, JobSpec, RunCost, RunError, Stage, TaskId, TaskSpec, WorkerId
+from modelpool.scheduler.tables.jobs import TaskStatus
+from modelpool.scheduler.tables.messages import RunEnded, Submitted
+from modelpool.scheduler.tables.placement_record import Start, Why
+from modelpool.scheduler.tables.story import Entry
+from modelpool.scheduler.tables.story_lines import StoryLine
+
+if TYPE_CHECKING:
+    from modelpool.scheduler.core.state import SchedulerState
+
+#: jobs that are named to somebody who asks for one that is not known
+MOST_NAMED = 8
+_ON_WORKER = (TaskStatus.RUNNING, TaskStatus.STOPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of a task.
+
+    why       what the choice was made of: seconds and bytes that were expected
+    ended_at  None while it runs
+    cost      what it took, as the worker measured it; None while it runs, and when the worker was lost
+    end       "running", "stopping", "done", the kind of its error, or "worker_lost"
+    """
+
+    attempt: int
+    worker_id: WorkerId
+    incarnation: int
+    at: float
+    why: Why
+    ended_at: float | None = None
+    cost: RunCost | None = None
+    error: RunError | None = None
+    end: str = TaskStatus.RUNNING.value
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHistory:
+    """One task of the job.
+
+    status    "blocked", "ready", "running", "stopping"; "ended" when no live job needs it to run any more
+    attempts  oldest first. Those of an earlier job that wanted the same task are among them
+    passed    how often later tasks went first while it waited, over the workers that are up
+    held_back  it is ready and waits because its user has as much running as is allowed
+    """
+
+    task_id: TaskId
+    stage: Stage
+    components: tuple[ComponentKey, ...]
+    status: str
+    attempts: tuple[Attempt, ...] = ()
+    passed: float = 0.0
+    held_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobHistory:
+    """One job.
+
+    status        "active", "stopping", or how it ended: "succeeded", "failed", "cancelled"
+    at            when this was asked for
+    submitted_at  None when that is not remembered; of a job that has ended, what was asked for is gone then too
+    tasks         in the order of the job
+    lines         its moves and those of its tasks up to its end, oldest first
+    complete      False when some of it is not remembered any more
+    """
+
+    job_id: JobId
+    status: str
+    at: float
+    submitted_at: float | None = None
+    ended_at: float | None = None
+    note: str = ""
+    priority: int = 0
+    user: str = ""
+    deadline: float | None = None
+    tasks: tuple[TaskHistory, ...] = ()
+    lines: tuple[StoryLine, ...] = ()
+    complete: bool = True
+
+
+def find_job(state: SchedulerState, text: str) -> JobId:
+    """The job with this id, or the only one whose id has `text` in it. Raises UnknownName with what is known."""
+    known = dict.fromkeys((*state.demand.ended, *state.demand.jobs))
+    exact = JobId(text)
+    if exact in known:
+        return exact
+    found = [job_id for job_id in known if text and text in job_id]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UnknownName(f"job {text!r} could be any of {len(found)}: {_some(found)}")
+    if not known:
+        raise UnknownName(f"unknown job {text!r}: this pool has had no job yet")
+    if len(known) <= MOST_NAMED:
+        raise unknown_name("job", text, known)
+    raise UnknownName(f"unknown job {text!r}; {len(known)} are known, the last of them {_some(known)}")
+
+
+def history_of(state: SchedulerState, job_id: JobId, now: float | None = None) -> JobHistory:
+    """What is remembered of a job that `find_job` found. Without `now` that is at the last event."""
+    live = state.demand.jobs.get(job_id)
+    mine = list(state.log.entries({job_id}))
+    status = live.status.value if live is not None else state.demand.ended[job_id].value
+    submitted = next((e for e in mine if e[3] is None), None)
+    spec = live.spec if live is not None else None
+    if submitted is not None and isinstance(submitted[1], Submitted):
+        spec = submitted[1].job
+    ended = None if live is not None else next((e for e in reversed(mine) if e[3] is not e[4]), None)
+    seen = JobHistory(
+        job_id=job_id,
+        status=status,
+        at=state.at if now is None else now,
+        submitted_at=None if submitted is None else submitted[0],
+        ended_at=None if ended is None else ended[0],
+        note=str(ended[5]) if ended is not None and isinstance(ended[5], str) else "",
+        complete=submitted is not None,
+    )
+    return seen if spec is None else _with_tasks(seen, spec, state)
+
+
+def _with_tasks(seen: JobHistory, spec: JobSpec, state: SchedulerState) -> JobHistory:
+    by_task: dict[str, list[Entry]] = {task.task_id: [] for task in spec.tasks}
+    until = inf if seen.ended_at is None else seen.ended_at  # what tasks did for other jobs later is not its story
+    for entry in state.log.entries(by_task):
+        if entry[0] <= until:
+            by_task[entry[2]].append(entry)
+    return replace(
+        seen,
+        priority=spec.priority,
+        user=spec.user,
+        deadline=spec.deadline,
+        tasks=tuple(_task(task, by_task[task.task_id], state) for task in spec.tasks),
+        lines=tuple(line for line in state.log.lines({seen.job_id, *by_task}) if line.at <= until),
+    )
+
+
+def _task(spec: TaskSpec, entries: Iterable[Entry], state: SchedulerState) -> TaskHistory:
+    task = state.demand.tasks.get(spec.task_id)
+    return TaskHistory(
+        task_id=spec.task_id,
+        stage=spec.stage,
+        components=tuple(use.component for use in spec.uses),
+        status=TaskStatus.ENDED.value if task is None else task.status.value,
+        attempts=_attempts(entries),
+        passed=0.0 if task is None else task.passed,
+        held_back=task is not None and task.held_back,
+    )
+
+
+def _attempts(entries: Iterable[Entry]) -> tuple[Attempt, ...]:
+    """The starts among the moves of one task, each with the move that ended it."""
+    attempts: list[Attempt] = []
+    for at, cause, _, before, after, note in entries:
+        if isinstance(note, Start):
+            attempts.append(Attempt(note.attempt, note.worker_id, note.incarnation, at, note.why))
+        elif attempts and attempts[-1].ended_at is None and before is not after:
+            if after in _ON_WORKER:
+                attempts[-1] = replace(attempts[-1], end=after.value)
+            else:
+                attempts[-1] = _ended(attempts[-1], at, cause)
+    return tuple(attempts)
+
+
+def _ended(attempt: Attempt, at: float, cause: object) -> Attempt:
+    if not isinstance(cause, RunEnded):
+        return replace(attempt, ended_at=at, end="worker_lost")
+    report = cause.report
+    end = "done" if report.error is None else report.error.kind.value
+    return replace(attempt, ended_at=at, cost=report.cost, error=report.error, end=end)
+
+
+def _some(job_ids: Iterable[JobId]) -> str:
+    """The latest of them, by name."""
+    names = list(job_ids)
+    last = ", ".join(names[-MOST_NAMED:])
+    return last if len(names) <= MOST_NAMED else f"... {last}"

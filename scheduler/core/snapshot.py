@@ -1,0 +1,197 @@
+"""What a person sees of the scheduler: counts, queues and residency as frozen plain values. Decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from modelpool.pool.core.spec import JobId, Stage, TaskId, UserId, WorkerId
+from modelpool.pool.plan.residency import Residency
+from modelpool.scheduler.tables.cost_classes import STAGE_RANK
+from modelpool.scheduler.tables.jobs import JobStatus, Task, TaskStatus
+
+if TYPE_CHECKING:
+    from modelpool.scheduler.core.state import SchedulerState
+
+#: whose account a task is on, that of the first job that wants it; what it is; where it stands
+_KIND = attrgetter("payer", "signature.rank", "status")
+_STAGES = {rank: stage for stage, rank in STAGE_RANK.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTask:
+    """A task on a worker."""
+
+    task_id: TaskId
+    stage: str
+    attempt: int
+    worker_id: WorkerId
+    #: seconds since it was sent
+    seconds: float
+    stopping: bool
+    #: the first of the jobs that want it; None when only cancelled ones did
+    job_id: JobId | None = None
+    user: UserId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """One worker, as the core believes it to be."""
+
+    worker_id: WorkerId
+    incarnation: int
+    #: "starting", "idle", "busy" or "given_up"
+    status: str
+    #: False when it ends as soon as it is idle
+    wanted: bool
+    device_name: str
+    #: None while the worker is not up
+    residency: Residency | None
+    task_id: TaskId | None
+    #: runs that ended on it, all incarnations together
+    runs: int
+    #: of these, runs that found every component resident
+    runs_resident: int
+    uploaded_bytes: int
+    patch_switches: int
+    #: starts that failed and losses since its last completed run
+    failures: int
+    streamed_bytes: int = 0
+    #: the machine that it is on; "" when it did not say
+    node: str = ""
+    #: bytes of each resident component when it is whole
+    whole_bytes: tuple[int, ...] = ()
+    #: tasks that go through the module together with `task_id`
+    mates: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The scheduler at one moment. Maps are from plain words, in a fixed order."""
+
+    at: float
+    jobs_live: int
+    jobs_stopping: int
+    #: outcome -> jobs, since the start
+    resolved: dict[str, int]
+    #: stage -> tasks that could start now
+    ready: dict[str, int]
+    #: stage -> tasks that wait for a result
+    blocked: dict[str, int]
+    running: tuple[RunningTask, ...]
+    workers: tuple[WorkerSnapshot, ...]
+    #: totals over all workers, those that are gone included
+    runs: int
+    runs_resident: int
+    uploaded_bytes: int
+    streamed_bytes: int
+    patch_switches: int
+    #: results that the shell holds, and of these the ones kept for later jobs only
+    results_held: int
+    results_kept: int
+    results_kept_bytes: int
+    #: user -> stage -> tasks that have not started; only users who wait for something. A task that several want
+    #: counts for the first of them
+    waiting_by_user: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: user -> GPU-seconds that were had, loads included; only users that the accounts know (`scheduler.queue.shares`)
+    seconds_by_user: dict[str, float] = field(default_factory=dict)
+    #: jobs with a deadline that were done by it, and that were not, since the start
+    deadlines_met: int = 0
+    deadlines_missed: int = 0
+
+
+def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
+    """What is so at `now`, without it at the last event. Copies; later events do not show in it."""
+    at = state.at if now is None else now
+    demand, totals = state.demand, state.fleet.totals
+    ready, blocked, by_user = _queues(demand.tasks.values())
+    return Snapshot(
+        at=at,
+        jobs_live=len(demand.jobs),
+        jobs_stopping=[job.status for job in demand.jobs.values()].count(JobStatus.STOPPING),
+        resolved={outcome.value: count for outcome, count in demand.resolved.items()},
+        ready=ready,
+        blocked=blocked,
+        running=tuple(_running_tasks(state, at)),
+        workers=_workers(state),
+        runs=totals.runs,
+        runs_resident=totals.runs_resident,
+        uploaded_bytes=totals.uploaded_bytes,
+        streamed_bytes=totals.streamed_bytes,
+        patch_switches=totals.patch_switches,
+        results_held=len(demand.results.held),
+        results_kept=len(demand.results.kept),
+        results_kept_bytes=demand.results.kept_bytes,
+        waiting_by_user=by_user,
+        seconds_by_user={str(user): account.seconds for user, account in demand.turns.shares.accounts.items()},
+        deadlines_met=demand.turns.deadlines.met,
+        deadlines_missed=demand.turns.deadlines.missed,
+    )
+
+
+def _queues(tasks: Iterable[Task]) -> tuple[dict[str, int], dict[str, int], dict[str, dict[str, int]]]:
+    """Tasks that are ready and that are blocked, by stage, and both by user. There may be very many, and the pool
+    waits meanwhile: what is done for each of them is done without Python's own steps."""
+    ready = {stage.value: 0 for stage in Stage}
+    blocked = dict(ready)
+    by_user: dict[str, dict[str, int]] = {}
+    for (user, rank, status), count in Counter(map(_KIND, tasks)).items():
+        if status in (TaskStatus.READY, TaskStatus.BLOCKED):
+            stage = _STAGES[rank].value
+            (ready if status is TaskStatus.READY else blocked)[stage] += count
+            mine = by_user.setdefault(user, {})
+            mine[stage] = mine.get(stage, 0) + count
+    return ready, blocked, by_user
+
+
+def _running_tasks(state: SchedulerState, at: float) -> Iterator[RunningTask]:
+    for worker in state.fleet.workers.values():
+        for task_id in worker.task_ids:
+            yield _running(state, state.demand.tasks[task_id], worker.worker_id, at)
+
+
+def _running(state: SchedulerState, task: Task, worker_id: WorkerId, at: float) -> RunningTask:
+    job_id = next(iter(task.demand), None)
+    return RunningTask(
+        task_id=task.spec.task_id,
+        stage=task.spec.stage.value,
+        attempt=task.attempt,
+        worker_id=worker_id,
+        seconds=at - task.started_at,
+        stopping=task.status is TaskStatus.STOPPING,
+        job_id=job_id,
+        user=None if job_id is None else state.demand.jobs[job_id].spec.user,
+    )
+
+
+def _whole_bytes(state: SchedulerState, residency: Residency | None) -> tuple[int, ...]:
+    known = state.costs.components
+    entries = () if residency is None else residency.entries
+    return tuple(known[e.component].weight_bytes if e.component in known else e.resident_bytes for e in entries)
+
+
+def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
+    return tuple(
+        WorkerSnapshot(
+            worker_id=worker.worker_id,
+            incarnation=worker.incarnation,
+            status=worker.status.value,
+            wanted=worker.wanted,
+            device_name="" if worker.spec is None else worker.spec.device_name,
+            residency=worker.residency,
+            task_id=worker.task_id,
+            runs=worker.totals.runs,
+            runs_resident=worker.totals.runs_resident,
+            uploaded_bytes=worker.totals.uploaded_bytes,
+            patch_switches=worker.totals.patch_switches,
+            failures=worker.failures,
+            streamed_bytes=worker.totals.streamed_bytes,
+            node="" if worker.spec is None else worker.spec.node,
+            whole_bytes=_whole_bytes(state, worker.residency),
+            mates=worker.mates,
+        )
+        for worker in state.fleet.workers.values()
+    )

@@ -1,0 +1,25 @@
+"""Why a task can run on no worker of the pool: a matter of sizes. Pure."""
+
+from __future__ import annotations
+
+from modelpool.pool.core.errors import does_not_fit
+from modelpool.pool.core.spec import RunError, RunErrorKind, TaskSpec
+from modelpool.pool.plan.residency import needed_bytes
+
+
+def why_unfit(spec: TaskSpec, largest: tuple[int, str] | None) -> RunError | None:
+    """Why the task does not fit on the worker with most memory, which is `largest` (bytes and name), all streamed and
+    divided as far as it can be; None when it fits, or when that worker is not known."""
+    if largest is None:
+        return None
+    least_bytes = needed_bytes(spec.uses, spec.least_activation_bytes)
+    capacity_bytes, worker_id = largest
+    if least_bytes <= capacity_bytes:
+        return None
+    what = f"{spec.stage.value} task {spec.task_id} of {', '.join(use.component for use in spec.uses)}"
+    divided = f"divided as far as it can be ({spec.activation_bytes} B when whole), " if spec.divisions else ""
+    detail = (
+        f"activations {spec.least_activation_bytes} B, {divided}working set of the largest layer "
+        f"{least_bytes - spec.least_activation_bytes} B; {worker_id} has most"
+    )
+    return RunError(RunErrorKind.BAD_INPUT, str(does_not_fit(what, least_bytes, capacity_bytes, detail)))

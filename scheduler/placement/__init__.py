@@ -1,0 +1,1 @@
+"""Assigns tasks to workers: rules, reservations, batching, preload and prefetch."""

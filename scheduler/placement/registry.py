@@ -1,0 +1,15 @@
+"""The placements by name, as a configuration chooses one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from modelpool.scheduler.placement.expected_completion import soonest
+from modelpool.scheduler.placement.rules import Placement, arrival_order, least_loaded
+
+#: the names are those of `scheduler.tables.config.PLACEMENT_NAMES`
+PLACEMENTS: Mapping[str, Placement] = {
+    "soonest": soonest,
+    "arrival_order": arrival_order,
+    "least_loaded": least_loaded,
+}

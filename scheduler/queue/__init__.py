@@ -1,0 +1,1 @@
+"""The order of the waiting tasks: fair queue, deadlines, limits, demand."""

@@ -1,0 +1,129 @@
+"""Which jobs have to go first to be done in time. Knows deadlines and the seconds that work should take; no worker.
+
+Jobs with one deadline are one group. Rules
+1. Work that is due by a deadline is that group's and that of all sooner ones. It has to begin when what is left of it,
+   over all workers, or of the longest of its jobs alone, leaves no more time than the margin. Then all of these groups
+   are urgent: the one that is due first goes first.
+2. What is urgent stays so. Once its deadline has passed it goes before nobody any more (`Hurried.now`).
+3. Work is expected to take `SAFETY` times what is known of it: runs are late for many reasons, and early for none.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from modelpool.pool.core.spec import JobId, TaskId
+from modelpool.scheduler.tables.jobs import Job
+
+#: expected seconds are taken for so many times what they are. An assumption
+SAFETY = 1.25
+#: what comes in is judged together with all other deadlines so often; by itself it is at once
+LEAST_LOOK_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Member:
+    """A job of a group. `left` is the work that is still to be done for it, by task."""
+
+    job: Job
+    left: dict[TaskId, float]
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The jobs that are due at one time."""
+
+    deadline: float
+    members: dict[JobId, _Member] = field(default_factory=dict)
+    #: GPU-seconds of all members that are left
+    seconds: float = 0.0
+    #: of the member that took longest by itself when it came in, loads included
+    longest_seconds: float = 0.0
+    urgent: bool = False
+
+
+class Deadlines:
+    """The live jobs that have a deadline."""
+
+    def __init__(self, margin_seconds: float) -> None:
+        self._margin_seconds = margin_seconds
+        self._groups: dict[float, _Group] = {}
+        #: the keys of `_groups`, ascending
+        self._due: list[float] = []
+        #: when to look again; never while nothing can become urgent
+        self.next_look = math.inf
+        #: since the start: jobs that were done in time, and those that were not
+        self.met = 0
+        self.missed = 0
+
+    def __len__(self) -> int:
+        return sum(len(group.members) for group in self._groups.values())
+
+    def add(self, job: Job, work: dict[TaskId, float], alone_seconds: float, at: float) -> None:
+        """A job came in. `work` is in GPU-seconds, by task; `alone_seconds` what it takes by itself, loads included."""
+        deadline = job.spec.deadline
+        assert deadline is not None, f"{job.name} has no deadline"
+        group = self._groups.get(deadline)
+        if group is None:
+            group = self._groups[deadline] = _Group(deadline)
+            insort(self._due, deadline)
+        group.members[job.spec.job_id] = _Member(job, work)
+        group.seconds += sum(work.values())
+        group.longest_seconds = max(group.longest_seconds, alone_seconds)
+        alone = deadline - self._margin_seconds - SAFETY * alone_seconds
+        self.next_look = min(self.next_look, at if group.urgent else alone, at + LEAST_LOOK_SECONDS)
+
+    def done(self, job: Job, task_id: TaskId) -> None:
+        """A task of the job need not run any more."""
+        group = self._groups[_deadline(job)]
+        group.seconds -= group.members[job.spec.job_id].left.pop(task_id, 0.0)
+
+    def drop(self, job: Job) -> None:
+        """A job is over."""
+        group = self._groups[_deadline(job)]
+        group.seconds -= sum(group.members.pop(job.spec.job_id).left.values())
+        if not group.members:
+            del self._groups[group.deadline]
+            self._due.remove(group.deadline)
+
+    def judge(self, job: Job, is_done: bool, at: float) -> bool:
+        """A job is over, and not because nobody wants it: whether it was done in time. Counted."""
+        is_met = is_done and at <= _deadline(job)
+        self.met += is_met
+        self.missed += not is_met
+        return is_met
+
+    def groups(self) -> Iterator[tuple[float, float, float, bool]]:
+        """Deadline, seconds of work left, seconds of the longest job by itself, whether urgent; the first due first."""
+        for deadline in self._due:
+            group = self._groups[deadline]
+            yield deadline, group.seconds, group.longest_seconds, group.urgent
+
+    def look(self, at: float, workers: int) -> list[Job]:
+        """The jobs that have become urgent, with so many workers up."""
+        if at < self.next_look:
+            return []
+        self.next_look = math.inf
+        seconds, last_urgent = 0.0, -1
+        for place, deadline in enumerate(self._due):
+            group = self._groups[deadline]
+            seconds += group.seconds
+            begin = deadline - self._margin_seconds - SAFETY * max(group.longest_seconds, seconds / max(1, workers))
+            if begin <= at:
+                last_urgent = place
+            else:
+                self.next_look = min(self.next_look, begin)
+        groups = [self._groups[deadline] for deadline in self._due[: last_urgent + 1]]
+        for group in groups:
+            group.urgent = True
+        if all(group.urgent for group in self._groups.values()):
+            self.next_look = math.inf
+        return [member.job for group in groups for member in group.members.values() if not member.job.urgent]
+
+
+def _deadline(job: Job) -> float:
+    assert job.spec.deadline is not None, f"{job.name} has no deadline"
+    return job.spec.deadline

@@ -1,0 +1,323 @@
+"""Which tasks have to run, for which jobs, and which results they read. Knows no placement and no worker but by name.
+
+A job demands the tasks that lie between the results that are there and the one that it wants. A task exists while a
+job demands it or a worker has it. Everything here follows from events that `scheduler.core.state` passes on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from modelpool.pool.core.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskId, TaskSpec
+from modelpool.scheduler.costs.cost_model import Costs
+from modelpool.scheduler.queue.backlog import Backlog, Pinned
+from modelpool.scheduler.queue.fair_queue import Turns
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks, problem_with
+from modelpool.scheduler.tables.messages import Command, Outcome, ReleaseResult, ResolveJob, StopTask
+from modelpool.scheduler.tables.results import Results
+from modelpool.scheduler.tables.story import Story
+
+#: how the story tells of a new task; the name of the job follows
+_STAGE_FOR = {stage: f"{stage.value} for " for stage in Stage}
+
+
+class Demand:
+    """The live jobs, their tasks and results. Methods append the commands that they cause to `out`."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        story: Story,
+        costs: Costs,
+        out: list[Command],
+        unfit: Callable[[TaskSpec], RunError | None],
+        refused: Callable[[TaskSpec], RunError | None],
+    ) -> None:
+        self._config = config
+        self._story = story
+        self._costs = costs
+        self._out = out
+        #: why a task can run on no worker of the pool; None when it can
+        self._unfit = unfit
+        #: why a task is not taken in at present though it fits; None when it is
+        self._refused = refused
+        self.results = Results(config.kept_results, config.kept_result_bytes)
+        self.backlog = Backlog()
+        #: ready tasks that wait for one worker each
+        self.pinned = Pinned()
+        #: jobs that are not resolved, by order of submission
+        self.jobs: dict[JobId, Job] = {}
+        #: tasks that have to run or are running
+        self.tasks: dict[TaskId, Task] = {}
+        #: the time now
+        self.at = 0.0
+        #: who goes before whom, and who pays
+        self.turns = Turns(config, costs, story, self.backlog, self.pinned, self.jobs, self.tasks)
+        #: the latest of the resolved jobs
+        self.ended: OrderedDict[JobId, Outcome] = OrderedDict()
+        #: resolved jobs since the start
+        self.resolved = dict.fromkeys(Outcome, 0)
+        self._submissions = 0
+
+    def submit(self, spec: JobSpec, hopeless: str | None) -> None:
+        """Take in a job; `hopeless` says why none can run at present. One with a known id does nothing."""
+        if spec.job_id in self.jobs or spec.job_id in self.ended:
+            for task_id in spec.given:
+                self.results.stray(task_id)
+            return
+        self._submissions += 1
+        tasks = {task.task_id: task for task in spec.tasks}
+        job = Job(spec, self._submissions, tasks, priority=spec.priority)
+        self.jobs[spec.job_id] = job
+        self._story.born(job)
+        for task_id in spec.given:
+            self._take_given(task_id, job)
+        problem = problem_with(spec, self._costs.components) or self._clash(spec)
+        if problem is not None:
+            self.fail(job, RunError(RunErrorKind.BAD_INPUT, f"job {spec.job_id}: {problem}"))
+        elif hopeless is not None:
+            self.fail(job, RunError(RunErrorKind.WORKER_LOST, hopeless))
+        else:
+            self._demand(job)
+            if spec.job_id in self.jobs:
+                self.turns.join(job, self.at)
+
+    def cancel(self, job_id: JobId) -> None:
+        """Resolve the job, at once or when the runs have ended that only it wanted."""
+        job = self.jobs.get(job_id)
+        if job is None or job.status is not JobStatus.ACTIVE:
+            return
+        for task_id in list(job.demands):
+            self._drop_demand(job, task_id)
+            task = self.tasks.get(task_id)
+            if task is not None and not task.demand:
+                task.awaited_by[job_id] = None
+                job.awaits[task_id] = None
+        if job.awaits:
+            self._story.move(job, JobStatus.STOPPING, f"waits for {', '.join(job.awaits)}")
+        else:
+            self._end(job, Outcome.CANCELLED)
+
+    def fail(self, job: Job, error: RunError) -> None:
+        """Resolve an active job as failed."""
+        self._end(job, Outcome.FAILED, error=error)
+
+    def fail_all(self, error: RunError) -> None:
+        """Resolve every active job as failed."""
+        for job in [j for j in self.jobs.values() if j.status is JobStatus.ACTIVE]:
+            self.fail(job, error)
+
+    def fail_unfit(self) -> None:
+        """Fail the jobs of every waiting task that fits no worker of the pool any more."""
+        for task in list(self.tasks.values()):
+            if task.name in self.tasks and not task.on_worker and (error := self._unfit(task.spec)):
+                self.fail_task(task, error)
+
+    def made(self, task: Task, result_bytes: int) -> None:
+        """A run ended well: tasks that read the result go on, jobs that wanted it are resolved."""
+        task_id = task.spec.task_id
+        self.results.made(task_id, result_bytes, task.spec.stage is Stage.ENCODE)
+        self.let_go(task)
+        needing, task.demand = [self.jobs[job_id] for job_id in task.demand], {}
+        for job in needing:
+            del job.demands[task_id]
+        self.turns.made(task, needing)
+        self.forget(task, "done")
+        self._result_is_there(task_id)
+        for job in needing:
+            if job.spec.wanted == task_id:
+                self._end(job, Outcome.SUCCEEDED, result=task_id)
+
+    def result_lost(self, task_id: TaskId) -> None:
+        """The shell no longer holds a result: it is made again for the jobs that still need it."""
+        if self.results.lost(task_id):
+            self._make_again(task_id)
+
+    def inputs_lost(self, task: Task) -> None:
+        """What a waiting task reads is gone; nobody said which part of it: all of it is made again."""
+        for need in task.spec.needs:
+            if self.results.lost(need):
+                self._out.append(ReleaseResult(need))
+                self._make_again(need)
+
+    def unpin(self, task: Task) -> None:
+        """A waiting task need not wait for the worker that it is pinned to."""
+        if task.status is TaskStatus.READY:
+            self.turns.unfile(task)
+        task.pinned_to, task.recycle_first, task.next_rung = None, False, None
+        if task.status is TaskStatus.READY:
+            self.turns.file(task)
+
+    def requeue(self, task: Task, note: str) -> None:
+        """A task that no worker has any more waits again; what it reads may have gone meanwhile."""
+        if error := self._unfit(task.spec):
+            return self.fail_task(task, error)
+        self._story.move(task, TaskStatus.BLOCKED, note)
+        self._unblock(task)
+        if task.status is TaskStatus.BLOCKED:
+            for job_id in list(task.demand):
+                if job_id in self.jobs:
+                    self._demand(self.jobs[job_id])
+        return None
+
+    def fail_task(self, task: Task, error: RunError) -> None:
+        """Fail every job that demands it; the task goes with the last of them."""
+        for job_id in list(task.demand):
+            self.fail(self.jobs[job_id], error)
+
+    def let_go(self, task: Task) -> None:
+        """No worker has the task any more; jobs that were cancelled and only waited for that are resolved."""
+        self.turns.end(task)
+        task.worker_id = None
+        if not task.awaited_by:
+            return
+        waiting, task.awaited_by = task.awaited_by, {}
+        for job_id in waiting:
+            job = self.jobs[job_id]
+            del job.awaits[task.spec.task_id]
+            if not job.awaits:
+                self._end(job, Outcome.CANCELLED)
+
+    def forget(self, task: Task, note: str) -> None:
+        """No job needs the task any more, and no worker has it."""
+        if task.status is TaskStatus.READY:
+            self.turns.unfile(task)
+        self._story.move(task, TaskStatus.ENDED, note)
+        self.turns.forget(task)
+        self.results.drop_reader(task.spec.task_id, task.spec.needs)
+        self._costs.release(task.signature)
+        del self.tasks[task.spec.task_id]
+
+    # ---- from here on: what follows -------------------------------------------------------------------------------
+
+    def _clash(self, spec: JobSpec) -> str | None:
+        """A task of `spec` that is not the same as a known one with the same id."""
+        for task in spec.tasks:
+            known = self.tasks.get(task.task_id)
+            if known is not None and known.spec.needs != task.needs:
+                return f"tasks: {task.task_id} needs {task.needs}, expected {known.spec.needs} as in an earlier job"
+        return None
+
+    def _take_given(self, task_id: TaskId, giver: Job) -> None:
+        """Hold a given result; who waited for a run of it need not wait any more."""
+        is_new = task_id not in self.results.held
+        self.results.given(task_id, giver.spec.job_id)
+        if is_new:
+            self._result_is_there(task_id)
+            task = self.tasks.get(task_id)
+            for job_id in [] if task is None else list(task.demand):
+                self._demand(self.jobs[job_id])
+
+    def _demand(self, job: Job) -> None:
+        """Bring the demands of an active job in line with the results that are there; resolve it if it has its own."""
+        needed, missing = needed_tasks(job, self.results.held, self._is_on_worker)
+        if missing is not None:
+            message = f"the given result {missing} of job {job.spec.job_id} was lost"
+            return self.fail(job, RunError(RunErrorKind.INPUT_LOST, message))
+        if not needed:
+            return self._end(job, Outcome.SUCCEEDED, result=job.spec.wanted)
+        for task_id in list(job.demands):
+            if task_id not in needed:
+                self._drop_demand(job, task_id)
+        new = needed
+        if job.demands:
+            new = {task_id: spec for task_id, spec in needed.items() if task_id not in job.demands}
+        for task_id, spec in new.items():
+            known = self.tasks.get(task_id)
+            if (known is None or not known.on_worker) and (error := self._unfit(spec)):
+                return self.fail(job, error)
+            if known is None and (error := self._refused(spec)):
+                return self.fail(job, error)
+        for position, task_id in enumerate(job.tasks):
+            if task_id in new:
+                self._add_demand(job, new[task_id], position)
+        return None
+
+    def _add_demand(self, job: Job, spec: TaskSpec, position: int) -> None:
+        job.demands[spec.task_id] = None
+        task = self.tasks.get(spec.task_id)
+        if task is not None:
+            task.demand[job.spec.job_id] = None
+            self.turns.wanted_by(task, job)
+            return
+        task = Task(spec, self._costs.acquire(spec), (job.number, position), batch=job.spec.batch)
+        task.set_priority(job.priority, job.tag)
+        task.demand[job.spec.job_id] = None
+        self.turns.wanted_by(task, job)
+        self.tasks[spec.task_id] = task
+        self.results.add_reader(spec.task_id, spec.needs)
+        self._story.born(task, _STAGE_FOR[spec.stage] + job.spec.job_id)
+        self._unblock(task)
+
+    def _drop_demand(self, job: Job, task_id: TaskId) -> None:
+        """The job does not need the task any more; without a job that does, it is dropped or stopped."""
+        del job.demands[task_id]
+        task = self.tasks[task_id]
+        del task.demand[job.spec.job_id]
+        if task.demand:
+            self.turns.unwanted_by(task, job)
+        elif not task.on_worker:
+            self.forget(task, "no job needs it")
+        elif task.status is TaskStatus.RUNNING:
+            assert task.worker_id is not None, f"{task.name} runs nowhere"
+            self._story.move(task, TaskStatus.STOPPING, "no job needs it")
+            if task.timed_out_at is None:  # else it was asked to stop already
+                self._out.append(StopTask(task.worker_id, task.incarnation, task_id, task.attempt))
+
+    def _result_is_there(self, task_id: TaskId) -> None:
+        for reader_id in self.results.readers.get(task_id, {}):
+            self._unblock(self.tasks[reader_id])
+
+    def _unblock(self, task: Task) -> None:
+        """Make a blocked task ready when all that it reads is there."""
+        if task.status is not TaskStatus.BLOCKED:
+            return
+        held = self.results.held
+        for need in task.spec.needs:
+            if need not in held:
+                return
+        self._story.move(task, TaskStatus.READY)
+        self.turns.file(task)
+
+    def _make_again(self, task_id: TaskId) -> None:
+        """A result is gone: block what reads it, and demand its task for the jobs that still need it."""
+        affected: dict[JobId, None] = {}
+        for reader_id in self.results.readers.get(task_id, {}):
+            reader = self.tasks[reader_id]
+            if reader.status is TaskStatus.READY:
+                self.turns.unfile(reader)
+                self._story.move(reader, TaskStatus.BLOCKED, f"{task_id} was lost")
+            if not reader.on_worker:
+                affected.update(reader.demand)
+        for job_id in affected:
+            job = self.jobs.get(job_id)
+            if job is None:
+                continue
+            job.losses[task_id] = job.losses.get(task_id, 0) + 1
+            if job.losses[task_id] >= self._config.max_attempts:
+                message = f"the result of {task_id} was lost {job.losses[task_id]} times"
+                self.fail(job, RunError(RunErrorKind.INPUT_LOST, message))
+            else:
+                self._demand(job)
+
+    def _end(self, job: Job, outcome: Outcome, result: TaskId | None = None, error: RunError | None = None) -> None:
+        """Resolve the job and forget it; tasks that only it needed go with it."""
+        job_id = job.spec.job_id
+        self._story.move(job, JobStatus.ENDED, outcome.value if error is None else f"{outcome.value}: {error.message}")
+        self._out.append(ResolveJob(job_id, outcome, result, error))
+        del self.jobs[job_id]
+        for task_id in list(job.demands):
+            self._drop_demand(job, task_id)
+        for task_id in job.spec.given:
+            self.results.not_given(task_id, job_id)
+        self.turns.leave(job, outcome, self.at)
+        self.resolved[outcome] += 1
+        self.ended[job_id] = outcome
+        if len(self.ended) > self._config.ended_jobs_remembered:
+            self.ended.popitem(last=False)
+
+    def _is_on_worker(self, task_id: TaskId) -> bool:
+        task = self.tasks.get(task_id)
+        return task is not None and task.on_worker

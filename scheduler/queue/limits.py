@@ -1,0 +1,119 @@
+"""How many tasks of one user may be on workers at once. Knows tasks by their payer; not why they run.
+
+Of a user with a limit, no more ready tasks are in the backlog than may start: the first ones in order. The others are
+held back here, and `settle` moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from modelpool.pool.core.spec import TaskId, UserId
+from modelpool.scheduler.queue.backlog import Backlog
+from modelpool.scheduler.queue.sorted_sequence import Ordered
+from modelpool.scheduler.tables.jobs import Task
+
+
+class _Limited:
+    """A user with a limit who has tasks that are ready or run."""
+
+    __slots__ = ("filed", "held", "limit", "running")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        #: on workers
+        self.running = 0
+        #: in the backlog
+        self.filed: Ordered[Task] = Ordered()
+        #: ready and in no backlog
+        self.held: Ordered[Task] = Ordered()
+
+
+class RunningLimits:
+    """Keeps users with a limit below it. A task is counted for who paid for it when it was filed or started."""
+
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
+        self._limited: dict[UserId, _Limited] = {}
+        #: whose the tasks of users with a limit are that run
+        self._started: dict[TaskId, UserId] = {}
+        #: users for whom something changed since `settle`
+        self._unsettled: dict[UserId, None] = {}
+
+    def held(self) -> Iterator[Task]:
+        """Every ready task that is kept out of the backlog; each user's in order."""
+        return (task for limited in self._limited.values() for task in limited.held)
+
+    def running(self, user: UserId) -> int:
+        """Tasks of a user with a limit that are on workers."""
+        limited = self._limited.get(user)
+        return 0 if limited is None else limited.running
+
+    def add(self, task: Task, limit: int) -> None:
+        """A task is ready whose payer has this limit: it is held until `settle` finds room."""
+        limited = self._limited.get(task.payer)
+        if limited is None:
+            limited = self._limited[task.payer] = _Limited(limit)
+        task.held_back = True
+        limited.held.add(task)
+        self._unsettled[task.payer] = None
+
+    def remove(self, task: Task) -> None:
+        """A task that was added is ready no longer; it is taken out of the backlog too, where it is there."""
+        limited = self._limited[task.payer]
+        self._unsettled[task.payer] = None
+        if task.held_back:
+            limited.held.remove(task)
+            task.held_back = False
+        else:
+            limited.filed.remove(task)
+            self._backlog.remove(task)
+
+    def may_start(self, task: Task, limit: int | None) -> bool:
+        """Whether one more task of its payer may start now, whatever the backlog holds."""
+        return limit is None or self.running(task.payer) < limit
+
+    def start(self, task: Task, limit: int) -> None:
+        """A task starts; it left the backlog, if it was in it."""
+        limited = self._limited.get(task.payer)
+        if limited is None:
+            limited = self._limited[task.payer] = _Limited(limit)
+        place = limited.filed.place_of(task.order)
+        if place < len(limited.filed) and limited.filed[place] is task:
+            limited.filed.remove(task)
+        limited.running += 1
+        self._started[task.name] = task.payer
+        self._unsettled[task.payer] = None
+
+    def end(self, task: Task) -> None:
+        """A task runs no longer."""
+        user = self._started.pop(task.name, None)
+        if user is not None:
+            self._limited[user].running -= 1
+            self._unsettled[user] = None
+
+    def settle(self) -> None:
+        """Have the first tasks of each user in the backlog, as many as may start."""
+        for user in self._unsettled:
+            limited = self._limited[user]
+            room = max(0, limited.limit - limited.running)
+            while limited.filed and (len(limited.filed) > room or self._stands_behind(limited)):
+                last = limited.filed[len(limited.filed) - 1]
+                limited.filed.remove(last)
+                self._backlog.remove(last)
+                last.held_back = True
+                limited.held.add(last)
+            while limited.held and len(limited.filed) < room:
+                first = limited.held[0]
+                limited.held.remove(first)
+                first.held_back = False
+                limited.filed.add(first)
+                self._backlog.add(first)
+            if not (limited.running or limited.filed or limited.held):
+                del self._limited[user]
+        self._unsettled.clear()
+
+    @staticmethod
+    def _stands_behind(limited: _Limited) -> bool:
+        """A task that is held comes before one in the backlog."""
+        return bool(limited.held) and limited.held[0].order < limited.filed[len(limited.filed) - 1].order

@@ -1,0 +1,1 @@
+"""The event log, its replay, and traces made from it."""

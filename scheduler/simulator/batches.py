@@ -1,0 +1,132 @@
+"""What runs on a simulated worker: one task or a batch, and how its seconds and bytes are shared.
+
+While several tasks run together each has an equal part of every second. When one of them leaves, the others take over
+its part of the seconds that follow, and of the bytes. What is cut short has brought as much of its weights as the
+seconds of loading bought. Knows neither hosts nor events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from modelpool.pool.core.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
+from modelpool.pool.plan.residency import Move, Residency, ResidencyPlan
+from modelpool.scheduler.tables.messages import Mate
+
+
+@dataclass(slots=True)
+class Run:
+    """A task on a simulated worker, or one of a batch.
+
+    report   what it says when it ends by itself
+    cost     its share of what was moved; seconds are shared out as they pass
+    cold     what of it brought weights that were not there, with any patches
+    number   identifies its event on the heap; a newer number replaces it
+    leaving  it was stopped
+    """
+
+    member: Mate
+    report: TaskReport
+    cost: RunCost
+    adapters_loaded: tuple[ComponentKey, ...]
+    cold: tuple[Move, ...]
+    number: int
+    leaving: bool = False
+    load_seconds: float = 0.0
+    run_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Batch:
+    """Tasks that began together on one worker, the one that the command names first.
+
+    load_seconds, run_seconds  of all of it
+    """
+
+    began_at: float
+    load_seconds: float
+    run_seconds: float
+    moves: ResidencyPlan
+    runs: dict[Mate, Run] = field(default_factory=dict)
+    _shared_load_seconds: float = 0.0
+    _shared_run_seconds: float = 0.0
+
+    @property
+    def ends_at(self) -> float:
+        """When it is done, unless it hangs."""
+        return self.began_at + self.load_seconds + self.run_seconds
+
+    @property
+    def loaded_at(self) -> float:
+        """When everything is there."""
+        return self.began_at + self.load_seconds
+
+    def share(self, at: float) -> None:
+        """Give every task that is there its part of the seconds until now."""
+        passed_seconds = at - self.began_at
+        loaded_seconds = min(passed_seconds, self.load_seconds)
+        ran_seconds = self.run_seconds if at == self.ends_at else passed_seconds - loaded_seconds
+        for run in self.runs.values():
+            run.load_seconds += (loaded_seconds - self._shared_load_seconds) / len(self.runs)
+            run.run_seconds += (ran_seconds - self._shared_run_seconds) / len(self.runs)
+        self._shared_load_seconds, self._shared_run_seconds = loaded_seconds, ran_seconds
+
+    def hand_over(self, run: Run, other: Run) -> None:
+        """The bytes of one that leaves are another's: the batch goes on with them."""
+        other.cost = replace(
+            other.cost,
+            uploaded_bytes=other.cost.uploaded_bytes + run.cost.uploaded_bytes,
+            streamed_bytes=other.cost.streamed_bytes + run.cost.streamed_bytes,
+            storage_bytes=other.cost.storage_bytes + run.cost.storage_bytes,
+            patch_switches=other.cost.patch_switches + run.cost.patch_switches,
+        )
+        other.adapters_loaded += run.adapters_loaded
+        other.cold += run.cold
+        run.cost = replace(run.cost, uploaded_bytes=0, streamed_bytes=0, storage_bytes=0, patch_switches=0)
+        run.adapters_loaded = run.cold = ()
+
+    def cut(self, at: float, runs: Iterable[Run], unread: Mapping[ComponentKey, int]) -> None:
+        """All that is left of it ends now: what these runs moved is what they had come to. `unread` are the bytes of
+        files that storage does not read any more."""
+        load_part, run_part = self.load_part(at), self._run_part(at)
+        unread_bytes = sum(unread.values())
+        for run in runs:
+            cost = run.cost
+            left_bytes = max(0, cost.storage_bytes - unread_bytes)
+            unread_bytes -= cost.storage_bytes - left_bytes
+            run.cost = replace(
+                cost,
+                uploaded_bytes=int(cost.uploaded_bytes * load_part),
+                streamed_bytes=int(cost.streamed_bytes * run_part),
+                storage_bytes=left_bytes,
+                patch_switches=cost.patch_switches if load_part == 1.0 else 0,
+            )
+            run.adapters_loaded = tuple(key for key in run.adapters_loaded if key not in unread)
+            run.cold = tuple(Move(move.component, int(move.bytes * load_part)) for move in run.cold)
+
+    def load_part(self, at: float) -> float:
+        """How much of the loading is done."""
+        passed_seconds = at - self.began_at
+        return 1.0 if passed_seconds >= self.load_seconds else passed_seconds / self.load_seconds
+
+    def _run_part(self, at: float) -> float:
+        passed_seconds = max(0.0, at - self.loaded_at)
+        return 1.0 if passed_seconds >= self.run_seconds else passed_seconds / self.run_seconds
+
+
+def half_loaded(moves: ResidencyPlan, part: float, specs: Mapping[ComponentKey, ComponentSpec]) -> Residency:
+    """What is on the GPU when so much of the loading is done: what had to leave has left, and of what was to arrive the
+    first bytes are there, one component after the other."""
+    arrived_bytes = int(moves.upload_bytes * part)
+    away: dict[ComponentKey, int] = {}
+    for move in moves.upload:
+        missing_bytes = max(0, move.bytes - arrived_bytes)
+        arrived_bytes = max(0, arrived_bytes - move.bytes)
+        spec = specs[move.component]
+        away[move.component] = -(-missing_bytes * spec.weight_bytes // spec.upload_bytes)
+    entries = (
+        replace(entry, resident_bytes=max(0, entry.resident_bytes - away.get(entry.component, 0)))
+        for entry in moves.after.entries
+    )
+    return replace(moves.after, entries=tuple(entry for entry in entries if entry.resident_bytes))

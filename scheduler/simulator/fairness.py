@@ -1,0 +1,115 @@
+"""How evenly users were served while there was not enough for all. Pure arithmetic over spans of time.
+
+Knows neither policies nor GPUs. What is due to users in a slice of time is what an ideal scheduler would have given
+them of the GPU-seconds that were given: by weight, but to none more than its jobs could use, one GPU a job (max-min
+fair shares). Where all got what they could use, there was nothing to share.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from modelpool.pool.core.spec import UserId
+
+#: slices of the whole time. Within one, order does not count: GPUs are not divided while a run lasts
+SLICES = 1000
+#: of what jobs could use: those who got so much got all
+ENOUGH = 0.999
+#: seconds that are rounding
+LEAST_SECONDS = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something of one user that lasts. `part` is how much of a GPU it has."""
+
+    user: UserId
+    begin: float
+    end: float
+    part: float = 1.0
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 when all are equal, 1/n when one has everything. 1 of none and of zeros."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0
+
+
+def fair_shares(most: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
+    """`total` divided by weight, nobody getting more than the most that it can use: what one leaves goes to the others.
+
+    What nobody can use is left over.
+    """
+    shares = [0.0] * len(most)
+    rest, weight = total, sum(weights)
+    for place in sorted(range(len(most)), key=lambda place: most[place] / weights[place]):
+        shares[place] = min(most[place], rest * weights[place] / weight)
+        rest, weight = rest - shares[place], weight - weights[place]
+    return shares
+
+
+def service_ratios(
+    unfinished: Iterable[Span], served: Iterable[Span], weights: Mapping[UserId, float], slices: int = SLICES
+) -> dict[UserId, float]:
+    """GPU-seconds received over GPU-seconds due, of each user that had to share: 1 is what an ideal scheduler gives.
+
+    unfinished  one span a job: from its submission to its end
+    served      one span a run, with the user that it was made for
+    weights     1 for who is not in it
+    """
+    jobs, runs = list(unfinished), list(served)
+    begin = min((span.begin for span in jobs), default=0.0)
+    width = (max((span.end for span in jobs), default=0.0) - begin) / slices
+    if width <= 0:
+        return {}
+    usable, given = _sliced(jobs, begin, width, slices), _sliced(runs, begin, width, slices)
+    nothing = [0.0] * slices
+    received: defaultdict[UserId, float] = defaultdict(float)
+    due: defaultdict[UserId, float] = defaultdict(float)
+    for place in range(slices):
+        here = [user for user, seconds in usable.items() if seconds[place] > LEAST_SECONDS]
+        most = [usable[user][place] for user in here]
+        # two tasks of one job may run at once, and count for no more than one
+        got = [min(given.get(user, nothing)[place], top) for user, top in zip(here, most, strict=True)]
+        if len(here) < 2 or sum(got) >= ENOUGH * sum(most):
+            continue
+        shares = fair_shares(most, [weights.get(user, 1.0) for user in here], sum(got))
+        for user, share, seconds in zip(here, shares, got, strict=True):
+            due[user] += share
+            received[user] += seconds
+    return {user: received[user] / seconds for user, seconds in sorted(due.items()) if seconds > LEAST_SECONDS}
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Seconds in each slice: `parts` of them, and whole slices as steps up and down."""
+
+    parts: list[float]
+    steps: list[float]
+
+
+def _sliced(spans: Iterable[Span], begin: float, width: float, slices: int) -> dict[UserId, list[float]]:
+    """For each user the seconds of its spans in each slice. A span costs the same, however long it is."""
+    sums: dict[UserId, _Sum] = {}
+    for span in spans:
+        one = sums.get(span.user)
+        if one is None:
+            one = sums[span.user] = _Sum([0.0] * slices, [0.0] * (slices + 1))
+        start, end = max(span.begin - begin, 0.0) / width, min((span.end - begin) / width, float(slices))
+        if end <= start:
+            continue
+        first, last = min(int(start), slices - 1), min(int(end), slices - 1)
+        if first == last:
+            one.parts[first] += (end - start) * span.part
+            continue
+        one.parts[first] += (first + 1 - start) * span.part
+        one.parts[last] += (end - last) * span.part
+        one.steps[first + 1] += span.part
+        one.steps[last] -= span.part
+    return {
+        user: [(part + whole) * width for part, whole in zip(one.parts, accumulate(one.steps[:slices]), strict=True)]
+        for user, one in sums.items()
+    }

@@ -1,0 +1,318 @@
+"""The memory and the disks of a simulated machine: which files of weights are cached, and when the disks are free.
+
+Reads of runs go one after the other at the storage's rate; what is fetched ahead gets the time in between. A file that
+is being read is there as far as it has been read: who needs more of it waits until then, and reads nothing twice. All
+that comes from storage is counted here, whatever it came for.
+
+Files are known by component and size. Which bytes of a file are cached is not modelled, only how many: what is left of
+a file that had to make room serves any read of as many bytes of it, which is kind to reads of parts. A file that is
+larger than the memory is not found at all: by the time its end is read, its beginning is gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.spec import ComponentKey, NodeId, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedNode:
+    """One machine: what its memory keeps of files, and how fast its disks are. Raises UnusableField."""
+
+    node: NodeId
+    host_bytes: int
+    storage_bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        for name, found in (
+            ("host_bytes", self.host_bytes),
+            ("storage_bytes_per_second", self.storage_bytes_per_second),
+        ):
+            if not found > 0:
+                raise unusable_field(f"{self.node}: {name}", found, "more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRead:
+    """What a run wants of one file: so many of its bytes, from the first on."""
+
+    bytes: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What storage does for one run.
+
+    missing       bytes of each file that are read for it; only files of which some are
+    waited_bytes  bytes that are on their way for others, and that it waits for
+    loaded_at     when all is in memory that it wants before it computes
+    streamed_at   when all is that it wants at all
+    """
+
+    missing: Mapping[ComponentKey, int]
+    waited_bytes: int
+    loaded_at: float
+    streamed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StorageReads:
+    """What came from storage, whatever for.
+
+    ahead_bytes  of `bytes`, what was fetched ahead
+    loads        how often each file was brought, in one go or with interruptions
+    """
+
+    bytes: int = 0
+    ahead_bytes: int = 0
+    loads: Mapping[ComponentKey, int] = field(default_factory=dict)
+
+
+def summed(reads: Iterable[StorageReads]) -> StorageReads:
+    """What all of them read together."""
+    total_bytes = ahead_bytes = 0
+    loads: Counter[ComponentKey] = Counter()
+    for one in reads:
+        total_bytes += one.bytes
+        ahead_bytes += one.ahead_bytes
+        loads.update(one.loads)
+    return StorageReads(total_bytes, ahead_bytes, loads)
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """Bytes of a file that are read one after the other. `is_load`: the file was counted as brought for them."""
+
+    key: ComponentKey
+    begin: float
+    from_bytes: int
+    to_bytes: int
+    is_load: bool
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What the storage reads for one run. `shared`: another run waits for some of it."""
+
+    worker_id: WorkerId
+    begin: float
+    arrivals: list[_Arrival] = field(default_factory=list)
+    shared: bool = False
+
+
+class Host:
+    """The file cache of one machine, least recently used first, and its storage.
+
+    `host_bytes` None is a memory that keeps everything.
+    """
+
+    def __init__(self, host_bytes: int | None, storage_bytes_per_second: float) -> None:
+        self.storage_bytes_per_second = storage_bytes_per_second
+        self._host_bytes = host_bytes
+        #: bytes of each file that are cached or on their way, the longest unused first
+        self._cached: OrderedDict[ComponentKey, int] = OrderedDict()
+        self._used_bytes = 0
+        #: files that are being read for runs
+        self._arriving: dict[ComponentKey, list[tuple[_Turn, _Arrival]]] = {}
+        #: files that are fetched ahead, in order: the bytes of each that are to be cached
+        self._ahead: OrderedDict[ComponentKey, int] = OrderedDict()
+        #: until when fetching ahead has been followed
+        self._followed_at = 0.0
+        #: seconds of storage that were too short to fetch a whole byte
+        self._spare_seconds = 0.0
+        #: when all reads of runs are done, and for whom the last of them is
+        self._free_at = 0.0
+        self._last: _Turn | None = None
+        self._read_bytes = 0
+        self._ahead_bytes = 0
+        self._loads: Counter[ComponentKey] = Counter()
+        #: files that were counted as brought, and whose reading was broken off: to go on with it is no further time
+        self._begun: set[ComponentKey] = set()
+
+    @property
+    def cached(self) -> Mapping[ComponentKey, int]:
+        """Bytes of each file that are in memory or on their way there, the longest unused first."""
+        return self._cached
+
+    def reads(self, now: float) -> StorageReads:
+        """What has come from storage, and what runs have asked for that is still to come."""
+        self._follow(now)
+        return StorageReads(self._read_bytes, self._ahead_bytes, Counter(self._loads))
+
+    def read(
+        self,
+        now: float,
+        worker_id: WorkerId,
+        loading: Mapping[ComponentKey, FileRead],
+        streaming: Mapping[ComponentKey, FileRead],
+    ) -> Reading:
+        """Read for a run what is missing, after all that the storage was asked for: what it wants before it computes,
+        then what it wants meanwhile. Afterwards the files are cached, as far as there is room."""
+        self._follow(now)
+        turn = _Turn(worker_id, max(now, self._free_at))
+        at, waited_bytes = turn.begin, 0
+        missing: dict[ComponentKey, int] = {}
+        ready: list[float] = []
+        for reads in (loading, streaming):
+            ready_at = now
+            for key, read in reads.items():
+                self._ahead.pop(key, None)
+                wanted_bytes = min(read.bytes, read.file_bytes)
+                there_bytes = missing.get(key, 0) if self._exceeds(read.file_bytes) else self._cached.get(key, 0)
+                there_at, coming_bytes = self._there(now, key, min(wanted_bytes, there_bytes))
+                ready_at, waited_bytes = max(ready_at, there_at), waited_bytes + coming_bytes
+                missing_bytes = max(0, wanted_bytes - there_bytes)
+                if missing_bytes:
+                    is_load = key not in missing and self._is_load(key)
+                    missing[key] = missing.get(key, 0) + missing_bytes
+                    self._arrive(turn, _Arrival(key, at, there_bytes, wanted_bytes, is_load))
+                    at += missing_bytes / self.storage_bytes_per_second
+                    ready_at = max(ready_at, at)
+                if wanted_bytes or there_bytes:
+                    self._keep(key, max(there_bytes, wanted_bytes))
+            ready.append(ready_at)
+        if missing:
+            self._free_at, self._last = at, turn
+        self._make_room()
+        return Reading(missing, waited_bytes, ready[0], max(ready))
+
+    def stop(self, now: float, worker_id: WorkerId) -> dict[ComponentKey, int]:
+        """The run there was stopped: what was still to be read for it is not read, unless somebody waits for it or
+        behind it. Returns the bytes of each file that do not come."""
+        turn = self._last
+        if turn is None or turn.worker_id != worker_id or turn.shared:
+            return {}
+        self._follow(now)
+        unread: dict[ComponentKey, int] = {}
+        untouched: set[ComponentKey] = set()
+        for arrival in turn.arrivals:
+            there_bytes = self._arrived(now, arrival)
+            gone_bytes = arrival.to_bytes - there_bytes
+            if not gone_bytes:
+                continue
+            unread[arrival.key] = unread.get(arrival.key, 0) + gone_bytes
+            self._read_bytes -= gone_bytes
+            self._lose(arrival.key, gone_bytes)
+            if arrival.is_load and there_bytes == arrival.from_bytes:
+                self._loads[arrival.key] -= 1
+                untouched.add(arrival.key)
+            elif arrival.key not in untouched:
+                self._begun.add(arrival.key)
+            # what has come is there already
+            self._arriving.get(arrival.key, []).clear()
+        self._free_at = min(self._free_at, max(now, turn.begin))
+        self._last = None
+        return unread
+
+    def uses(self, now: float, key: ComponentKey, size_bytes: int) -> bool:
+        """Whether so many bytes of a file are in memory, all of them, now. Then they are used."""
+        self._follow(now)
+        if self._cached.get(key, 0) < size_bytes or any(
+            self._arrived(now, one) < min(size_bytes, one.to_bytes) for _, one in self._arriving.get(key, ())
+        ):
+            return False
+        self._cached.move_to_end(key)
+        return True
+
+    def fetch(self, now: float, files: Sequence[tuple[ComponentKey, int]]) -> None:
+        """Bring these files into memory when no run reads, in this order, after those that are on their way. One that
+        is larger than the memory is left where it is."""
+        self._follow(now)
+        for key, file_bytes in files:
+            if self._cached.get(key, 0) < file_bytes and not self._exceeds(file_bytes):
+                self._ahead.setdefault(key, file_bytes)
+
+    def _exceeds(self, file_bytes: int) -> bool:
+        return self._host_bytes is not None and file_bytes > self._host_bytes
+
+    def _is_load(self, key: ComponentKey) -> bool:
+        """Count the file as brought, unless that is gone on with. What it was counted for begins now."""
+        if key in self._begun:
+            self._begun.discard(key)
+            return False
+        self._loads[key] += 1
+        return True
+
+    def _arrive(self, turn: _Turn, arrival: _Arrival) -> None:
+        self._read_bytes += arrival.to_bytes - arrival.from_bytes
+        turn.arrivals.append(arrival)
+        self._arriving.setdefault(arrival.key, []).append((turn, arrival))
+
+    def _there(self, now: float, key: ComponentKey, size_bytes: int) -> tuple[float, int]:
+        """When the first so many bytes of what counts as cached are there, and how many of them are to come."""
+        coming = self._arriving.get(key)
+        if coming is None:
+            return now, 0
+        left = [(turn, one) for turn, one in coming if self._arrived(now, one) < one.to_bytes]
+        if not left:
+            del self._arriving[key]
+            return now, 0
+        self._arriving[key] = left
+        there_at, coming_bytes = now, 0
+        for turn, one in left:
+            to_bytes, arrived_bytes = min(size_bytes, one.to_bytes), self._arrived(now, one)
+            if to_bytes > arrived_bytes:
+                there_at = max(there_at, one.begin + (to_bytes - one.from_bytes) / self.storage_bytes_per_second)
+                coming_bytes += to_bytes - arrived_bytes
+                turn.shared = True
+        return there_at, coming_bytes
+
+    def _arrived(self, now: float, one: _Arrival) -> int:
+        """Up to which byte it has been read."""
+        passed_bytes = (now - one.begin) * self.storage_bytes_per_second
+        if passed_bytes >= one.to_bytes - one.from_bytes:
+            return one.to_bytes
+        return one.from_bytes + max(0, int(passed_bytes))
+
+    def _follow(self, now: float) -> None:
+        """Fetch ahead what fits in the time since the last look in which no run read."""
+        idle_seconds = max(0.0, now - max(self._followed_at, self._free_at))
+        self._followed_at = max(now, self._followed_at)
+        if not self._ahead:
+            self._spare_seconds = 0.0
+            return
+        room_bytes = int((idle_seconds + self._spare_seconds) * self.storage_bytes_per_second)
+        self._spare_seconds += idle_seconds - room_bytes / self.storage_bytes_per_second
+        while self._ahead and room_bytes:
+            key, wanted_bytes = next(iter(self._ahead.items()))
+            cached_bytes = self._cached.get(key, 0)
+            arriving_bytes = min(room_bytes, max(0, wanted_bytes - cached_bytes))
+            if arriving_bytes:
+                self._is_load(key)
+                self._begun.add(key)
+                self._read_bytes += arriving_bytes
+                self._ahead_bytes += arriving_bytes
+            self._keep(key, cached_bytes + arriving_bytes)
+            room_bytes -= arriving_bytes
+            if cached_bytes + arriving_bytes >= wanted_bytes:
+                del self._ahead[key]
+                self._begun.discard(key)
+        self._make_room()
+
+    def _keep(self, key: ComponentKey, size_bytes: int) -> None:
+        self._used_bytes += size_bytes - self._cached.pop(key, 0)
+        self._cached[key] = size_bytes
+
+    def _lose(self, key: ComponentKey, size_bytes: int) -> None:
+        """So many bytes of it are not there, or no longer."""
+        cached_bytes = self._cached.get(key, 0)
+        left_bytes = max(0, cached_bytes - size_bytes)
+        self._used_bytes -= cached_bytes - left_bytes
+        if left_bytes:
+            self._cached[key] = left_bytes
+        else:
+            self._cached.pop(key, None)
+
+    def _make_room(self) -> None:
+        """What was longest unused goes first, as many bytes as needed. To bring these again is another load."""
+        if self._host_bytes is None:
+            return
+        while self._used_bytes > self._host_bytes:
+            key = next(iter(self._cached))
+            self._lose(key, self._used_bytes - self._host_bytes)
+            self._begun.discard(key)

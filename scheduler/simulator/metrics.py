@@ -1,0 +1,256 @@
+"""What came out of one simulation, as numbers: a pure function of what the cluster recorded.
+
+Knows no policy and no clock: seconds are those of virtual time. GPU-seconds add up: running, loading and idle of all
+GPUs together are the GPUs times the makespan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from modelpool.pool.core.spec import UserId, WorkerId
+from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
+from modelpool.scheduler.simulator.fairness import Span, jain, service_ratios
+from modelpool.scheduler.simulator.hosts import StorageReads
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.simulator.records import SimulatedRun
+from modelpool.scheduler.tables.messages import Outcome
+
+#: of GPU-seconds: rounding of sums may make idle time so much less than nothing
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds from submission to the end of the jobs that succeeded; all 0 when none did. A percentile is the latency
+    of a job that there was: the least that so many of them did not exceed."""
+
+    mean_seconds: float
+    p50_seconds: float
+    p90_seconds: float
+    p99_seconds: float
+    longest_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """What one GPU did with its time. Waiting for its worker to start, or to be replaced, is idle."""
+
+    worker_id: WorkerId
+    kind: str
+    runs: int
+    running_seconds: float
+    loading_seconds: float
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class UserFigures:
+    """What one user got. `service_ratio` is GPU-seconds received over those that fair shares would have given while
+    there was not enough for all; None where there always was."""
+
+    user: UserId
+    jobs: int
+    gpu_seconds: float
+    p50_seconds: float
+    p99_seconds: float
+    service_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One simulation.
+
+    makespan_seconds  from the first submission to the end of the last job and run
+    resident_share    of all runs: every component was there, whole and with the right patches
+    adapters_needed   LoRAs that runs needed, each counted once a run
+    adapters_loaded   how often a LoRA's file came from storage to a machine, when a run needed it or ahead of that
+    storage_bytes     that came from storage, fetched ahead or not
+    ahead_bytes       of these, what was fetched ahead
+    beside_bytes      of the uploaded ones, those that came beside runs, for others
+    fairness          Jain index over users of what they received of what was due to them; 1 is even
+    """
+
+    jobs: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    makespan_seconds: float
+    last_arrival_seconds: float
+    latency: Latency
+    runs: int
+    runs_failed: int
+    resident_share: float
+    adapters_needed: int
+    adapters_loaded: int
+    patch_switches: int
+    uploaded_bytes: int
+    streamed_bytes: int
+    storage_bytes: int
+    ahead_bytes: int
+    gpus: tuple[GpuTime, ...]
+    users: tuple[UserFigures, ...]
+    fairness: float
+    beside_bytes: int = 0
+
+    @property
+    def jobs_per_minute(self) -> float:
+        """Jobs that succeeded, over the makespan."""
+        return 60.0 * self.succeeded / self.makespan_seconds if self.makespan_seconds > 0 else 0.0
+
+    @property
+    def running_seconds(self) -> float:
+        """GPU-seconds of computing, and of the weights that were streamed meanwhile."""
+        return sum(gpu.running_seconds for gpu in self.gpus)
+
+    @property
+    def loading_seconds(self) -> float:
+        """GPU-seconds of moving weights before runs."""
+        return sum(gpu.loading_seconds for gpu in self.gpus)
+
+    @property
+    def idle_seconds(self) -> float:
+        """GPU-seconds of neither."""
+        return sum(gpu.idle_seconds for gpu in self.gpus)
+
+    @property
+    def loading_share(self) -> float:
+        """Of the time that GPUs were at work, how much was loading."""
+        busy = self.running_seconds + self.loading_seconds
+        return self.loading_seconds / busy if busy > 0 else 0.0
+
+    @property
+    def busy_share(self) -> float:
+        """Of all GPU-seconds, running and loading."""
+        whole = self.makespan_seconds * len(self.gpus)
+        return (self.running_seconds + self.loading_seconds) / whole if whole > 0 else 0.0
+
+    @property
+    def lora_loads_per_job(self) -> float:
+        """LoRAs brought from storage, for each job that was submitted."""
+        return self.adapters_loaded / self.jobs if self.jobs else 0.0
+
+    def cost(self, hour_prices: Mapping[str, float]) -> float:
+        """GPU-hours of the makespan, idle ones too, times the price of each kind. A KeyError for a kind without one."""
+        return sum(hour_prices[gpu.kind] for gpu in self.gpus) * self.makespan_seconds / 3600.0
+
+
+def figures(cluster: VirtualCluster[Core], weights: Mapping[UserId, float] | None = None) -> Figures:
+    """The figures of a cluster that has run. `weights` are the users' shares, 1 where not said."""
+    submitted, runs = cluster.submitted, cluster.runs
+    begin = min((one.at for one in submitted.values()), default=0.0)
+    ends = [submitted[job].at + seconds for job, seconds in cluster.latency_seconds.items()]
+    end = max([*ends, *(run.ended_at for run in runs)], default=begin)
+    outcomes = Counter(cluster.outcomes.values())
+    users = user_figures(cluster, weights or {})
+    storage = cluster.storage
+    ratios = [one.service_ratio for one in users if one.service_ratio is not None]
+    return Figures(
+        jobs=len(submitted),
+        succeeded=outcomes[Outcome.SUCCEEDED],
+        failed=outcomes[Outcome.FAILED],
+        cancelled=outcomes[Outcome.CANCELLED],
+        makespan_seconds=end - begin,
+        last_arrival_seconds=max((one.at for one in submitted.values()), default=begin) - begin,
+        latency=latency(succeeded_seconds(cluster)),
+        runs=len(runs),
+        runs_failed=sum(not run.ended_well for run in runs),
+        resident_share=sum(run.resident for run in runs) / len(runs) if runs else 0.0,
+        adapters_needed=sum(len(run.adapters) for run in runs),
+        adapters_loaded=_adapter_loads(cluster, storage),
+        patch_switches=sum(run.patch_switches for run in runs),
+        uploaded_bytes=sum(run.uploaded_bytes for run in runs) + cluster.totals.beside_bytes,
+        streamed_bytes=sum(run.streamed_bytes for run in runs),
+        storage_bytes=storage.bytes,
+        ahead_bytes=storage.ahead_bytes,
+        gpus=gpu_times(runs, cluster.gpus, end - begin),
+        users=users,
+        fairness=jain(ratios),
+        beside_bytes=cluster.totals.beside_bytes,
+    )
+
+
+def _adapter_loads(cluster: VirtualCluster[Core], storage: StorageReads) -> int:
+    """How often files came that some task names as an adapter."""
+    named = {
+        key for one in cluster.submitted.values() for task in one.job.tasks for use in task.uses for key in use.adapters
+    }
+    return sum(count for key, count in storage.loads.items() if key in named)
+
+
+def succeeded_seconds(cluster: VirtualCluster[Core]) -> list[float]:
+    """Latencies of the jobs that succeeded, ascending."""
+    outcomes = cluster.outcomes
+    return sorted(s for job, s in cluster.latency_seconds.items() if outcomes.get(job) is Outcome.SUCCEEDED)
+
+
+def percentile(ascending: Sequence[float], share: float) -> float:
+    """The least value that `share` of them do not exceed; 0 of none. A value that there is, never one between two."""
+    if not ascending:
+        return 0.0
+    return ascending[max(math.ceil(share * len(ascending) - ROUNDING), 1) - 1]
+
+
+def latency(ascending: Sequence[float]) -> Latency:
+    """Mean and percentiles of latencies."""
+    return Latency(
+        mean_seconds=math.fsum(ascending) / len(ascending) if ascending else 0.0,
+        p50_seconds=percentile(ascending, 0.5),
+        p90_seconds=percentile(ascending, 0.9),
+        p99_seconds=percentile(ascending, 0.99),
+        longest_seconds=percentile(ascending, 1.0),
+    )
+
+
+def gpu_times(
+    runs: Iterable[SimulatedRun], gpus: Iterable[SimulatedGpu], makespan_seconds: float
+) -> tuple[GpuTime, ...]:
+    """How each GPU spent the makespan, in the order of `gpus`."""
+    running: defaultdict[WorkerId, list[float]] = defaultdict(list)
+    loading: defaultdict[WorkerId, list[float]] = defaultdict(list)
+    for run in runs:
+        running[run.worker_id].append(run.run_seconds)
+        loading[run.worker_id].append(run.load_seconds)
+    times = []
+    for gpu in gpus:
+        ran, loaded = math.fsum(running[gpu.worker_id]), math.fsum(loading[gpu.worker_id])
+        idle = makespan_seconds - ran - loaded
+        most_rounding = ROUNDING * max(makespan_seconds, 1.0)
+        assert idle >= -most_rounding, f"{gpu.worker_id} was busy for {ran + loaded} s of {makespan_seconds} s"
+        times.append(GpuTime(gpu.worker_id, gpu.kind, len(running[gpu.worker_id]), ran, loaded, max(idle, 0.0)))
+    return tuple(times)
+
+
+def _part(run: SimulatedRun) -> float:
+    """How much of its GPU it had while it ran: less than all in a batch, on average where a mate left before it."""
+    seconds = run.ended_at - run.started_at
+    return (run.load_seconds + run.run_seconds) / seconds if seconds > 0 else 1.0
+
+
+def user_figures(cluster: VirtualCluster[Core], weights: Mapping[UserId, float]) -> tuple[UserFigures, ...]:
+    """What each user got, by name."""
+    owners = {job: one.job.user for job, one in cluster.submitted.items()}
+    unfinished = [
+        Span(owners[job], one.at, one.at + cluster.latency_seconds[job])
+        for job, one in cluster.submitted.items()
+        if job in cluster.latency_seconds
+    ]
+    served = [Span(owners[run.job_id], run.started_at, run.ended_at, _part(run)) for run in cluster.runs]
+    ratios = service_ratios(unfinished, served, weights)
+    jobs = Counter(owners.values())
+    latencies: defaultdict[UserId, list[float]] = defaultdict(list)
+    for job, seconds in cluster.latency_seconds.items():
+        if cluster.outcomes.get(job) is Outcome.SUCCEEDED:
+            latencies[owners[job]].append(seconds)
+    gpu_seconds: defaultdict[UserId, float] = defaultdict(float)
+    for run in cluster.runs:
+        gpu_seconds[owners[run.job_id]] += run.load_seconds + run.run_seconds
+    found = []
+    for user in sorted(jobs):
+        ascending = sorted(latencies[user])
+        p50, p99 = percentile(ascending, 0.5), percentile(ascending, 0.99)
+        found.append(UserFigures(user, jobs[user], gpu_seconds[user], p50, p99, ratios.get(user)))
+    return tuple(found)

@@ -1,0 +1,188 @@
+"""Why a task started where it did: what was chosen from, and the numbers that the choice was made of.
+
+Values that are kept with each start, and put into words only when somebody reads them. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from modelpool.pool.core.errors import format_bytes
+from modelpool.pool.core.sent import Sent
+from modelpool.pool.core.spec import WorkerId
+
+
+class Rule(Enum):
+    """Which rule of the placement chose the task (`scheduler.placement.rules`)."""
+
+    RESIDENT = "all its weights are there"
+    CHEAPEST = "it costs least to bring its weights there"
+    WAITED = "it waited too long to let others pass"
+    LOST = "its last run was lost with its worker"
+    DEADLINE = "its deadline comes near"
+    PINNED = "it waited for this worker"
+    IN_ORDER = "it was next in order"
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Candidate(Sent):
+    """A worker that the task could have run on, and what that would have taken.
+
+    wait_seconds   until that worker should be free
+    extra_seconds  upload, patches, streaming and what running in parts adds
+    run_seconds    with all weights resident, on that GPU
+    """
+
+    worker_id: Final[WorkerId]
+    wait_seconds: Final[float]
+    extra_seconds: Final[float]
+    run_seconds: Final[float]
+
+    def __init__(self, worker_id: WorkerId, wait_seconds: float, extra_seconds: float, run_seconds: float) -> None:
+        self.worker_id = worker_id
+        self.wait_seconds = wait_seconds
+        self.extra_seconds = extra_seconds
+        self.run_seconds = run_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Until the result would be there."""
+        return self.wait_seconds + self.extra_seconds + self.run_seconds
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Why(Sent):
+    """One choice.
+
+    chosen      the worker it runs on, with what that is expected to take
+    others      the best of the others that were looked at, soonest first; idle ones and busy ones
+    idle, busy  workers that could be chosen, and those that ran something
+    passed      times that later tasks had gone first
+    note        what else there is to say, as a clause
+    ahead_bytes  what was brought for such a task beside the run before, as far as was expected
+    """
+
+    rule: Final[Rule]
+    chosen: Final[Candidate]
+    others: Final[tuple[Candidate, ...]]
+    idle: Final[int]
+    busy: Final[int]
+    upload_bytes: Final[int]
+    streamed_bytes: Final[int]
+    switches: Final[int]
+    slowdown: Final[float]
+    passed: Final[int]
+    note: Final[str]
+    ahead_bytes: Final[int]
+
+    def __init__(
+        self,
+        rule: Rule,
+        chosen: Candidate,
+        others: tuple[Candidate, ...] = (),
+        idle: int = 0,
+        busy: int = 0,
+        upload_bytes: int = 0,
+        streamed_bytes: int = 0,
+        switches: int = 0,
+        slowdown: float = 1.0,
+        passed: int = 0,
+        note: str = "",
+        ahead_bytes: int = 0,
+    ) -> None:
+        self.rule = rule
+        self.chosen = chosen
+        self.others = others
+        self.idle = idle
+        self.busy = busy
+        self.upload_bytes = upload_bytes
+        self.streamed_bytes = streamed_bytes
+        self.switches = switches
+        self.slowdown = slowdown
+        self.passed = passed
+        self.note = note
+        self.ahead_bytes = ahead_bytes
+
+    @property
+    def words(self) -> str:
+        """The choice in a sentence."""
+        return f"{self.chosen.worker_id}, {self.figures}"
+
+    @property
+    def figures(self) -> str:
+        """The sentence without the worker's name."""
+        among = f"of {self.idle} idle and {self.busy} busy: " + (f"{self.note}; " if self.note else "")
+        run = f"run {self.chosen.run_seconds:.2f} s"
+        ahead = f", {format_bytes(self.ahead_bytes)} brought beside the run before" if self.ahead_bytes else ""
+        if self.chosen.extra_seconds == 0.0:
+            return f"{among}all weights are there{ahead}, {run}"
+        parts = f", in parts ({self.slowdown:.2f} times as long)" if self.slowdown != 1.0 else ""
+        moved = ", ".join(self._moved()) or "set up"
+        text = f"{among}{moved} in {self.chosen.extra_seconds:.2f} s{ahead}, {run}{parts}"
+        spared = self._spared_wait()
+        if spared is None:
+            return text
+        return f"{text}; {spared.worker_id}, busy for {spared.wait_seconds:.2f} s, would take {spared.seconds:.2f} s"
+
+    @property
+    def brief(self) -> str:
+        """The choice in a few words: what had to be moved, and what was the way around that."""
+        if self.chosen.extra_seconds == 0.0:
+            return "all there"
+        moved = self._moved() + (["in parts"] if self.slowdown != 1.0 else [])
+        moved = moved or [f"{self.chosen.extra_seconds:.2f} s to set up"]
+        spared = self._spared_wait()
+        if spared is not None:
+            moved.append(f"would have waited {spared.wait_seconds:.1f} s for {spared.worker_id}")
+        return ", ".join(moved)
+
+    def _moved(self) -> list[str]:
+        """What has to cross the bus or change, and nothing that need not."""
+        moved = [f"upload {format_bytes(self.upload_bytes)}"] if self.upload_bytes else []
+        moved += [f"stream {format_bytes(self.streamed_bytes)}"] if self.streamed_bytes else []
+        return moved + ([f"{self.switches} patch switch{'' if self.switches == 1 else 'es'}"] if self.switches else [])
+
+    def _spared_wait(self) -> Candidate | None:
+        """The busy worker with less to move that it did not wait for; the soonest."""
+        cheaper = (c for c in self.others if c.wait_seconds > 0.0 and c.extra_seconds < self.chosen.extra_seconds)
+        return min(cheaper, key=lambda c: (c.seconds, c.worker_id), default=None)
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Brought:
+    """What is brought for a task to a worker beside another's run there: what the story keeps of it."""
+
+    hidden_bytes: Final[int]
+    worker_id: Final[WorkerId]
+
+    def __init__(self, hidden_bytes: int, worker_id: WorkerId) -> None:
+        self.hidden_bytes = hidden_bytes
+        self.worker_id = worker_id
+
+    @property
+    def words(self) -> str:
+        """The same in a sentence."""
+        return f"{format_bytes(self.hidden_bytes)} for it go to {self.worker_id} beside the run there"
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Start:
+    """One attempt at a task, as it was sent to a worker: what the story keeps of it."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    attempt: Final[int]
+    why: Final[Why]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, attempt: int, why: Why) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.attempt = attempt
+        self.why = why
+
+    @property
+    def words(self) -> str:
+        """The start in a sentence."""
+        return f"attempt {self.attempt} on {self.worker_id}#{self.incarnation}, {self.why.figures}"

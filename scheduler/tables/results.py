@@ -1,0 +1,125 @@
+"""Which results the shell holds, and for how long. Knows ids and sizes; the bytes are elsewhere.
+
+A result is held while a task that has to run reads it, or a live job gave it. After that an encode result is kept for
+later jobs, least recently used first out, within two bounds; any other is released. `sweep` decides, once an event.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from modelpool.pool.core.spec import JobId, TaskId
+
+
+@dataclass(slots=True, init=False)
+class Result:
+    """A result that the shell holds. One is made with every run: its `__init__` is written out, and so compiled."""
+
+    result_bytes: int
+    #: worth keeping for jobs to come
+    shareable: bool
+    #: live jobs that brought it along
+    givers: dict[JobId, None]
+
+    def __init__(self, result_bytes: int = 0, shareable: bool = False) -> None:
+        self.result_bytes = result_bytes
+        self.shareable = shareable
+        self.givers = {}
+
+
+class Results:
+    """The results that the shell holds. Attributes are for reading; the methods write."""
+
+    def __init__(self, kept_limit: int, kept_bytes_limit: int) -> None:
+        self._kept_limit = kept_limit
+        self._kept_bytes_limit = kept_bytes_limit
+        #: what the shell holds
+        self.held: dict[TaskId, Result] = {}
+        #: result (there or not) -> tasks that exist and read it
+        self.readers: dict[TaskId, dict[TaskId, None]] = {}
+        #: held, neither read nor given: least recently used first
+        self.kept: OrderedDict[TaskId, None] = OrderedDict()
+        self.kept_bytes = 0
+        #: results whose reason to be held may have changed since the last sweep
+        self._touched: dict[TaskId, None] = {}
+        #: what the shell holds without the core's knowledge
+        self._strays: list[TaskId] = []
+
+    def made(self, task_id: TaskId, result_bytes: int, shareable: bool) -> None:
+        """The shell holds the result of a run."""
+        result = self.held.get(task_id)
+        if result is None:
+            self.held[task_id] = Result(result_bytes, shareable)
+        else:
+            self._unkeep(task_id)
+            result.result_bytes, result.shareable = result_bytes, shareable
+        self._touched[task_id] = None
+
+    def given(self, task_id: TaskId, giver: JobId) -> None:
+        """The shell holds a result that a driver supplied with a job."""
+        self.held.setdefault(task_id, Result()).givers[giver] = None
+        self._touched[task_id] = None
+
+    def stray(self, task_id: TaskId) -> None:
+        """The shell was handed a result that nobody asked for any more: it is released unless an equal one is held."""
+        if task_id not in self.held:
+            self._strays.append(task_id)
+
+    def not_given(self, task_id: TaskId, giver: JobId) -> None:
+        """The job that brought it has ended."""
+        if result := self.held.get(task_id):
+            result.givers.pop(giver, None)
+            self._touched[task_id] = None
+
+    def lost(self, task_id: TaskId) -> bool:
+        """The result is no longer there. False when it was not held."""
+        self._unkeep(task_id)
+        return self.held.pop(task_id, None) is not None
+
+    def add_reader(self, task_id: TaskId, needs: tuple[TaskId, ...]) -> None:
+        """A task exists that reads `needs`."""
+        for need in needs:
+            self.readers.setdefault(need, {})[task_id] = None
+            self._touched[need] = None
+
+    def drop_reader(self, task_id: TaskId, needs: tuple[TaskId, ...]) -> None:
+        """The task no longer exists."""
+        for need in needs:
+            readers = self.readers.get(need, {})
+            readers.pop(task_id, None)
+            if not readers:
+                self.readers.pop(need, None)
+            self._touched[need] = None
+
+    def sweep(self) -> list[TaskId]:
+        """Decide about every result whose readers or givers changed; return those to release, in order."""
+        if not self._touched and not self._strays:
+            return []
+        released, self._strays = self._strays, []
+        for task_id in self._touched:
+            result = self.held.get(task_id)
+            if result is None:
+                continue
+            if task_id in self.readers or result.givers:
+                if task_id in self.kept:
+                    self._unkeep(task_id)
+            elif result.shareable and result.result_bytes <= self._kept_bytes_limit:
+                self._unkeep(task_id)
+                self.kept[task_id] = None
+                self.kept_bytes += result.result_bytes
+            else:
+                del self.held[task_id]
+                released.append(task_id)
+        self._touched.clear()
+        while len(self.kept) > self._kept_limit or self.kept_bytes > self._kept_bytes_limit:
+            oldest = next(iter(self.kept))
+            self._unkeep(oldest)
+            del self.held[oldest]
+            released.append(oldest)
+        return released
+
+    def _unkeep(self, task_id: TaskId) -> None:
+        if task_id in self.kept:
+            del self.kept[task_id]
+            self.kept_bytes -= self.held[task_id].result_bytes

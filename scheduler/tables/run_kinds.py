@@ -1,0 +1,205 @@
+"""How long runs take, as a multiple of their prior estimate: learnt by kind of run, kind of GPU and size.
+
+A kind of run is a stage with its components, not its patches. What was measured for a kind of run stands in this order:
+on this kind of GPU for runs of this size, as soon as there are `LEAST_OF_SIZE` of them; on this kind of GPU for all
+sizes; on other kinds of GPU, made longer or shorter by how fast this one is beside them. How fast that is was learnt
+where both ran the same, else it stands in a table (`scheduler.tables.gpu_kinds`), else they are taken for equal. A kind
+of run that was never measured takes its prior estimate, over the speed of the GPU in the table. Knows no worker and no
+bytes but as a measure of size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from modelpool.pool.core.spec import ComponentKey, Stage, TaskSpec, WorkerSpec
+from modelpool.scheduler.tables.estimates import Estimate
+from modelpool.scheduler.tables.gpu_kinds import kind_of
+
+#: measurements of one size that count more than those of all sizes: of three, one may be wrong
+LEAST_OF_SIZE = 3
+#: measurements of how fast two kinds of GPU are beside each other that count more than a table
+LEAST_COMPARED = 3
+#: a smaller difference in how fast kinds of GPU are is not worth reckoning everything anew
+LEAST_DIFFERENCE = 0.05
+#: device names that are remembered
+MOST_NAMES = 256
+
+
+@dataclass(slots=True)
+class Measured:
+    """Measured seconds over prior estimate, on one kind of GPU."""
+
+    all_sizes: Estimate = field(default_factory=Estimate)
+    of_size: dict[int, Estimate] = field(default_factory=dict)
+    #: of runs that several tasks shared, the share of one; by how many they were and their size
+    of_batch: dict[tuple[int, int], Estimate] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class RunKind:
+    """What the length of a run depends on beside its prior estimate, its size and its GPU."""
+
+    stage: Stage
+    components: tuple[ComponentKey, ...]
+    #: by kind of GPU
+    measured: dict[str, Measured] = field(default_factory=dict)
+    #: size -> device name -> what it comes to; what was asked before, to be found again fast
+    ratios: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        """Of the kind of GPU that it was measured on first, over all sizes; None until it was measured anywhere."""
+        for measured in self.measured.values():
+            return measured.all_sizes.value
+        return None
+
+    def ratios_of(self, size: int) -> dict[str, float]:
+        """`ratios` of one size; the same dictionary for good."""
+        return self.ratios.setdefault(size, {})
+
+    def forget_ratios(self) -> None:
+        """They are to be reckoned anew."""
+        for of_size in self.ratios.values():
+            of_size.clear()
+
+
+def size_class(spec: TaskSpec) -> int:
+    """Runs of one kind with equal classes are of much the same size: within a factor of two in activation bytes, which
+    grow with resolution and batch as the error of a prior estimate does. Steps make a run longer, not other."""
+    return spec.activation_bytes.bit_length()
+
+
+def gpu_name(spec: WorkerSpec | None) -> str:
+    """What runs on this worker are learnt for: the name of its device, "" where nobody said it."""
+    return "" if spec is None else spec.device_name
+
+
+class RunKinds:
+    """All kinds of run, and how fast kinds of GPU are beside each other."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[Stage, tuple[ComponentKey, ...]], RunKind] = {}
+        #: (GPU, other GPU) -> seconds on the first over seconds on the other; each pair once, by name
+        self._compared: dict[tuple[str, str], Estimate] = {}
+        #: the same as it was when `ratios` were reckoned
+        self._taken: dict[tuple[str, str], float] = {}
+        #: by device name: the kind's name, and its speed; 0 where that is not known
+        self._gpus: dict[str, tuple[str, float]] = {}
+
+    def kind(self, stage: Stage, components: tuple[ComponentKey, ...]) -> RunKind:
+        """The one object for this kind of run."""
+        key = (stage, components)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = RunKind(stage, components)
+        return kind
+
+    def __iter__(self) -> Iterator[RunKind]:
+        return iter(self._kinds.values())
+
+    def ratio(self, kind: RunKind, device_name: str, size: int) -> float:
+        """Seconds over prior estimate; remembered in `kind.ratios`."""
+        found = self._ratio(kind, device_name, size)
+        kind.ratios_of(size)[device_name] = found
+        return found
+
+    def learn(self, kind: RunKind, device_name: str, size: int, measured: float, members: int = 1) -> None:
+        """A run took `measured` times its prior estimate; or that was the share of one of its `members`."""
+        gpu, _ = self._gpu(device_name)
+        seen = kind.measured.get(gpu)
+        if seen is None:
+            seen = kind.measured[gpu] = Measured()
+        if members > 1:
+            seen.of_batch.setdefault((members, size), Estimate()).add(measured)
+            if len(seen.all_sizes):
+                return  # it is known what one alone takes; until then, the share says it best
+        of_size = seen.of_size.get(size)
+        if of_size is None:
+            of_size = seen.of_size[size] = Estimate()
+        all_sizes, few = seen.all_sizes, len(of_size) < LEAST_OF_SIZE
+        of_all_before, of_size_before = all_sizes.value, of_size.value
+        all_sizes.add(measured)
+        of_size.add(measured)
+        if few or all_sizes.value != of_all_before or of_size.value != of_size_before:
+            kind.forget_ratios()
+        if len(kind.measured) > 1:
+            for other in kind.measured:
+                if other != gpu:
+                    self._compare(kind, gpu, other)
+
+    def batch_share(self, kind: RunKind, device_name: str, members: int, size: int) -> float:
+        """What one of so many tasks of this size that share a run takes of it, as a multiple of what it takes alone. 1
+        until it was measured: a batch is then expected to save nothing."""
+        measured = kind.measured.get(self._gpu(device_name)[0])
+        shared = None if measured is None else measured.of_batch.get((members, size))
+        if measured is None or shared is None or shared.value is None:
+            return 1.0
+        alone = _of_size(measured, size)
+        return shared.value / alone if alone else 1.0
+
+    def batch_runs(self, kind: RunKind, device_name: str, members: int, size: int) -> int:
+        """How many runs of so many tasks of this size count in `batch_share`."""
+        measured = kind.measured.get(self._gpu(device_name)[0])
+        shared = None if measured is None else measured.of_batch.get((members, size))
+        return 0 if shared is None else len(shared)
+
+    def slowness(self, device_name: str, other_name: str) -> float:
+        """Seconds on one kind of GPU over seconds on another."""
+        (gpu, speed), (other, other_speed) = self._gpu(device_name), self._gpu(other_name)
+        if gpu == other:
+            return 1.0
+        pair = (gpu, other) if gpu < other else (other, gpu)
+        compared = self._compared.get(pair)
+        if compared is not None and compared.value is not None and len(compared) >= LEAST_COMPARED:
+            return compared.value if pair[0] == gpu else 1.0 / compared.value
+        return other_speed / speed if speed and other_speed else 1.0
+
+    def _ratio(self, kind: RunKind, device_name: str, size: int) -> float:
+        gpu, speed = self._gpu(device_name)
+        found = _of_size(kind.measured.get(gpu), size)
+        if found is not None:
+            return found
+        elsewhere = [
+            ratio * self.slowness(gpu, other)
+            for other, measured in kind.measured.items()
+            if (ratio := _of_size(measured, size)) is not None
+        ]
+        if elsewhere:
+            return sorted(elsewhere)[len(elsewhere) // 2]
+        return 1.0 / speed if speed else 1.0
+
+    def _compare(self, kind: RunKind, gpu: str, other: str) -> None:
+        """Both have run this kind: take in how their times are to each other."""
+        pair = (gpu, other) if gpu < other else (other, gpu)
+        first, second = (kind.measured[name].all_sizes.value for name in pair)
+        assert first is not None, f"{kind} was measured on {pair[0]}"
+        assert second is not None, f"{kind} was measured on {pair[1]}"
+        estimate = self._compared.get(pair)
+        if estimate is None:
+            estimate = self._compared[pair] = Estimate()
+        estimate.add(first / second)
+        taken, value = self._taken.get(pair, 0.0), estimate.value or 0.0
+        if len(estimate) >= LEAST_COMPARED and abs(value - taken) > LEAST_DIFFERENCE * value:
+            self._taken[pair] = value
+            for each in self._kinds.values():
+                each.forget_ratios()
+
+    def _gpu(self, device_name: str) -> tuple[str, float]:
+        known = self._gpus.get(device_name)
+        if known is None:
+            kind = kind_of(device_name)
+            if len(self._gpus) >= MOST_NAMES:
+                self._gpus.clear()
+            known = self._gpus[device_name] = (device_name, 0.0) if kind is None else (kind.name, kind.speed)
+        return known
+
+
+def _of_size(measured: Measured | None, size: int) -> float | None:
+    if measured is None:
+        return None
+    of_size = measured.of_size.get(size)
+    if of_size is not None and len(of_size) >= LEAST_OF_SIZE:
+        return of_size.value
+    return measured.all_sizes.value

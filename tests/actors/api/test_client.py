@@ -1,0 +1,455 @@
+"""The Python door, on a whole pool in this process: what a driver script may rely on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from modelpool.actors.api.client import CHUNK, ModelPool, WorkersFailed
+from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
+from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
+from modelpool.pool.core.spec import JobId, RunErrorKind, Stage
+from modelpool.pool.core.stage_params import Encoded, Latent, Picture
+from tests.actors.fakes import ENDLESS, FAIL, FakeCatalog, FakeEngine, picture_of
+from tests.actors.loop_line import open_pool
+
+
+@pytest.fixture
+def pool() -> Iterator[ModelPool]:
+    with open_pool() as opened:
+        yield opened
+
+
+def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
+    return GenerateRequest(**{"model": "shapes", "prompt": prompt, "seed": 1, "steps": 2, **fields})
+
+
+def expected(wanted: GenerateRequest) -> np.ndarray:
+    _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
+    return picture_of(cut.works, cut.job.tasks).pixels_HWC
+
+
+class SignallingEngine(FakeEngine):
+    """Sets an event when an endless prompt has begun."""
+
+    begun = threading.Event()
+
+    def _say(self, pipe: str, word: str) -> None:
+        self.begun.set()
+
+
+@pytest.fixture
+def endless_pool() -> Iterator[ModelPool]:
+    SignallingEngine.begun = threading.Event()
+    with open_pool(workers=1, make_engine=SignallingEngine) as opened:
+        yield opened
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_come_with_all_that_made_them(pool) -> None:
+    wanted = [request(seed=seed, loras=[("light", 0.8)]) for seed in range(5)]
+    images = sorted(pool.submit(wanted).images(), key=lambda image: image.index)
+    assert [image.index for image in images] == [0, 1, 2, 3, 4]
+    for image, one in zip(images, wanted, strict=True):
+        assert image.request == one
+        assert (image.pixels == expected(one)).all()
+        assert image.seed == one.seed
+        assert image.path is None
+        assert image.worker in ("gpu-0", "gpu-1")
+        assert image.recipe.prompt == one.prompt
+        assert [t.stage for t in image.tasks][-2:] == [Stage.SAMPLE, Stage.DECODE]
+        assert image.seconds == sum(t.seconds for t in image.tasks if not t.shared)
+        assert (np.asarray(image.pil) == image.pixels).all()
+        assert image.pil is image.pil
+
+
+def test_a_single_request_is_a_submission_of_one(pool) -> None:
+    (image,) = pool.submit(request()).images()
+    assert (image.pixels == expected(request())).all()
+
+
+def test_nothing_wanted_is_nothing_made(pool) -> None:
+    jobs = pool.submit([])
+    assert list(jobs.images()) == []
+    assert jobs.wait(1).jobs == 0
+
+
+def test_a_seed_that_is_left_out_is_drawn_and_told(pool) -> None:
+    images = list(pool.submit(request(seed=None) for _ in range(4)).images())
+    assert len({image.seed for image in images}) == 4
+    for image in images:
+        assert image.request.seed == image.seed
+        assert (image.pixels == expected(image.request)).all()
+
+
+def test_failures_are_told_and_sink_nothing(pool) -> None:
+    jobs = pool.submit([request(FAIL), request(seed=2), request(FAIL, seed=3)])
+    results = list(jobs.results())
+    assert sorted(type(result).__name__ for result in results) == ["ImageResult", "JobFailure", "JobFailure"]
+    assert sorted(failure.index for failure in jobs.failures) == [0, 2]
+    failure = jobs.failures[0]
+    assert (failure.kind, failure.request.prompt) == (RunErrorKind.INTERNAL, FAIL)
+    assert "the engine was asked to fail" in failure.message
+    assert "Traceback" in failure.traceback_text
+    assert list(jobs.images()) == []
+
+
+def test_every_picture_is_handed_out_once_over_all_iterators(pool) -> None:
+    jobs = pool.submit(request(seed=seed) for seed in range(6))
+    first = [next(iterator).index for iterator in (jobs.images() for _ in range(3))]
+    rest = [image.index for image in jobs.images()]
+    assert sorted(first + rest) == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_summary_counts_each_run_once(pool) -> None:
+    jobs = pool.submit([*(request(seed=seed) for seed in range(4)), request(FAIL)])
+    summary = jobs.wait(60)
+    assert (summary.jobs, summary.succeeded, summary.failed, summary.cancelled) == (5, 4, 1, 0)
+    stages = [task.stage for task in summary.tasks]
+    assert (stages.count(Stage.ENCODE), stages.count(Stage.SAMPLE), stages.count(Stage.DECODE)) == (3, 4, 4)
+    totals = summary.per_worker()
+    assert sum(t.tasks for t in totals) == len(stages)
+    assert sum(t.uploaded_bytes for t in totals) == pool.status().uploaded_bytes
+    assert summary.seconds > 0
+    assert jobs.summary() == summary
+    assert len(list(jobs.images())) == 4  # waiting took nothing away
+
+
+# ---- submitting ------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_with_one_bad_request_is_refused_whole(pool) -> None:
+    wanted = [request(seed=seed) for seed in range(CHUNK + 10)]
+    with pytest.raises(UnknownName, match=f"request {CHUNK + 9}: unknown model"):
+        pool.submit([*wanted[:-1], request(model="none")])
+    assert pool.status().tasks_total == 0
+    assert pool.status().jobs["live"] == 0
+
+
+def test_a_generator_is_drawn_while_its_beginning_is_queued(pool) -> None:
+    def draw() -> Iterator[GenerateRequest]:
+        for seed in range(CHUNK + 1):
+            if seed == CHUNK:
+                jobs = pool.status().jobs
+                assert jobs["live"] + jobs["succeeded"] == CHUNK
+            yield request(seed=seed, cfg=1.0)
+
+    assert pool.submit(draw()).wait(120).succeeded == CHUNK + 1
+
+
+@pytest.mark.parametrize("how", ["the generator raises", "a request is bad"])
+def test_a_generator_that_ends_badly_leaves_nothing_behind(pool, how) -> None:
+    def draw() -> Iterator[GenerateRequest]:
+        yield from (request(f"{ENDLESS} {seed}", seed=seed) for seed in range(CHUNK))
+        if how == "the generator raises":
+            raise ZeroDivisionError
+        yield request(model="none")
+
+    pool.close()
+    SignallingEngine.begun = threading.Event()
+    with open_pool(make_engine=SignallingEngine) as endless:
+        with pytest.raises((ZeroDivisionError, UnknownName)):
+            endless.submit(draw())
+        endless.submit(request(seed=99)).wait(60)  # only when nothing endless is left on the workers
+        assert endless.status().jobs["live"] == 0
+
+
+def test_what_is_no_request_is_refused(pool) -> None:
+    with pytest.raises(UnusableField, match="requests: found 'dict', expected GenerateRequest"):
+        pool.submit([{"model": "shapes", "prompt": "p"}])
+
+
+def test_recipes_are_told_without_making_anything(pool) -> None:
+    good, bad = pool.recipes([request(), request(model="shaps")])
+    (image,) = pool.submit(request()).images()
+    assert good == image.recipe
+    assert isinstance(bad, UnknownName)
+    assert pool.recipe(request()).digest == good.digest
+    with pytest.raises(UnknownName, match="shapes"):
+        pool.recipe(request(model="shaps"))
+
+
+# ---- watching and stopping -------------------------------------------------------------------------------------------
+
+
+def test_progress_arrives_step_by_step_and_ends(endless_pool) -> None:
+    jobs = endless_pool.submit([request(ENDLESS), request(seed=2)])
+    SignallingEngine.begun.wait()
+    seen = jobs.progress()
+    while not seen.running or seen.running[0].step < 2:
+        seen = jobs.progress()
+    (running,) = seen.running
+    assert (running.index, running.prompt, running.stage, running.worker) == (0, ENDLESS, Stage.SAMPLE, "gpu-0")
+    assert (seen.total, seen.ended) == (2, 0)
+    jobs.cancel()
+    jobs.wait(60)
+    ended = jobs.progress()
+    assert (ended.cancelled, ended.running) == (2, ())
+
+
+def test_cancelling_stops_a_run_in_the_middle_and_is_idempotent(endless_pool) -> None:
+    jobs = endless_pool.submit([request(ENDLESS, seed=seed) for seed in range(3)])
+    SignallingEngine.begun.wait()
+    jobs.cancel()
+    jobs.cancel()
+    summary = jobs.wait(60)
+    assert (summary.cancelled, summary.failed) == (3, 0)
+    assert jobs.failures == ()
+    results = list(jobs.results())
+    assert all(isinstance(result, JobFailure) and result.cancelled for result in results)
+    jobs.cancel()
+    (image,) = endless_pool.submit(request()).images()
+    assert isinstance(image, ImageResult)
+
+
+def test_an_interrupt_while_waiting_leaves_jobs_that_can_be_cancelled_and_read() -> None:
+    SignallingEngine.begun = threading.Event()
+    handed_out = threading.Event()
+    main = threading.main_thread().ident
+
+    def interrupt() -> None:
+        SignallingEngine.begun.wait()
+        handed_out.wait()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    seen = []
+
+    def look() -> None:
+        for image in jobs.images():
+            seen.append(image.index)
+            handed_out.set()
+
+    with open_pool(workers=2, make_engine=SignallingEngine) as pool:
+        jobs = pool.submit([request(seed=1), request(ENDLESS)])
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            look()
+        interrupter.join()
+        jobs.cancel()
+        assert [image.index for image in jobs.images()] == []
+        assert seen == [0]
+        assert jobs.summary().cancelled == 1
+
+
+def test_waiting_sleeps_in_pieces_so_that_an_interrupt_that_came_just_before_is_heard(endless_pool) -> None:
+    # Python's handler runs when the main thread wakes: a signal between its last look and its sleep wakes nobody
+    jobs = endless_pool.submit(request(ENDLESS))
+    sleep, sleeps = jobs._changed.wait, []
+
+    def counted(timeout=None) -> bool:
+        sleeps.append(timeout)
+        if len(sleeps) == 3:
+            raise KeyboardInterrupt
+        return sleep(timeout)
+
+    jobs._changed.wait = counted
+    with pytest.raises(KeyboardInterrupt):
+        next(jobs.images())
+    with pytest.raises(TimeoutError):
+        jobs.wait(0.01)
+    assert all(seconds is not None and seconds <= 1 for seconds in sleeps), sleeps
+    jobs.cancel()
+
+
+def test_an_interrupt_while_a_picture_is_fetched_does_not_lose_it(pool) -> None:
+    jobs = pool.submit(request())
+    jobs.wait(60)
+    fetch = pool._line.fetch
+
+    def interrupted(ref):
+        pool._line.fetch = fetch
+        raise KeyboardInterrupt
+
+    pool._line.fetch = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        next(jobs.images())
+    (image,) = jobs.images()
+    assert (image.pixels == expected(request())).all()
+
+
+def test_waiting_has_a_limit(endless_pool) -> None:
+    jobs = endless_pool.submit(request(ENDLESS))
+    with pytest.raises(TimeoutError, match="1 of 1 jobs have not ended"):
+        jobs.wait(0.01)
+    jobs.cancel()
+    assert jobs.wait(60).cancelled == 1
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_written_as_they_arrive(tmp_path) -> None:
+    with open_pool(output=tmp_path / "configured") as pool:
+        images = list(pool.submit(request(seed=seed) for seed in range(3)).images())
+        for image in images:
+            assert image.path is not None
+            assert image.path.parent == tmp_path / "configured"
+            assert image.path.read_bytes().startswith(b"\x89PNG")
+        lines = (tmp_path / "configured" / "manifest.jsonl").read_text().splitlines()
+        assert {json.loads(line)["recipe"]["seed"] for line in lines} == {0, 1, 2}
+        (other,) = pool.submit(request(seed=7), output=tmp_path / "other").images()
+        assert other.path.parent == tmp_path / "other"
+        (nowhere,) = pool.submit(request(seed=8), output=False).images()
+        assert nowhere.path is None
+
+
+def test_waiting_is_enough_for_pictures_to_be_written(tmp_path) -> None:
+    with open_pool(output=tmp_path) as pool:
+        pool.submit(request(seed=seed) for seed in range(3)).wait(60)
+        assert len(list(tmp_path.glob("*.png"))) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_made(tmp_path, pool) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputFailed, match="file"):
+        pool.submit(request(), output=tmp_path / "file")
+    assert pool.status().tasks_total == 0
+
+
+def test_a_picture_that_cannot_be_written_is_a_failure_that_says_so(tmp_path) -> None:
+    with open_pool(output=tmp_path / "gone") as pool:
+        pool.submit(request(seed=1)).wait(60)
+        for path in (tmp_path / "gone").iterdir():
+            path.unlink()
+        (tmp_path / "gone").rmdir()
+        (tmp_path / "gone").write_text("in the way")
+        jobs = pool.submit(request(seed=2))
+        assert jobs.wait(60).failed == 1
+        assert "could not be written" in jobs.failures[0].message
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+
+def test_stages_compose_to_the_picture_that_a_request_makes(pool) -> None:
+    text = pool.encode("a red circle", model="shapes", loras=["thick:0.5"])
+    latent = pool.sample(text, model="shapes", loras=[("thick", 0.5)], steps=2, seed=1)
+    picture = pool.decode(latent, model="shapes")
+    assert isinstance(text.result(60), Encoded)
+    assert isinstance(latent.result(60), Latent)
+    assert isinstance(picture.result(60), Picture)
+    negative = request(negative="", loras=["thick:0.5"])
+    assert (picture.result().pixels_HWC == expected(negative)).all()
+    again = pool.decode(latent.result(), model="shapes").result(60)
+    assert (again.pixels_HWC == picture.result().pixels_HWC).all()
+
+
+def test_a_later_stage_runs_only_what_is_not_there(pool) -> None:
+    latent = pool.sample(pool.encode("p", model="shapes"), model="shapes", steps=2, seed=1)
+    latent.result(60)
+    before = pool.status().tasks_total
+    pool.decode(latent, model="shapes").result(60)
+    assert pool.status().tasks_total == before + 1
+
+
+def test_a_stage_that_fails_raises_where_its_result_is_asked_for(pool) -> None:
+    latent = pool.sample(pool.encode(FAIL, model="shapes"), model="shapes", steps=2, seed=1)
+    with pytest.raises(JobFailed, match="the engine was asked to fail") as caught:
+        latent.result(60)
+    assert caught.value.failure.kind is RunErrorKind.INTERNAL
+    with pytest.raises(JobFailed):
+        pool.decode(latent, model="shapes").result(60)
+
+
+def test_stages_are_told_apart(pool) -> None:
+    text = pool.encode("p", model="shapes")
+    with pytest.raises(UnusableField, match=r"latent: found 'EncodeOrder', expected a result of sample"):
+        pool.decode(text, model="shapes")
+    latent = pool.sample(text, model="shapes", seed=1)
+    with pytest.raises(UnusableField, match=r"positive: found 'SampleOrder', expected a result of encode"):
+        pool.sample(latent, model="shapes")
+    with pytest.raises(UnknownName, match="did you mean 'shapes'"):
+        pool.encode("p", model="shaps")
+    with pytest.raises(UnusableField, match="steps"):
+        pool.sample(text, model="shapes", steps=0)
+
+
+# ---- the pool itself -------------------------------------------------------------------------------------------------
+
+
+def test_status_adds_up(pool) -> None:
+    pool.wait_ready(60)
+    pool.submit(request(seed=seed) for seed in range(3)).wait(60)
+    status = pool.status()
+    assert [(w.id, w.state, w.device, w.incarnation) for w in status.workers] == [
+        ("gpu-0", "idle", "fake", 1),
+        ("gpu-1", "idle", "fake", 1),
+    ]
+    assert status.jobs == {"live": 0, "succeeded": 3, "failed": 0, "cancelled": 0}
+    assert set(status.waiting.values()) == {0}
+    assert status.tasks_total == 8
+    assert status.restarts == 0
+    assert all(w.used_bytes > 0 and w.resident for w in status.workers if w.used_bytes)
+
+
+def test_models_and_loras_are_listed(pool) -> None:
+    assert "shapes" in pool.models()
+    assert "light" in pool.loras()
+
+
+def test_readiness_tells_of_workers_that_do_not_come_up() -> None:
+    class Dead(FakeEngine):
+        def __init__(self) -> None:
+            raise RuntimeError("no such device")
+
+    says = r"gpu-0 \(RuntimeError: no such device\)"
+    with open_pool(workers=1, make_engine=Dead) as pool, pytest.raises(TimeoutError, match=says):
+        pool.wait_ready(0.2)
+
+
+def test_readiness_raises_when_a_worker_was_given_up(pool, monkeypatch) -> None:
+    from dataclasses import replace
+
+    status = pool.status()
+    given_up = replace(status.workers[0], state="given_up", trouble="no such device")
+    monkeypatch.setattr(pool._line, "ask", lambda question, *args: replace(status, workers=(given_up,)))
+    with pytest.raises(WorkersFailed, match="gpu-0: no such device"):
+        pool.wait_ready(5)
+    monkeypatch.undo()
+
+
+def test_closing_twice_is_closing_once_and_unblocks_who_waits(endless_pool) -> None:
+    jobs = endless_pool.submit(request(ENDLESS))
+    SignallingEngine.begun.wait()
+    endless_pool.close()
+    endless_pool.close()
+    with pytest.raises(PoolLost):
+        list(jobs.images())
+    with pytest.raises(PoolLost):
+        jobs.wait(1)
+
+
+def test_a_pool_that_goes_away_is_told_to_everyone_who_waits(endless_pool) -> None:
+    text = endless_pool.encode("p", model="shapes")
+    text.result(60)
+    jobs = endless_pool.submit(request(ENDLESS))
+    SignallingEngine.begun.wait()
+    late = endless_pool.sample(text, model="shapes", seed=5)
+    endless_pool._line.lose()
+    with pytest.raises(PoolLost):
+        list(jobs.images())
+    with pytest.raises(PoolLost):
+        late.result(60)
+    with pytest.raises(PoolLost):
+        endless_pool.submit(request())
+
+
+def test_a_picture_that_was_lost_is_a_failure(pool) -> None:
+    jobs = pool.submit([request(seed=1), request(seed=2)])
+    jobs.wait(60)
+    jobs._waiting[0].job.result.lost = True
+    lost, kept = jobs.results()
+    assert lost.kind is RunErrorKind.INPUT_LOST
+    assert isinstance(kept, ImageResult)
+    summary = jobs.summary()
+    assert (summary.succeeded, summary.failed) == (1, 1)

@@ -1,0 +1,149 @@
+"""`modelpool why` and `modelpool story`: what they show of a job, to people and to programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+from modelpool.pool.core.spec import RunCost, RunErrorKind, UserId, WorkerId
+from modelpool.scheduler.core.history import JobHistory, find_job, history_of
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.tables.placement_record import Candidate, Rule, Start, Why
+from tests.actors.cli.conftest import Command
+from tests.actors.cli.fakes import FakePool
+from tests.scheduler.world import Shell, picture
+
+
+@dataclasses.dataclass
+class RememberingPool(FakePool):
+    """A pool whose scheduler is a real one."""
+
+    state: SchedulerState = dataclasses.field(default_factory=SchedulerState)
+    now: float | None = None
+
+    def history(self, job: str) -> JobHistory:
+        """What the scheduler remembers."""
+        return history_of(self.state, find_job(self.state, job), self.now)
+
+
+def afternoon() -> RememberingPool:
+    """One picture that is done, after its worker was lost once; one that waits; one whose encode is shared."""
+    shell = Shell()
+    shell.workers(a=64)
+    shell.submit(dataclasses.replace(picture("s-0", seed=1), user=UserId("ann"), priority=2))
+    shell.lose("a")
+    shell.come_up("a")
+    shell.finish("a", cost=RunCost(load_seconds=1.25, run_seconds=0.75, uploaded_bytes=4))
+    shell.finish("a", cost=RunCost(load_seconds=0.5, run_seconds=8.0, uploaded_bytes=6, streamed_bytes=3))
+    shell.finish("a")
+    shell.submit(picture("s-1", seed=2))
+    shell.submit(picture("s-2", prompt="dog", seed=3))
+    shell.finish("a", RunErrorKind.INPUT_LOST)
+    return RememberingPool(state=shell.state)
+
+
+def test_why_tells_each_start_with_expected_and_measured_figures(command: Command) -> None:
+    ended = command("why", "s-0", "--pool", "mine", pool=afternoon())
+    assert ended.code == 0
+    assert re.match(r"job s-0: succeeded after \d+\.\d\d s \(of ann, priority 2\)\n", ended.out)
+    assert re.search(r"^encode: a, 0\.00 s after the job came, of 1 idle and 0 busy, .*: worker lost$", ended.out, re.M)
+    assert re.search(r"^encode: a, attempt 2, \d\.\d\d s after .*: done$", ended.out, re.M)
+    assert re.search(r"^expected +a +0\.00 s +1\.00 s +1\.00 s +2\.00 s +4 B +0 B +0$", ended.out, re.M)
+    assert re.search(r"^measured +a +1\.25 s +0\.75 s +\d\.\d\d s +4 B +0 B +0$", ended.out, re.M)
+    assert re.search(r"^measured +a +0\.50 s +8\.00 s +\d\.\d\d s +6 B +3 B +0$", ended.out, re.M)
+
+
+def test_why_tells_what_is_waited_for(command: Command) -> None:
+    out = command("why", "s-2", "--pool", "mine", pool=afternoon()).out
+    assert "\nsample: waits for the result of an earlier task\n" in out
+    assert "\nencode: waits for a worker" in out or "\nencode: a" in out
+
+
+def test_a_shared_task_says_that_it_ran_for_an_earlier_job(command: Command) -> None:
+    out = command("why", "s-1", "--pool", "mine", pool=afternoon()).out
+    assert re.search(r"^encode: a, attempt 2, \d+\.\d\d s before, for an earlier job, .*: done$", out, re.M)
+
+
+def test_the_others_are_told_that_could_have_run_it(command: Command) -> None:
+    pool = afternoon()
+    why = Why(
+        Rule.CHEAPEST,
+        Candidate(WorkerId("gpu-1"), 0.0, 0.4, 2.0),
+        (Candidate(WorkerId("gpu-0"), 2.1, 0.0, 2.0),),
+        idle=1,
+        busy=1,
+        upload_bytes=5 << 20,
+    )
+    entries = pool.state.log._entries
+    for number, (*move, note) in enumerate(entries):
+        if isinstance(note, Start):
+            entries[number] = (*move, dataclasses.replace(note, why=why))
+    out = command("why", "s-0", "--pool", "mine", pool=pool).out
+    assert re.search(r"^expected +gpu-1 +0\.00 s +0\.40 s +2\.00 s +2\.40 s +5\.0 MiB +0 B +0$", out, re.M)
+    assert re.search(r"^instead of +gpu-0 +2\.10 s +0\.00 s +2\.00 s +4\.10 s$", out, re.M)
+    assert "because it costs least to bring its weights there" in out
+
+
+def test_why_for_programs_holds_all_of_it(command: Command) -> None:
+    pool = afternoon()
+    [found] = command("why", "s-0", "--pool", "mine", "--json", pool=pool).objects
+    seen = pool.history("s-0")
+    assert (found["job_id"], found["status"], found["user"], found["priority"]) == ("s-0", "succeeded", "ann", 2)
+    assert [task["stage"] for task in found["tasks"]] == ["encode", "sample", "decode"]
+    lost, done = found["tasks"][0]["attempts"]
+    assert (lost["end"], lost["cost"], done["end"]) == ("worker_lost", None, "done")
+    assert done["cost"]["uploaded_bytes"] == done["why"]["upload_bytes"] == 4
+    assert done["why"]["words"] == seen.tasks[0].attempts[1].why.words
+    assert done["why"]["chosen"]["extra_seconds"] == 1.0
+
+
+def test_story_tells_every_move_oldest_first(command: Command) -> None:
+    pool = afternoon()
+    out = command("story", "s-0", "--pool", "mine", pool=pool).out
+    rows = [line for line in out.splitlines() if re.match(r" *[+-]\d", line)]
+    lines = pool.history("s-0").lines
+    assert len(rows) == len(lines)
+    assert re.match(r" *\+0\.000 s +job +active +submitted job", rows[0])
+    assert any(re.search(r"encode +running -> blocked +a#1 down: power cut", row) for row in rows)
+    assert re.search(r"active -> ended +decode attempt 1 on a#2: done +succeeded$", rows[-1])
+    objects = command("story", "s-0", "--pool", "mine", "--json", pool=pool).objects
+    assert objects == [json.loads(json.dumps(dataclasses.asdict(line))) for line in lines]
+
+
+def test_a_job_that_is_not_known_is_answered_with_what_is(command: Command) -> None:
+    ended = command("why", "s-7", "--pool", "mine", pool=afternoon())
+    assert ended.code == 2
+    assert "unknown job 's-7'" in ended.err
+    assert "Known: s-0, s-1, s-2." in ended.err
+
+
+def test_a_job_whose_story_is_gone_says_so(command: Command) -> None:
+    pool = afternoon()
+    pool.state.log._entries.clear()
+    ended = command("why", "s-0", "--pool", "mine", pool=pool)
+    assert ended.out == "job s-0: succeeded; its story is not remembered any more\n"
+
+
+def test_a_live_job_whose_submission_is_forgotten_is_told_without_false_times(command: Command) -> None:
+    """Found in a review: it was told as if it had come now, its results as not made, and its terms not at all."""
+    shell = Shell()
+    shell.workers(a=64)
+    shell.submit(dataclasses.replace(picture("s-0"), user=UserId("ann"), priority=2, deadline=shell.at + 30.0))
+    shell.finish("a")
+    pool = RememberingPool(state=shell.state)
+    entries = pool.state.log._entries
+    while not isinstance(entries[0][5], Start) or entries[0][2] == pool.history("s-0").tasks[0].task_id:
+        entries.popleft()
+    out = command("why", "s-0", "--pool", "mine", pool=pool).out
+    said = re.match(
+        r"job s-0: active \(of ann, priority 2, wanted (\d+\.\d) s from now\); when it came is not remembered", out
+    )
+    assert said is not None
+    assert float(said[1]) < 30.0
+    assert "\nencode: its result is there, of a run that is not remembered any more\n" in out
+    assert re.search(r"^sample: a, \d\.\d\d s ago, of ", out, re.MULTILINE)
+    assert "after the job came" not in out
+    assert re.match(r" *from now +what", command("story", "s-0", "--pool", "mine", pool=pool).out.split("\n")[2])
+    pool.now = shell.at + 60.0
+    assert re.search(r"wanted \d\d\.\d s ago", command("why", "s-0", "--pool", "mine", pool=pool).out)

@@ -1,0 +1,82 @@
+"""Which configuration a command uses, and what its options change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from modelpool.actors.cli.open_pool import output_for, settings_for
+from modelpool.actors.cli.options import DeviceKind, PoolOptions
+from modelpool.actors.settings.config import CONFIG_NAME, CONFIG_VARIABLE
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.devices.vram_policy import VramPolicy
+from tests.architecture.source_tree import ROOT
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run in a folder with nothing in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+    return tmp_path
+
+
+def config(path: Path, folder: str) -> Path:
+    path.write_text(f'[models]\nfolders = ["{folder}"]\n[output]\nfolder = "pictures"\n')
+    return path
+
+
+def test_a_checkout_serves_its_example_where_nothing_else_is_there() -> None:
+    settings = settings_for(PoolOptions())
+    assert settings.models.folders == (ROOT / "examples" / "shapes" / "models",)
+
+
+def test_folders_here_go_before_the_example(empty_folder: Path) -> None:
+    (empty_folder / "models").mkdir()
+    settings = settings_for(PoolOptions())
+    assert settings.models.folders == (empty_folder / "models",)
+    assert settings.models.loras == (empty_folder / "loras",)
+    assert settings.pool.vram is None, "the example's small budget is not for one's own models"
+
+
+def test_a_configuration_here_a_named_one_and_the_option_go_before_folders(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty_folder / "models").mkdir()
+    config(empty_folder / CONFIG_NAME, "/here")
+    assert settings_for(PoolOptions()).models.folders == (Path("/here"),)
+    monkeypatch.setenv(CONFIG_VARIABLE, str(config(empty_folder / "named.toml", "/named")))
+    assert settings_for(PoolOptions()).models.folders == (Path("/named"),)
+    given = config(empty_folder / "given.toml", "/given")
+    assert settings_for(PoolOptions(config=given)).models.folders == (Path("/given"),)
+
+
+def test_options_change_single_settings() -> None:
+    settings = settings_for(PoolOptions(gpus=3, device=DeviceKind.SIM, vram="48MiB"))
+    assert (settings.pool.workers, settings.pool.device, settings.pool.budget_bytes) == (3, "sim", 48 << 20)
+    settings = settings_for(PoolOptions(vram_policy=VramPolicy.LOW, reserve_vram="1GiB"))
+    assert (settings.pool.policy, settings.pool.reserve_bytes) == (VramPolicy.LOW, 1 << 30)
+    with pytest.raises(UserError, match="vram: found 'much', expected a size"):
+        settings_for(PoolOptions(vram="much"))
+    with pytest.raises(UserError, match="--reserve-vram: belongs to starting a pool"):
+        PoolOptions(pool="running", reserve_vram="1GiB")
+
+
+def test_pickles_are_allowed_by_the_configuration_or_by_the_option(empty_folder: Path) -> None:
+    assert not settings_for(PoolOptions()).models.allow_pickle
+    assert settings_for(PoolOptions(allow_pickle=True)).models.allow_pickle
+    (empty_folder / CONFIG_NAME).write_text("[models]\nallow_pickle = true\n")
+    assert settings_for(PoolOptions()).models.allow_pickle, "an option that is not given takes nothing back"
+    with pytest.raises(UserError, match="--allow-pickle: belongs to starting a pool"):
+        PoolOptions(pool="running", allow_pickle=True)
+
+
+def test_pictures_go_where_they_are_told_else_as_configured_else_to_outputs(empty_folder: Path) -> None:
+    given = config(empty_folder / "given.toml", "/given")
+    assert output_for(PoolOptions(config=given), Path("mine")) == Path("mine")
+    assert output_for(PoolOptions(config=given), None) == Path("pictures")
+    assert output_for(PoolOptions(pool="running"), None) == Path("outputs")
+    assert output_for(PoolOptions(), None) == Path("outputs"), "the example's pictures go where the command was run"
+    (empty_folder / "models").mkdir()
+    assert output_for(PoolOptions(), None) == Path("outputs")

@@ -1,0 +1,89 @@
+"""When a driver is told of ends: together while more are to come, at once when there are none.
+
+Proves: the last end does not wait for others, neither when that is known before nor when it turns out meanwhile; ends
+in between do wait, and are told by one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from modelpool.actors.control import client_events as feed
+from modelpool.actors.control.client_events import ClientFeed
+from modelpool.actors.wire.messages import News
+
+
+class Talk:
+    """A feed and whoever listens to it. Jobs are numbers here: a feed does not look into them."""
+
+    def __init__(self) -> None:
+        self.feed = ClientFeed(0.0)
+        self.more_to_come = True
+        self._cursor = 0
+
+    def end(self, job: Any) -> None:
+        self.feed.ended(job)
+
+    async def hear(self) -> tuple[Any, ...]:
+        news: News = await self.feed.news(self._cursor, 60.0, tuple, lambda: 0.0, lambda: self.more_to_come)
+        self._cursor = news.cursor
+        return news.ended
+
+
+@pytest.fixture(autouse=True)
+def gathering_never_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gathers where there is nothing to gather runs into the time-out of the test."""
+    monkeypatch.setattr(feed, "GATHER_SECONDS", 1e6)
+
+
+async def _told_one(talk: Talk) -> None:
+    """The first answer waits for nothing; from now on answers keep apart."""
+    talk.end(0)
+    assert await talk.hear() == (0,)
+
+
+def test_the_last_end_is_told_at_once() -> None:
+    async def scene() -> None:
+        talk = Talk()
+        await _told_one(talk)
+        talk.more_to_come = False
+        talk.end(1)
+        assert await talk.hear() == (1,)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_an_end_that_waits_is_told_when_no_more_are_to_come() -> None:
+    """As when the result was there already: the job ends before its submission is known to be over."""
+
+    async def scene() -> None:
+        talk = Talk()
+        await _told_one(talk)
+        talk.end(1)
+        answer = asyncio.ensure_future(talk.hear())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not answer.done()
+        talk.feed.all_ended()
+        assert await answer == (1,)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_ends_that_come_while_others_are_to_come_are_told_together() -> None:
+    async def scene() -> None:
+        talk = Talk()
+        await _told_one(talk)
+        talk.feed.all_ended()  # of what was before
+        answer = asyncio.ensure_future(talk.hear())
+        for job in (1, 2, 3):
+            talk.end(job)
+            await asyncio.sleep(0)
+        assert not answer.done()
+        talk.feed.all_ended()
+        assert await answer == (1, 2, 3)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))

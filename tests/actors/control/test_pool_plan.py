@@ -1,0 +1,133 @@
+"""What a pool will be, from its configuration and the GPUs there are."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from modelpool.actors.control.pool_plan import SIMULATED_WORKERS, plan_pool
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.devices.capabilities import cuda_capabilities
+from modelpool.pool.devices.detection import capabilities_here, detect
+from modelpool.pool.devices.kind_names import DeviceKind
+from modelpool.pool.devices.kinds import open_device
+from modelpool.pool.devices.memory_limits import HostMemory
+from modelpool.pool.devices.nvml import NvmlReading
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.diagnosis import Wanted, diagnose
+from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, only
+
+SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models"
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "gpus", "kind", "count", "gpus_each"),
+    [
+        ("auto", "all", 0, "sim", SIMULATED_WORKERS, 0),
+        ("auto", "all", 4, "auto", 4, 1),
+        ("auto", 3, 8, "auto", 3, 1),
+        ("auto", 3, 0, "sim", 3, 0),
+        ("sim", "all", 4, "sim", SIMULATED_WORKERS, 0),
+        ("sim", 5, 4, "sim", 5, 0),
+        ("cpu", 1, 4, "cpu", 1, 0),
+        ("rocm", "all", 2, "rocm", 2, 1),
+        ("xpu", 1, 2, "xpu", 1, 1),
+        ("mps", "all", 0, "mps", 1, 0),
+        ("npu", 1, 0, "npu", 1, 0),
+    ],
+)
+def test_device_and_workers_follow_from_wishes_and_gpus(device, workers, gpus, kind, count, gpus_each) -> None:
+    config = PoolConfig().override(device=device, workers=workers, vram="1GiB", threads=3)
+    plan = plan_pool(config, gpus, can_grow=False)
+    assert plan.worker_ids == tuple(f"gpu-{i}" for i in range(count))
+    assert plan.gpus_per_worker == gpus_each
+    assert plan.budget_bytes == 1 << 30
+    assert plan.open_engine.args == (kind, 1 << 30, 3)
+    assert plan.open_catalog.args[2] == kind
+
+
+@pytest.mark.parametrize(
+    ("device", "policy", "gpus", "kind", "chosen"),
+    [
+        ("auto", "auto", 1, "auto", None),
+        ("auto", "low", 1, "auto", VramPolicy.LOW),
+        ("auto", "disabled", 1, "cpu", VramPolicy.DISABLED),
+        ("cuda", "disabled", 0, "cpu", VramPolicy.DISABLED),
+        ("mps", "auto", 0, "mps", None),
+        ("sim", "high", 0, "sim", VramPolicy.HIGH),
+        ("cpu", "auto", 0, "cpu", None),
+    ],
+)
+def test_the_policy_is_what_was_asked_for_or_left_to_the_worker(device, policy, gpus, kind, chosen) -> None:
+    """Found in a review: kind and policy were decided here, by less than the worker sees, and the doctor said other."""
+    plan = plan_pool(PoolConfig().override(device=device, vram_policy=policy, reserve_vram="1GiB"), gpus, False)
+    assert plan.open_engine.args[0] == kind
+    assert plan.open_engine.keywords == {"vram_policy": chosen, "reserve_bytes": 1 << 30}
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_catalog_reads_pickles_where_the_configuration_allows_them(allowed, tmp_path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "old.ckpt")
+    config = PoolConfig().override(models=tmp_path, device="sim", allow_pickle=allowed)
+    models = plan_pool(config, 0, False).open_catalog().models()
+    assert ["a PyTorch pickle" in model.problem for model in models] == [not allowed]
+
+
+@pytest.mark.parametrize("seen", [DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU])
+def test_a_worker_takes_what_the_doctor_says(seen) -> None:
+    """Found in a review: on a machine with an Intel GPU alone, the doctor said sim and the pool cuda."""
+    find = only(**{seen.value: UsualModule(Properties("a card", 16 * GIB), count=1)})
+    plan = plan_pool(PoolConfig(), 1, False)
+    doctor = diagnose(detect(NvmlReading(), find, HostMemory(GIB, GIB)), Wanted())
+    assert [d.device.kind for d in doctor.devices if d.is_used] == [seen]
+    assert open_device(plan.open_engine.args[0], 0, None, find).kind is seen
+    assert capabilities_here(plan.open_catalog.args[2], NvmlReading(), find).kind is seen
+
+
+def test_sizes_are_reckoned_for_the_weakest_card_that_is_here(monkeypatch) -> None:
+    """Found in a review: every card was taken for one of the Ampere generation, whatever it was."""
+    turing = cuda_capabilities("Tesla T4", (7, 5), 16 * GIB)
+    monkeypatch.setattr("modelpool.pool.devices.detection.capabilities_here", {"auto": turing}.__getitem__)
+    config = PoolConfig().override(models=SHAPES)
+    found = plan_pool(config, 1, False).open_catalog()
+    expected = Catalog((SHAPES,), (), turing)
+    assumed = Catalog((SHAPES,), (), "cuda")
+    model = found.find_model("shapes")
+    assert found.components(model) == expected.components(model) != assumed.components(model)
+
+
+def test_on_a_machine_without_a_card_the_catalog_opens() -> None:
+    catalog = plan_pool(PoolConfig().override(models=SHAPES, device="cuda"), 1, False).open_catalog()
+    assert catalog.components(catalog.find_model("shapes"))
+
+
+def test_one_worker_where_workers_cannot_be_kept_apart() -> None:
+    with pytest.raises(
+        UnusableField, match="workers: found 2, expected 1: Ray cannot give each worker its own Ascend NPU"
+    ):
+        plan_pool(PoolConfig().override(device="npu", workers=2), 0, can_grow=True)
+
+
+def test_more_workers_than_gpus_only_where_more_may_come() -> None:
+    config = PoolConfig().override(device="cuda", workers=3)
+    with pytest.raises(UnusableField, match="workers: found 3, expected at most 2"):
+        plan_pool(config, 2, can_grow=False)
+    assert len(plan_pool(config, 2, can_grow=True).worker_ids) == 3
+
+
+@pytest.mark.parametrize("can_grow", [True, False])
+def test_no_gpu_is_told_as_what_is_wrong_with_the_device(can_grow) -> None:
+    with pytest.raises(UnusableField, match="device: found 'cuda', expected sim or cpu"):
+        plan_pool(PoolConfig().override(device="cuda"), 0, can_grow)
+
+
+def test_a_plan_travels() -> None:
+    plan = plan_pool(PoolConfig(), 0, can_grow=False)
+    again = pickle.loads(pickle.dumps(plan))
+    assert again.worker_ids == plan.worker_ids
+    assert again.open_engine.args == plan.open_engine.args

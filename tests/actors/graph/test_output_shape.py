@@ -1,0 +1,109 @@
+"""How large and how long: an order's own numbers, or the model's; others are refused with numbers that would do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelpool.actors.graph.output_shape import Duration, duration_of, format_of, size_of
+from modelpool.actors.request.video_output_fields import FORMATS
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, FilmFacts, SamplingFacts, SoundFacts
+
+SOUND = SamplingFacts(sound=SoundFacts(47.5, 44100, 1024))
+
+
+def film(multiple: int = 4) -> SamplingFacts:
+    return SamplingFacts(side_multiple=16, film=FilmFacts(1 + 20 * multiple, multiple, 16.0))
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an order says."""
+
+    width: int | None = None
+    height: int | None = None
+    scale: float = 1.0
+    frames: int | None = None
+    frame_rate: float | None = None
+    seconds: float | None = None
+
+
+def test_what_is_left_out_is_the_models_own() -> None:
+    assert duration_of(Order(), "m", film()) == Duration(81, 16.0)
+    assert duration_of(Order(), "m", SOUND) == Duration(seconds=47.5)
+    assert duration_of(Order(), "m", PLAIN_SAMPLING) == Duration()
+    assert size_of(Order(height=64), "m", film(), (832, 480)) == (832, 64)
+    assert size_of(Order(), "m", SOUND, (0, 0)) == (0, 0)
+    assert [format_of(None, "m", facts) for facts in (PLAIN_SAMPLING, film(), SOUND)] == ["png", "mp4", "wav"]
+
+
+def test_what_is_said_counts() -> None:
+    assert duration_of(Order(frames=5, frame_rate=24.0), "m", film()) == Duration(5, 24.0)
+    assert duration_of(Order(seconds=2.5), "m", SOUND) == Duration(seconds=2.5)
+    assert format_of("gif", "m", film()) == "gif"
+
+
+@given(st.integers(1, 300), st.sampled_from([1, 4, 6, 8]))
+def test_frames_fit_or_the_complaint_names_the_next_that_do(frames: int, multiple: int) -> None:
+    facts = film(multiple)
+    if (frames - 1) % multiple == 0:
+        assert duration_of(Order(frames=frames), "m", facts).frames == frames
+        return
+    with pytest.raises(UserError, match=r"^frames: found") as told:
+        duration_of(Order(frames=frames), "m", facts)
+    named = re.search(r"\((\d+) or (\d+)\)$", str(told.value))
+    assert named is not None
+    fewer, more = int(named[1]), int(named[2])
+    assert fewer < frames < more == fewer + multiple
+    for fitting in (fewer, more):
+        assert duration_of(Order(frames=fitting), "m", facts).frames == fitting
+
+
+@given(st.integers(1, 200).map(lambda cells: 8 * cells), st.sampled_from([16, 32, 64]))
+def test_sides_fit_or_the_complaint_names_those_that_do(side: int, step: int) -> None:
+    facts = SamplingFacts(side_multiple=step)
+    if side % step == 0:
+        assert size_of(Order(width=side), "m", facts, (64, 64)) == (side, 64)
+        return
+    with pytest.raises(UserError, match=r"^width: found") as told:
+        size_of(Order(width=side), "m", facts, (64, 64))
+    for fitting in re.search(r"\(([^()]*)\)$", str(told.value))[1].split(" or "):  # type: ignore[index]
+        assert size_of(Order(width=int(fitting)), "m", facts, (64, 64)) == (int(fitting), 64)
+
+
+@pytest.mark.parametrize(
+    ("order", "facts", "message"),
+    [
+        (Order(frames=5), PLAIN_SAMPLING, "frames: found 5, expected none: model 'm' makes pictures, and no films"),
+        (Order(frame_rate=5.0), SOUND, "frame_rate: found 5.0, expected none: model 'm' makes sounds, and no films"),
+        (Order(seconds=5.0), film(), "seconds: found 5.0, expected none: model 'm' makes films, and no sound"),
+        (Order(seconds=48.0), SOUND, "seconds: found 48.0, expected up to the 47.5 that model 'm' makes"),
+    ],
+)
+def test_what_a_model_does_not_make_is_refused(order: Order, facts: SamplingFacts, message: str) -> None:
+    with pytest.raises(UserError) as told:
+        duration_of(order, "m", facts)
+    assert str(told.value) == message
+
+
+def test_sound_has_no_sides() -> None:
+    with pytest.raises(UserError, match=r"^height: found 64, expected none: model 'm' makes sound"):
+        size_of(Order(height=64), "m", SOUND, (0, 0))
+
+
+@pytest.mark.parametrize("facts", [PLAIN_SAMPLING, film(), SOUND])
+def test_every_format_is_of_one_kind(facts: SamplingFacts) -> None:
+    """What is made can be written as its own formats, and as no other."""
+    taken = []
+    for name in FORMATS:
+        try:
+            taken.append(format_of(name, "m", facts))
+        except UserError as refused:
+            assert str(refused).startswith(f"format: found {name!r}, expected {format_of(None, 'm', facts)}")  # noqa: PT017
+    assert taken == [name for name in FORMATS if name in taken]
+    assert taken in (["png"], ["mp4", "webm", "gif"], ["wav", "flac"])

@@ -1,0 +1,257 @@
+"""Pictures to work from: how many a model takes, in which sizes they are read and seen, and which tasks read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from modelpool.actors.graph.build_graph import CutJob, cut_request
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.outputs.png import recipe_from_json
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.assembly import Assembly
+from modelpool.pool.core.errors import UnusableField, UserError
+from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, MadeFor, SamplingFacts, Shown, TextSight
+from modelpool.pool.core.spec import ComponentSpec, JobId, Role
+from modelpool.pool.core.stage_params import EncodePictureWork, EncodeWork, Picture, SampleWork, SeePictureWork
+from modelpool.pool.models.vision.qwen import LEAST_PIXELS, MOST_PIXELS, STEP
+from tests.actors.fakes import MIB, FakeCatalog, component_key
+
+RANDOM = np.random.default_rng(0)
+WIDE, HIGH = (RANDOM.integers(0, 256, (*sides, 3), np.uint8) for sides in ((40, 80), (90, 30)))
+EDITING = replace(
+    PLAIN_SAMPLING, reads=frozenset({"reference"}), side_multiple=16, text_sight=TextSight.BY_NAME, model="qwen_image"
+)
+MADE = 1328
+
+
+class Sees(FakeCatalog):
+    """Models that are all sampled as `sampling` says, with a part that sees pictures."""
+
+    def __init__(self, sampling: SamplingFacts) -> None:
+        self._sampling = sampling
+
+    def made_for(self, model: Any) -> MadeFor:
+        return MadeFor(MADE, MADE, self._sampling)
+
+    def components(self, model: Any) -> dict[Role, ComponentSpec]:
+        key, role = component_key(model, Role.VISION_ENCODER), Role.VISION_ENCODER
+        return {**super().components(model), role: ComponentSpec(key, role, MIB, MIB)}
+
+
+def cut(sampling: SamplingFacts = EDITING, **fields: Any) -> tuple[Recipe, CutJob, Mapping[Any, Any]]:
+    request = GenerateRequest(**{"model": "shapes", "prompt": "p", "seed": 1, **fields})
+    sent, brought = GivenPictures(lambda result: result).bring(request)
+    return *cut_request(sent, JobId("job"), Sees(sampling)), brought
+
+
+def works(job: CutJob, kind: type) -> list[Any]:
+    return [job.works[task.task_id] for task in job.job.tasks if isinstance(job.works[task.task_id], kind)]
+
+
+def test_a_picture_is_seen_by_the_text_encoder_in_the_size_in_which_it_is_read() -> None:
+    """Of a million pixels, whatever the model was made for; sizes left out follow it, and both texts see it."""
+    recipe, job, brought = cut(reference=WIDE)
+    (sample,), (read,), (seen,) = works(job, SampleWork), works(job, EncodePictureWork), works(job, SeePictureWork)
+    assert (sample.width, sample.height) == (1456, 720)  # in steps of 16
+    assert (read.width, read.height) == (seen.width, seen.height) == sample.reference == (1440, 736)  # of 32
+    texts = works(job, EncodeWork)
+    assert [(text.seen, text.numbered) for text in texts] == [(((1440, 736),), False)] * 2
+    for task in job.job.tasks:
+        needs = [type(brought[need]) if need in brought else type(job.works[need]) for need in task.needs]
+        match job.works[task.task_id]:
+            case EncodeWork():
+                assert needs == [SeePictureWork]
+            case SeePictureWork() | EncodePictureWork():
+                assert needs == [Picture]
+            case SampleWork():
+                assert needs == [EncodeWork, EncodeWork, EncodePictureWork]
+    assert recipe.pictures is not None
+    assert (recipe.pictures.reference_as, recipe.pictures.more_references) == ("whole", ())
+
+
+def test_several_are_numbered_and_smaller_for_the_text_encoder() -> None:
+    recipe, job, _ = cut(reference=[WIDE, HIGH], width=512, height=512)
+    (sample,) = works(job, SampleWork)
+    assert (sample.reference, sample.more_references) == ((736, 352), ((288, 896),))
+    assert [(one.width, one.height) for one in works(job, EncodePictureWork)] == [(736, 352), (288, 896)]
+    seen = ((544, 256), (224, 672))
+    assert tuple((one.width, one.height) for one in works(job, SeePictureWork)) == seen
+    assert {(text.seen, text.numbered) for text in works(job, EncodeWork)} == {(seen, True)}
+    assert recipe.pictures is not None
+    assert recipe.pictures.reference_as == "numbered"
+    assert len(recipe.pictures.more_references) == len(recipe.pictures.more_reference_files) == 1
+    assert recipe_from_json(recipe.as_json()) == recipe
+    other, _, _ = cut(reference=[HIGH, WIDE], width=512, height=512)
+    assert other.digest != recipe.digest
+
+
+@pytest.mark.parametrize(
+    ("model", "numbered"),
+    [
+        ("qwen_image_edit_fp8", False),
+        ("Qwen-Image-Edit-2509", True),
+        ("qwen_image_edit_2511_bf16", True),
+        ("qwen-image-edit-plus", True),
+        ("qwen-edit-2601", True),
+        ("Qwen-Image-Edit-2701-rapid_v2_1024", True),
+        ("QwenImageEdit2509", True),
+        ("qwenedit_1024_2511", True),
+        ("Qwen_Edit_Plus", True),
+        ("qwen-image-editplus", True),
+        ("edit_surplus", False),
+        ("made_2509", False),
+        ("edit_2508", False),
+        ("edit_2513", False),
+        ("credit-2512", False),
+        ("edited_2512", False),
+        ("my_edit_20250915", False),
+        ("edit_125091", False),
+        ("Qwen-Image-2512-editorial", False),
+    ],
+)
+def test_a_models_name_tells_how_it_was_trained_unless_somebody_says_it(
+    model: str, numbered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Sees.find_model
+    monkeypatch.setattr(Sees, "find_model", lambda self, name: plain(self, "shapes"))
+    for said, expected in ((None, numbered), ("whole", False), ("numbered", True)):
+        _, job, _ = cut(model=model, reference=WIDE, reference_as=said)
+        assert {text.numbered for text in works(job, EncodeWork)} == {expected}
+
+
+@pytest.mark.parametrize(
+    "said", [{"name": "qwen_image_edit_2509"}, {"assembly": "diffusion_model"}, {"assembly": "checkpoint"}]
+)
+def test_the_name_of_the_file_tells_it_whatever_the_model_is_called(
+    said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Sees.find_model
+    if "assembly" in said:
+        files = {str(said["assembly"]): "/models/Qwen-Image-Edit-2511.safetensors"}
+        said = {"assembly": Assembly("paint", **files)}
+    monkeypatch.setattr(Sees, "find_model", lambda self, name: replace(plain(self, name), **said))
+    _, job, _ = cut(reference=WIDE)
+    assert {text.numbered for text in works(job, EncodeWork)} == {True}
+
+
+@pytest.mark.parametrize("sight", [TextSight.WHOLE, TextSight.NUMBERED])
+def test_a_folder_tells_it_whatever_the_model_is_called(sight: TextSight, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But several pictures have numbers with any model."""
+    plain = Sees.find_model
+    monkeypatch.setattr(Sees, "find_model", lambda self, name: plain(self, "shapes"))
+    for model in ("Qwen-Image-Edit-2509", "Qwen-Image-Edit"):
+        for pictures, expected in ((WIDE, sight is TextSight.NUMBERED), ([WIDE, HIGH], True)):
+            _, job, _ = cut(replace(EDITING, text_sight=sight), model=model, reference=pictures)
+            assert {text.numbered for text in works(job, EncodeWork)} == {expected}
+
+
+@pytest.mark.parametrize("how", ["whole", "numbered"])
+@pytest.mark.parametrize("sides", [(2, 900), (900, 2), (10, 4000)])
+def test_a_picture_that_is_too_long_to_be_seen_is_refused_before_it_is_queued(sides: tuple[int, int], how: str) -> None:
+    """One that is so when it is seen: its sides are multiples there."""
+    message = rf"reference: found 'a picture of {sides[0]}x{sides[1]} pixels, seen in .*', expected one at most 200"
+    with pytest.raises(UnusableField, match=message):
+        cut(reference=np.zeros((sides[1], sides[0], 3), np.uint8), reference_as=how, width=1024, height=1024)
+
+
+@given(st.integers(1, 64), st.integers(1, 6400), st.sampled_from(["whole", "numbered"]))
+@settings(max_examples=40, deadline=None)
+def test_what_is_seen_is_what_the_encoder_takes(width: int, height: int, how: str) -> None:
+    """Whatever its proportions: it is refused here, or nowhere."""
+    picture = np.zeros((height, width, 3), np.uint8)
+    try:
+        _, job, _ = cut(reference=picture, reference_as=how, width=512, height=512)
+    except UnusableField:
+        assert height > 100 * width
+        return
+    (seen,) = works(job, SeePictureWork)
+    smart_resize(seen.height, seen.width, STEP, LEAST_PIXELS, MOST_PIXELS)
+
+
+def test_an_editing_model_that_begins_with_a_picture_alone_says_what_it_does_not_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its name; nothing is told of others, nor where there is a reference."""
+    plain = Sees.find_model
+    monkeypatch.setattr(Sees, "find_model", lambda self, name: plain(self, "shapes"))
+    for model, fields, expected in (
+        ("qwen-image-edit-2509", {"image": WIDE}, 1),
+        ("QwenImageEditRapid", {"image": WIDE}, 1),
+        ("qwen-image", {"image": WIDE}, 0),
+        ("credit", {"image": WIDE}, 0),
+        ("qwen-image-edit", {"image": WIDE, "reference": HIGH}, 0),
+        ("qwen-image-edit", {}, 0),
+    ):
+        recipe, job, _ = cut(model=model, **fields)
+        assert len(recipe.warnings) == len(job.warnings) == expected
+        assert all("is given as reference" in warning for warning in job.warnings)
+    other, _, _ = cut(replace(EDITING, model="flux_dev", text_sight=None), model="flux-edit", image=WIDE)
+    assert not other.warnings
+
+
+def test_a_prompt_of_one_picture_shares_what_was_seen_with_another() -> None:
+    found = [cut(reference=WIDE, prompt=prompt)[1] for prompt in ("p", "q")]
+    seen = [
+        {task.task_id for task in job.job.tasks if isinstance(job.works[task.task_id], SeePictureWork)} for job in found
+    ]
+    assert seen[0] == seen[1]
+    texts = [
+        {task.task_id for task in job.job.tasks if isinstance(job.works[task.task_id], EncodeWork)} for job in found
+    ]
+    assert len(texts[0] & texts[1]) == 1  # the negative one
+    plain = {task.task_id for task in cut()[1].job.tasks}
+    assert not plain & texts[0]
+
+
+def test_flux_2_takes_several_that_nobody_else_sees() -> None:
+    _, job, _ = cut(
+        replace(EDITING, text_sight=None, model="flux2_klein"), reference=[WIDE, HIGH], width=512, height=512
+    )
+    (sample,) = works(job, SampleWork)
+    assert (sample.reference, sample.more_references) == ((720, 368), ((288, 880),))
+    assert not works(job, SeePictureWork)
+    assert {text.seen for text in works(job, EncodeWork)} == {()}
+
+
+REFERRING = replace(EDITING, text_sight=None, model="flux_dev")
+REFUSED = {
+    "a model that takes one": (REFERRING, {"reference": [WIDE, HIGH]}, "reference: found '2 pictures', expected one"),
+    "a model that sees none": (REFERRING, {"reference": WIDE, "reference_as": "whole"}, "reference_as: found 'whole'"),
+    "how without what": (EDITING, {"reference_as": "whole"}, "expected nothing without a reference"),
+    "two as one": (EDITING, {"reference": [WIDE, HIGH], "reference_as": "whole"}, "numbered for several pictures"),
+    "one twice": (EDITING, {"reference": [WIDE, WIDE]}, "found 'one picture twice', expected different ones"),
+    "a blind encoder": (
+        replace(EDITING, reads=frozenset(), text_sight=None), {"reference": WIDE},
+        "a text encoder without the part that sees pictures",
+    ),
+    "another kind of part": (
+        replace(EDITING, reads=frozenset(), text_sight=None, unseeing="found no x.weight"), {"reference": WIDE},
+        "is not that of Qwen 2.5 VL, which its edits need: found no x.weight",
+    ),
+    "a model that is shown its picture": (
+        replace(PLAIN_SAMPLING, shown=Shown.LATENT), {"reference": WIDE}, "works from: give it as image",
+    ),
+    "another model": (PLAIN_SAMPLING, {"reference": WIDE}, "is told of no picture to work from"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_model_cannot_be_told_is_refused(case: str) -> None:
+    sampling, fields, message = REFUSED[case]
+    with pytest.raises(UnusableField, match=message):
+        cut(sampling, **fields)
+
+
+@pytest.mark.parametrize("pictures", [[], [WIDE] * 5, [None, WIDE], "no/such/file.png"])
+def test_pictures_are_checked_where_they_come_in(pictures: Any) -> None:
+    with pytest.raises(UserError, match="reference"):
+        GenerateRequest(model="shapes", prompt="p", reference=pictures)

@@ -1,0 +1,109 @@
+"""Sound that is written and read back by another reader: every sample, the rate, the comment."""
+
+from __future__ import annotations
+
+import io
+import wave
+from pathlib import Path
+
+import av
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modelpool.actors.outputs.audio import SoundKind, as_16_bits, encode_sound, sound_kind, write_sound
+from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
+
+KINDS = pytest.mark.parametrize("kind", list(SoundKind), ids=lambda kind: kind.value)
+Samples = npt.NDArray[np.int16]
+
+
+def samples(channels: int = 2, length: int = 10_007) -> Samples:
+    """Noise, with the loudest and the quietest samples that there are."""
+    generator = np.random.default_rng(5)
+    noise = generator.integers(-32768, 32768, (channels, length)).astype(np.int16)
+    noise[:, 0], noise[:, -1] = -32768, 32767
+    return noise
+
+
+def read(content: bytes) -> tuple[Samples, int, dict[str, str]]:
+    """Channels and samples, the rate, and what is told beside."""
+    with av.open(io.BytesIO(content), "r") as container:
+        stream = container.streams.audio[0]
+        channels = stream.codec_context.layout.nb_channels
+        parts = []
+        for frame in container.decode(audio=0):
+            found = frame.to_ndarray()
+            parts.append(found if frame.format.is_planar else found.reshape(-1, channels).T)
+        return np.concatenate(parts, axis=1), stream.rate, dict(container.metadata)
+
+
+@KINDS
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize(("length", "rate"), [(1, 8000), (4096, 44100), (10_007, 48000)])
+def test_every_sample_is_kept(kind: SoundKind, channels: int, length: int, rate: int) -> None:
+    sound = samples(channels, length)
+    found, told, _ = read(encode_sound(sound, rate, kind))
+    assert found.dtype == np.int16
+    assert told == rate
+    assert np.array_equal(found, sound)
+
+
+def test_a_wav_is_what_python_reads() -> None:
+    sound = samples()
+    with wave.open(io.BytesIO(encode_sound(sound, 44100, SoundKind.WAV))) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (2, 2, 44100)
+        found = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2").reshape(-1, 2).T
+    assert np.array_equal(found, sound)
+
+
+@KINDS
+def test_a_comment_is_kept(kind: SoundKind) -> None:
+    _, _, told = read(encode_sound(samples(), 44100, kind, comment="a drum, loud"))
+    assert {key.lower(): value for key, value in told.items()}["comment"] == "a drum, loud"
+
+
+def test_flac_is_smaller_than_wav() -> None:
+    wave_CL = np.sin(np.arange(44100) / 20)[None] * 0.5
+    sound = as_16_bits(wave_CL)
+    assert len(encode_sound(sound, 44100, SoundKind.FLAC)) < 0.8 * len(encode_sound(sound, 44100, SoundKind.WAV))
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=50))
+def test_a_wave_becomes_its_nearest_samples(numbers: list[float]) -> None:
+    wave_CL = np.array([numbers])
+    found = as_16_bits(wave_CL)
+    assert found.dtype == np.int16
+    assert np.abs(found / 32767 - np.clip(wave_CL, -1, 1)).max() <= 0.5 / 32767 + 1e-12
+
+
+@KINDS
+def test_a_sound_is_written_whole_under_its_name(kind: SoundKind, tmp_path: Path) -> None:
+    path = tmp_path / f"sound{kind.value}"
+    path.write_bytes(b"what was there before")
+    assert write_sound(path, samples(), 44100) == path
+    assert np.array_equal(read(path.read_bytes())[0], samples())
+    assert [file.name for file in tmp_path.iterdir()] == [path.name], "nothing is left over"
+
+
+def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"unknown sound format '\.mp3'.*Known: \.flac, \.wav"):
+        write_sound(tmp_path / "sound.mp3", samples(), 44100)
+    with pytest.raises(UnknownName, match="unknown sound format"):
+        sound_kind("sound")
+    with pytest.raises(OutputFailed, match=r"missing/sound\.wav: cannot be written \(No such file or directory\)"):
+        write_sound(tmp_path / "missing" / "sound.wav", samples(), 44100)
+    with pytest.raises(UnusableField, match=r"samples: found 'float64 \(2, 3\)', expected int16 numbers"):
+        encode_sound(np.zeros((2, 3)), 44100)  # type: ignore[arg-type]
+    with pytest.raises(UnusableField, match="of one or two channels"):
+        encode_sound(np.zeros((3, 3), np.int16), 44100)
+    with pytest.raises(UnusableField, match="samples: found 0, expected at least one"):
+        encode_sound(np.zeros((1, 0), np.int16), 44100)
+    for rate in (0, -1, 10**9):
+        with pytest.raises(UnusableField, match="samples per second: found"):
+            encode_sound(samples(), rate)
+    with pytest.raises(UnusableField, match="samples: found 'numbers that are infinite or none'"):
+        as_16_bits(np.array([[0.0, np.nan]]))

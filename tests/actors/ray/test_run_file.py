@@ -1,0 +1,104 @@
+"""The file that says which pool runs: read while its process lives, and ignored after that."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
+from modelpool.actors.ray.state_folder import state_folder
+
+
+@pytest.fixture(autouse=True)
+def own_state_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def pool_of(process: psutil.Process, name: str = "modelpool") -> RunningPool:
+    return RunningPool(name, "modelpool", "127.0.0.1:1", process.pid, process.create_time(), "a log")
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives until its standard input ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_what_was_written_is_read_by_name_and_as_the_latest(other) -> None:
+    assert running_pool() is None
+    mine = pool_of(psutil.Process(), "mine")
+    write_run_file(mine)
+    theirs = pool_of(psutil.Process(other.pid), "theirs")
+    write_run_file(theirs)
+    assert running_pool("mine") == mine
+    assert running_pool("theirs") == theirs
+    assert running_pool() == theirs
+    assert running_pool("none") is None
+
+
+def test_a_pool_whose_process_is_gone_does_not_run(other) -> None:
+    pool = pool_of(psutil.Process(other.pid))
+    write_run_file(pool)
+    other.kill()
+    other.wait()
+    assert running_pool("modelpool") is None
+    assert running_pool() is None
+
+
+def test_a_dead_process_that_nobody_buried_does_not_run(other) -> None:
+    pool = pool_of(psutil.Process(other.pid))
+    other.kill()
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    assert process_of(pool) is None
+
+
+def test_another_process_with_the_same_number_is_not_the_pool() -> None:
+    pool = replace(pool_of(psutil.Process()), started_at=psutil.Process().create_time() - 100)
+    write_run_file(pool)
+    assert running_pool() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "modelpool"}', '{"colour": 3}'])
+def test_a_file_that_is_not_ours_is_no_pool(text) -> None:
+    (state_folder() / "modelpool.pool.json").write_text(text)
+    assert running_pool("modelpool") is None
+    assert running_pool() is None
+
+
+def test_removing_leaves_the_file_of_a_successor(other) -> None:
+    mine, successor = pool_of(psutil.Process()), pool_of(psutil.Process(other.pid))
+    write_run_file(mine)
+    write_run_file(successor)
+    remove_run_file(mine)
+    assert running_pool() == successor
+    remove_run_file(successor)
+    remove_run_file(successor)
+    assert running_pool() is None
+
+
+def test_writing_leaves_no_draft(other) -> None:
+    write_run_file(pool_of(psutil.Process()))
+    assert [path.name for path in state_folder().iterdir()] == ["modelpool.pool.json"]
+
+
+def test_the_state_folder_is_the_users_alone(tmp_path) -> None:
+    folder = state_folder()
+    assert folder == tmp_path / "modelpool"
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_runtime_folder_the_home_is_used(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nowhere" / "file"))
+    (tmp_path / "nowhere").write_text("in the way")
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    assert state_folder() == tmp_path / "me" / ".local" / "state" / "modelpool"

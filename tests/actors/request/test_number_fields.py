@@ -1,0 +1,48 @@
+"""Numbers of requests, as people and programs write them."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modelpool.actors.request.number_fields import checked_cfg, checked_steps, finite_number, whole_number
+from modelpool.pool.core.errors import UnusableField
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        (1, 1.0), (1.5, 1.5), (" 1.5 ", 1.5), ("1e2", 100.0), (Fraction(1, 2), 0.5), (np.float32(0.5), 0.5),
+        (True, None), (None, None), ("", None), ("x", None), ("nan", None), (math.inf, None), (10**400, None),
+        ([1], None),
+    ],
+)  # fmt: skip
+def test_what_is_a_finite_number(value: Any, meant: float | None) -> None:
+    assert finite_number(value) == meant
+
+
+@pytest.mark.parametrize("value", [3, 3.0, "3", " +3 "])
+def test_what_is_a_whole_number(value: Any) -> None:
+    found = whole_number("steps", value, "one")
+    assert (found, type(found)) == (3, int)
+
+
+@pytest.mark.parametrize("value", [True, None, 3.5, "3.0", "x", "\u0663", math.nan, math.inf, "1" * 31])
+def test_what_is_none_is_told_by_the_field(value: Any) -> None:
+    with pytest.raises(UnusableField, match=r"seed: found .*, expected a small one"):
+        whole_number("seed", value, "a small one")
+
+
+def test_steps_and_cfg_are_told_by_the_field_and_with_their_ends() -> None:
+    assert (checked_steps("steps", 1), checked_steps("steps", "999")) == (1, 999)
+    assert (checked_cfg("cfg", 1), checked_cfg("cfg", "100")) == (1.0, 100.0)
+    for steps in (0, 1000, None):
+        with pytest.raises(UnusableField, match=f"hires.steps: found {steps}, expected a whole number from 1 to 999"):
+            checked_steps("hires.steps", steps)
+    for cfg in (0.99, 100.5, None):
+        with pytest.raises(UnusableField, match=f"decoder.cfg: found {cfg}, expected a number from 1 "):
+            checked_cfg("decoder.cfg", cfg)

@@ -1,0 +1,78 @@
+"""What a driver may ask for: short forms are understood, everything else is refused with the field's name."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelpool.actors.request.requests import GenerateRequest, LoraChoice, resolve_sampling
+from modelpool.pool.core.errors import UnknownName, UnusableField, UserError
+
+
+@pytest.mark.parametrize(
+    ("given_as", "name", "strength"),
+    [
+        ("light", "light", 1.0),
+        ("light:0.8", "light", 0.8),
+        (("light", 0.8), "light", 0.8),
+        (["light", -1], "light", -1.0),
+        ({"name": "light", "strength": 2}, "light", 2.0),
+        ("a:b:0.5", "a:b", 0.5),
+    ],
+)
+def test_loras_have_short_forms(given_as, name, strength) -> None:
+    (lora,) = GenerateRequest(model="m", prompt="p", loras=[given_as]).loras
+    assert (lora.name, lora.strength) == (name, strength)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"width": 65}, UnusableField, r"width: found 65, expected a multiple of 8"),
+        ({"height": 0}, UnusableField, r"height: found 0"),
+        ({"steps": -3}, UnusableField, r"steps: found -3, expected a whole number from 1"),
+        ({"steps": 1000}, UnusableField, r"steps: found 1000"),
+        ({"cfg": 0.5}, UnusableField, r"cfg: found 0.5"),
+        ({"cfg": float("nan")}, UnusableField, r"cfg"),
+        ({"seed": -1}, UnusableField, r"seed: found -1"),
+        ({"sampler": "eulr"}, UnknownName, r"unknown sampler 'eulr'; did you mean 'euler'"),
+        ({"schedule": "karas"}, UnknownName, r"unknown schedule 'karas'; did you mean 'karras'"),
+        ({"promt": "x"}, UnknownName, r"'promt'; did you mean 'prompt'"),
+        ({"loras": ["light:x"]}, UserError, r"strength"),
+        ({"model": ""}, UserError, r"model"),
+    ],
+)
+def test_what_is_wrong_is_named(fields, error, message) -> None:
+    with pytest.raises(error, match=message):
+        GenerateRequest(**{"model": "m", "prompt": "p", **fields})
+
+
+def test_a_field_that_must_be_there_is_named() -> None:
+    with pytest.raises(UnusableField, match=r"prompt: found 'nothing'"):
+        GenerateRequest(model="m")
+
+
+@given(
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    loras=st.lists(st.builds(LoraChoice, name=st.text(min_size=1), strength=st.floats(-4, 4)), max_size=3),
+    prompt=st.text(),
+)
+def test_requests_travel_unchanged(seed, loras, prompt) -> None:
+    request = GenerateRequest(model="m", prompt=prompt, seed=seed, loras=loras)
+    assert pickle.loads(pickle.dumps(request)) == request
+
+
+@pytest.mark.parametrize(
+    ("sampler", "schedule", "resolved"),
+    [
+        ("euler", None, ("euler", "normal")),
+        ("DPM++ 2M", None, ("dpmpp_2m", "karras")),
+        ("dpmpp 2m karras", "SGM Uniform", ("dpmpp_2m", "sgm_uniform")),
+        ("Euler a", "Karras", ("euler_ancestral", "karras")),
+    ],
+)
+def test_a_schedule_that_is_given_wins(sampler, schedule, resolved) -> None:
+    assert resolve_sampling(sampler, schedule) == resolved

@@ -1,0 +1,333 @@
+"""Several tasks in one run.
+
+Proves, as a pure decision: whatever fails and however little memory there is, each member has the outcome that it has
+alone, in a bounded number of runs; shares of a cost add up to it. And on the shapes model and a simulated device, in
+float32: a picture of a batch is the picture made alone, but for last bits, with every sampler; order and company change
+nothing; who stops or cannot be done takes nobody along; a batch that finds too little memory becomes smaller ones; as
+many times the figure of one task as there are tasks is never too little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.errors import CorruptFile
+from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING
+from modelpool.pool.core.spec import ComponentKey, ComponentUse, Role, RunCost, Rung, Stage, TaskId, TaskSpec
+from modelpool.pool.core.stage_params import (
+    DecodeWork,
+    Encoded,
+    EncodeWork,
+    Latent,
+    Member,
+    ModelRef,
+    Outcome,
+    Picture,
+    Result,
+    RunHooks,
+    SampleWork,
+    Stopped,
+    Work,
+    stage_of,
+    task_id,
+    together_key,
+)
+from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.engine.batching import joint_task, run_together, shares
+from modelpool.pool.engine.engine import Engine
+from modelpool.pool.estimates.stage_peak_bytes import stage_call
+from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
+from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.sampling.samplers import FUNCTIONS
+from modelpool.pool.tracing.activation_bytes import peak_bytes
+from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine
+
+SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models"
+SIDE, STEPS = 64, 6
+TEXTS = ("a red circle", "two (blue:1.3) squares and a green triangle", "a cyan star", "a yellow ring " * 30)
+ROLES = {Stage.ENCODE: Role.TEXT_ENCODER, Stage.SAMPLE: Role.DIFFUSION_MODEL, Stage.DECODE: Role.VAE}
+#: last bits, as a part of the largest number of a result: matrix products add up in another order at other batch sizes.
+#: UniPC extrapolates from three guesses, which enlarges what they differ by
+NEAR, NEAR_UNI_PC = 1e-5, 5e-5
+
+# ---- the decision --------------------------------------------------------------------------------------------------
+
+FILE = ModelRef("m", "m.safetensors", "00")
+USE = ComponentUse(ComponentKey("m/vae"), 1)
+
+
+def asking(number: int, side: int = 8, asks: Callable[[], bool] = lambda: False) -> Member:
+    work = DecodeWork(FILE, side, side)
+    result = Latent(np.full((4, 1, 1), number, np.float32))
+    task = TaskSpec(TaskId(str(number)), Stage.DECODE, (USE,), 10, 1.0)
+    return Member(task, work, (result,), RunHooks(lambda done, steps: None, asks))
+
+
+class Machine:
+    """Runs members where `poison` is not among them and at most `room` are; counts its runs."""
+
+    def __init__(self, poison: frozenset[int] = frozenset(), room: int = 1 << 30) -> None:
+        self.poison, self.room = poison, room
+        self.runs: list[list[int]] = []
+
+    def __call__(self, members: Sequence[Member]) -> tuple[list[Result], RunCost]:
+        numbers = [int(member.task.task_id) for member in members]
+        self.runs.append(numbers)
+        if len(members) > self.room:
+            raise RanOutOfMemory("too many")
+        if self.poison & set(numbers):
+            raise CorruptFile("poison")
+        return [Latent(np.full((1, 1, 1), n, np.float32)) for n in numbers], RunCost(run_seconds=float(len(members)))
+
+
+def named(outcomes: Sequence[Outcome]) -> list[object]:
+    return [type(o) if isinstance(o, Exception) else int(o[0].samples_CHW.item()) for o in outcomes]  # type: ignore[union-attr]
+
+
+@given(st.integers(1, 9), st.frozensets(st.integers(0, 8)), st.integers(1, 9), st.frozensets(st.integers(0, 8)))
+def test_each_has_the_outcome_that_it_has_alone(
+    count: int, poison: frozenset[int], room: int, stopped: frozenset[int]
+) -> None:
+    machine = Machine(poison, room)
+    members = [asking(n, side=8 + 8 * (n % 2), asks=lambda n=n: n in stopped) for n in range(count)]  # type: ignore[misc]
+    alone = [Stopped if n in stopped else CorruptFile if n in poison else n for n in range(count)]
+    assert named(run_together(members, machine)) == alone
+    assert len(machine.runs) <= 3 * count
+    ran = [n for run in machine.runs for n in run]
+    assert not stopped & set(ran)
+    assert all(len({n % 2 for n in run}) == 1 for run in machine.runs), "of two sizes"
+
+
+def test_too_little_memory_halves_and_says_so() -> None:
+    machine = Machine(room=2)
+    outcomes = run_together([asking(n) for n in range(5)], machine)
+    assert machine.runs == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2], [3, 4]]
+    costs = [outcome[1] for outcome in outcomes if isinstance(outcome, tuple)]
+    assert [cost.batched for cost in costs] == [2, 2, 1, 2, 2]
+    assert [cost.rungs for cost in costs] == [(Rung.DIVIDE,) * 2] * 3 + [(Rung.DIVIDE,)] * 2
+
+
+def test_what_fails_by_itself_takes_nobody_along() -> None:
+    machine = Machine(poison=frozenset({1}))
+    assert named(run_together([asking(n) for n in range(4)], machine)) == [0, CorruptFile, 2, 3]
+    assert machine.runs == [[0, 1, 2, 3], [0], [1], [2], [3]]
+
+
+@given(st.integers(1, 12), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 100))
+def test_shares_add_up(count: int, uploaded: int, switches: int, seconds: int) -> None:
+    cost = RunCost(seconds, 2 * seconds, uploaded, uploaded // 2, 77, patch_switches=switches, storage_bytes=uploaded)
+    parts = shares(cost, count)
+    for name in ("uploaded_bytes", "streamed_bytes", "patch_switches", "storage_bytes"):
+        assert sum(getattr(part, name) for part in parts) == getattr(cost, name)
+    assert math.isclose(sum(p.run_seconds for p in parts), cost.run_seconds)
+    assert {(p.batched, p.peak_bytes) for p in parts} == {(count, 77)}
+
+
+# ---- on a device ---------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """The shapes model on an engine, one task at a time or several."""
+
+    def __init__(self, engine: Engine, catalog: Catalog) -> None:
+        self.engine, self.catalog = engine, catalog
+        self.model = catalog.find_model("shapes")
+
+    def member(self, work: Work, *inputs: Result, hooks: RunHooks = QUIET) -> Member:
+        stage = stage_of(work)
+        use = self.catalog.use(self.model, ROLES[stage], (), work.steps if isinstance(work, SampleWork) else 1)
+        tokens = [len(i.context_LD) for i in inputs if isinstance(i, Encoded)]
+        whole, *divided = self.catalog.ways(self.model, work, tokens)
+        task = TaskSpec(task_id(work, ()), stage, (use,), whole.activation_bytes, 0.1, divisions=tuple(divided))
+        return Member(task, work, inputs, hooks)
+
+    def alone(self, member: Member) -> Result:
+        return self.engine.run(member.task, member.work, member.inputs, member.hooks)[0]
+
+    def encodes(self, texts: Sequence[str] = TEXTS) -> list[Member]:
+        return [self.member(EncodeWork(self.model, (), text)) for text in texts]
+
+    def samples(self, count: int = 4, sampler: str = "euler_ancestral") -> list[Member]:
+        """Of pictures with seeds and prompts of their own and equally long texts."""
+        prompt, negative = [self.alone(member) for member in self.encodes(("a cyan star", ""))]
+        assert isinstance(prompt, Encoded)
+        texts = [Encoded(prompt.context_LD * (1 + place / 8)) for place in range(count)]
+        works = [
+            SampleWork(self.model, (), SIDE, SIDE, STEPS, 4.0, sampler, "normal", seed) for seed in range(7, 7 + count)
+        ]
+        return [self.member(work, text, negative) for work, text in zip(works, texts, strict=True)]
+
+    def decodes(self, count: int = 4) -> list[Member]:
+        random = np.random.default_rng(1)
+        latents = [Latent(random.normal(size=(4, SIDE // 8, SIDE // 8)).astype(np.float32)) for _ in range(count)]
+        return [self.member(DecodeWork(self.model, SIDE, SIDE), latent) for latent in latents]
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return Catalog([SHAPES], [], "sim")
+
+
+@pytest.fixture
+def bench(catalog: Catalog) -> Iterator[Bench]:
+    engine = open_engine("sim", PLENTY_BYTES)
+    yield Bench(engine, catalog)
+    engine.close()
+    assert sim.memory_stats(0).used_bytes == 0
+
+
+def array(result: Result | Outcome) -> np.ndarray:
+    match result:
+        case (found, RunCost()):
+            return array(found)
+        case Encoded():
+            return result.context_LD
+        case Latent():
+            return result.samples_CHW
+        case Picture():
+            return result.pixels_HWC
+    raise AssertionError(f"no result: {result!r}")
+
+
+def assert_near(found: Sequence[Outcome], expected: Sequence[Result], near: float = NEAR) -> None:
+    """Pixels may be rounded to the next level where they were between two."""
+    for one, other in zip(found, expected, strict=True):
+        a, b = array(one).astype(np.float64), array(other).astype(np.float64)
+        most = 1.0 if array(other).dtype == np.uint8 else near * np.abs(b).max()
+        assert np.abs(a - b).max() <= most
+        assert array(other).dtype != np.uint8 or (a != b).mean() < 1e-3
+
+
+@pytest.mark.parametrize("sampler", sorted(FUNCTIONS))
+def test_pictures_of_a_run_are_those_made_alone(bench: Bench, sampler: str) -> None:
+    members = bench.samples(3, sampler)
+    outcomes = bench.engine.run_together(members)
+    near = NEAR_UNI_PC if sampler == "uni_pc" else NEAR
+    assert_near(outcomes, [bench.alone(member) for member in members], near)
+    assert {outcome[1].batched for outcome in outcomes if isinstance(outcome, tuple)} == {3}
+    different = [array(outcome) for outcome in outcomes]
+    assert not np.allclose(different[0], different[1], atol=0.1), "each has noise of its own"
+
+
+def test_texts_of_any_length_and_latents_of_a_run_are_those_made_alone(bench: Bench) -> None:
+    for members in (bench.encodes(), bench.decodes()):
+        assert_near(bench.engine.run_together(members), [bench.alone(member) for member in members])
+
+
+def test_neither_order_nor_company_changes_a_picture(bench: Bench) -> None:
+    """In runs of as many: bit for bit. Every member of a batch is computed like every other."""
+    members = bench.samples(4)
+    outcomes = bench.engine.run_together(members)
+    order = (2, 0, 3, 1)
+    mixed = bench.engine.run_together([members[place] for place in order])
+    others = [replace(m, work=replace(m.work, seed=90 + n)) for n, m in enumerate(members[1:])]  # type: ignore[type-var, call-arg]
+    beside = bench.engine.run_together([members[0], *others])
+    for place, outcome in zip(order, mixed, strict=True):
+        assert np.array_equal(array(outcome), array(outcomes[place]))
+    assert np.array_equal(array(beside[0]), array(outcomes[0]))
+
+
+def test_unlike_members_are_run_apart(bench: Bench) -> None:
+    members = bench.samples(3)
+    other = replace(members[1], work=replace(members[1].work, cfg=2.0))  # type: ignore[type-var, call-arg]
+    outcomes = bench.engine.run_together([members[0], other, members[2]])
+    assert [o[1].batched for o in outcomes if isinstance(o, tuple)] == [2, 1, 2]
+    assert np.array_equal(array(outcomes[1]), array(bench.alone(other)))
+
+
+def test_one_that_stops_leaves_the_others_and_all_end_the_run(bench: Bench) -> None:
+    members = bench.samples(3)
+    expected = [bench.alone(member) for member in members]
+    steps: list[int] = []
+    some = RunHooks(lambda done, of: steps.append(done), lambda: len(steps) >= 2)
+    asked = [replace(members[0], hooks=some), *members[1:]]
+    outcomes = bench.engine.run_together(asked)
+    assert steps == list(range(1, STEPS + 1)), "two want it"
+    assert_near(outcomes, expected)
+    steps.clear()
+    outcomes = bench.engine.run_together([replace(member, hooks=some) for member in members])
+    assert [type(outcome) for outcome in outcomes] == [Stopped] * 3
+    assert steps == [1] * 3
+
+
+def test_a_latent_that_is_not_finite_fails_alone(bench: Bench) -> None:
+    members = bench.samples(3)
+    prompt, negative = members[1].inputs
+    assert isinstance(prompt, Encoded)
+    broken = replace(members[1], inputs=(Encoded(prompt.context_LD * np.float32("nan")), negative))
+    outcomes = bench.engine.run_together([members[0], broken, members[2]])
+    assert isinstance(outcomes[1], CorruptFile)
+    for place in (0, 2):
+        assert np.array_equal(array(outcomes[place]), array(bench.alone(members[place])))
+
+
+@pytest.mark.parametrize("fits", [1, 2, 3])
+def test_a_budget_for_fewer_makes_smaller_runs(bench: Bench, catalog: Catalog, fits: int) -> None:
+    members = bench.decodes(4)
+    expected = [bench.alone(member) for member in members]
+    task = members[0].task
+    budget_bytes = needed_bytes(task.uses, fits * task.activation_bytes) + task.activation_bytes // 2
+    bench.engine.close()  # its weights would be there too
+    tight = Bench(open_engine("sim", budget_bytes), catalog)
+    outcomes = tight.engine.run_together(members)
+    tight.engine.close()
+    assert_near(outcomes, expected)
+    assert [o[1].batched for o in outcomes if isinstance(o, tuple)] == ([2] * 4 if fits > 1 else [1] * 4)
+    assert sim.memory_stats(0).peak_bytes <= budget_bytes
+    sim.configure(0, PLENTY_BYTES)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("stage", Stage)
+def test_as_many_times_the_figure_of_one_is_never_too_little(bench: Bench, stage: Stage, count: int) -> None:
+    """On a device that takes what torch allocates: at most that, and at least half of it."""
+    texts = [f"{word} (red:1.2) thing" for word in "abcdefgh"[:count]]
+    members = {
+        Stage.ENCODE: lambda: bench.encodes(texts),
+        Stage.SAMPLE: lambda: bench.samples(count, "uni_pc"),
+        Stage.DECODE: lambda: bench.decodes(count),
+    }[stage]()
+    outcomes = bench.engine.run_together(members)
+    (held_bytes,) = {outcome[1].working_bytes for outcome in outcomes if isinstance(outcome, tuple)}
+    planned_bytes = joint_task([member.task for member in members]).activation_bytes
+    assert planned_bytes == count * members[0].task.activation_bytes
+    assert planned_bytes / 2 <= held_bytes <= planned_bytes
+
+
+@pytest.mark.parametrize("side", [64, 96, 256])
+def test_dry_runs_say_the_same_at_other_sizes(catalog: Catalog, side: int) -> None:
+    opened = OpenModel(catalog.find_model("shapes"), "sim")
+    works: list[tuple[Role, Work]] = [
+        (Role.DIFFUSION_MODEL, SampleWork(opened.ref, (), side, side, 4, 4.0, "euler", "normal", 1)),
+        (Role.VAE, DecodeWork(opened.ref, side, side)),
+    ]
+    for role, work in works:
+        component = opened.component(role)
+        module, dtype, latent = component.built.module, component.form.compute_dtype, opened.checkpoint.latent
+        one, *more = [
+            peak_bytes(module, dtype, stage_call(work, dtype, latent, PLAIN_SAMPLING, 77, pictures))
+            for pictures in (1, 2, 4, 8)
+        ]
+        assert [found <= count * one for count, found in zip((2, 4, 8), more, strict=True)] == [True] * 3
+
+
+def test_what_a_run_reads_of_a_model_or_a_request_keeps_works_apart() -> None:
+    """Two models may have equal weights, and read texts, noise and latents otherwise; layers of CLIP may be skipped."""
+    one, other = ModelRef("a", "/a", "a" * 64), ModelRef("b", "/b", "b" * 64)
+    sample = SampleWork(one, (), SIDE, SIDE, STEPS, 1.0, "euler", "normal", 0)
+    for work in (EncodeWork(one, (), "a"), sample, DecodeWork(one, SIDE, SIDE)):
+        assert together_key(work) != together_key(replace(work, model=other))
+    text = EncodeWork(one, (), "a")
+    assert together_key(text) != together_key(replace(text, layers_skipped=1))
+    assert together_key(text) == together_key(replace(text, text="b"))
+    assert together_key(sample) == together_key(replace(sample, seed=7))

@@ -1,0 +1,75 @@
+"""What a checkpoint's component would run with on a device, and why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from modelpool.pool.core.spec import Role
+from modelpool.pool.devices.capabilities import DeviceCapabilities, cuda_capabilities, host_capabilities
+from modelpool.pool.devices.kinds import DeviceKind
+from modelpool.pool.engine.load_decisions import component_operations, linear_kernel_for
+from modelpool.pool.ops.classes import swap_to_casting
+from modelpool.pool.ops.context import compute
+from modelpool.pool.ops.layer_choice import OperationFlags
+from tests.pool.zoo import store_in
+
+GIB = 1 << 30
+CPU = host_capabilities(DeviceKind.CPU, GIB)
+ADA = cuda_capabilities("NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("role", "stored", "device", "said"),
+    [
+        (Role.DIFFUSION_MODEL, {"F16": 100}, CPU, "manual_cast in float32, because the weights rest in float16"),
+        (Role.DIFFUSION_MODEL, {"F32": 100}, CPU, "plain in float32, because the weights rest in float32"),
+        (Role.DIFFUSION_MODEL, {"F16": 100, "F32": 10, "I64": 999}, ADA, "plain in float16"),
+        (Role.VAE, {"F16": 100}, ADA, "manual_cast in bfloat16"),
+        (Role.TEXT_ENCODER, {"BF16": 100}, ADA, "manual_cast in float32"),
+        (Role.DIFFUSION_MODEL, {"F8_E4M3": 100, "F16": 1}, ADA, "fp8_matmul in float16"),
+        (Role.DIFFUSION_MODEL, {"nvfp4": 100, "BF16": 9}, ADA, "mixed_precision in bfloat16, because the file has"),
+        (Role.DIFFUSION_MODEL, {"int8_tensorwise": 100}, CPU, "CPU does not multiply it"),
+    ],
+)
+def test_decisions(role: Role, stored: dict[str, int], device: DeviceCapabilities, said: str) -> None:
+    flags = None if "because the weights" in said else OperationFlags(fp8_matmul=True)
+    assert said in str(component_operations(role, stored, device, flags))
+
+
+def test_a_decision_for_8_bit_products_is_carried_out() -> None:
+    """On a pretend card, by torch's own kernel on the CPU."""
+    decided = component_operations(Role.DIFFUSION_MODEL, {"F8_E4M3": 9}, ADA, OperationFlags(fp8_matmul=True))
+    kernel = linear_kernel_for(decided, ADA)
+    assert kernel is not None
+    layer = nn.Linear(32, 16).requires_grad_(False)
+    store_in(layer, torch.float8_e4m3fn)
+    plain, x = layer._parameters["weight"], torch.randn(3, 32)
+    swap_to_casting(layer)
+    with compute(torch.device("cpu"), torch.float32, linear=kernel):
+        quick = layer(x)
+    with compute(torch.device("cpu"), torch.float32):
+        exact = layer(x)
+    assert not torch.equal(quick, exact), "the input was not quantized"
+    torch.testing.assert_close(quick, exact, rtol=0.1, atol=0.3)
+    assert layer._parameters["weight"] is plain
+
+
+@pytest.mark.parametrize(
+    ("stored", "flags"),
+    [
+        ({"F16": 9}, None),
+        ({"F16": 9, "F32": 1}, OperationFlags(cublas_half=True)),
+        ({"nvfp4": 9}, OperationFlags(True)),
+    ],
+)
+def test_other_decisions_leave_torchs_arithmetic(stored: dict[str, int], flags: OperationFlags | None) -> None:
+    assert linear_kernel_for(component_operations(Role.DIFFUSION_MODEL, stored, ADA, flags), ADA) is None
+
+
+def test_formats_that_a_card_multiplies_get_their_kernel() -> None:
+    blackwell = cuda_capabilities("NVIDIA B200", (10, 0), 180 * GIB)
+    decided = component_operations(Role.DIFFUSION_MODEL, {"nvfp4": 9}, blackwell, OperationFlags(fp8_matmul=True))
+    assert decided.native == {"nvfp4"}
+    assert linear_kernel_for(decided, blackwell) is not None

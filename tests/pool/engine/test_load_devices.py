@@ -1,0 +1,81 @@
+"""Where components are loaded and compute, as policy, sizes and free memory say: a table of decisions."""
+
+from __future__ import annotations
+
+import pytest
+
+from modelpool.pool.devices.capabilities import DeviceCapabilities
+from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.engine.load_devices import (
+    Place,
+    diffusion_first_place,
+    diffusion_rest_place,
+    text_encoder_first_place,
+    text_encoder_place,
+    vae_place,
+)
+from tests.pool.golden_cards import CARDS, GIB, GOLDEN, card
+
+DEVICE, HOST = Place.DEVICE, Place.HOST
+#: policy -> text encoder on a fast device, VAE, idle diffusion model
+PLACES = {
+    VramPolicy.DISABLED: (HOST, HOST, HOST),
+    VramPolicy.NONE: (HOST, DEVICE, HOST),
+    VramPolicy.LOW: (HOST, DEVICE, HOST),
+    VramPolicy.NORMAL: (DEVICE, DEVICE, HOST),
+    VramPolicy.HIGH: (DEVICE, DEVICE, DEVICE),
+    VramPolicy.SHARED: (HOST, DEVICE, HOST),
+}
+
+
+@pytest.mark.parametrize("policy", VramPolicy)
+def test_places_by_policy(policy: VramPolicy) -> None:
+    choices = (text_encoder_place(policy, True), vae_place(policy), diffusion_rest_place(policy))
+    assert tuple(choice.value for choice in choices) == PLACES[policy]
+    assert all(choice.reason for choice in choices)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_texts_are_encoded_on_cards_that_the_golden_table_calls_fast(name: str) -> None:
+    found: DeviceCapabilities = card(name)
+    expected = DEVICE if GOLDEN["card_flags"][name]["fp16"] else HOST
+    assert text_encoder_place(VramPolicy.NORMAL, found.float16).value is expected
+
+
+@pytest.mark.parametrize(
+    ("computes", "size", "free_device", "free_host", "first"),
+    [
+        (HOST, 4 * GIB, 20 * GIB, 1 * GIB, HOST),
+        (DEVICE, 1 * GIB, 20 * GIB, 1 * GIB, HOST),
+        (DEVICE, 1 * GIB + 1, 20 * GIB, 1 * GIB, DEVICE),
+        (DEVICE, 10 * GIB, 12 * GIB, 20 * GIB, HOST),  # 12 is not more than 10 * 1.2
+        (DEVICE, 10 * GIB, 12 * GIB + 2, 20 * GIB, DEVICE),
+        (DEVICE, 5 * GIB, 12 * GIB, 24 * GIB, HOST),  # 12 is not more than half of 24
+        (DEVICE, 5 * GIB, 12 * GIB + 1, 24 * GIB, DEVICE),
+    ],
+)
+def test_where_a_text_encoder_is_loaded_first(
+    computes: Place, size: int, free_device: int, free_host: int, first: Place
+) -> None:
+    assert text_encoder_first_place(computes, size, free_device, free_host).value is first
+
+
+@pytest.mark.parametrize(
+    ("policy", "size", "free_device", "free_host", "first"),
+    [
+        (VramPolicy.HIGH, 9 * GIB, 1 * GIB, 64 * GIB, DEVICE),
+        (VramPolicy.SHARED, 9 * GIB, 1 * GIB, 64 * GIB, DEVICE),
+        (VramPolicy.NONE, 1 * GIB, 20 * GIB, 2 * GIB, HOST),
+        (VramPolicy.DISABLED, 1 * GIB, 20 * GIB, 2 * GIB, HOST),
+        (VramPolicy.NORMAL, 5 * GIB, 20 * GIB, 20 * GIB, HOST),
+        (VramPolicy.NORMAL, 5 * GIB, 20 * GIB, 19 * GIB, DEVICE),
+        (VramPolicy.LOW, 5 * GIB, 20 * GIB, 19 * GIB, DEVICE),
+        (VramPolicy.NORMAL, 20 * GIB, 20 * GIB, 19 * GIB, HOST),
+    ],
+)
+def test_where_a_diffusion_model_is_loaded_first(
+    policy: VramPolicy, size: int, free_device: int, free_host: int, first: Place
+) -> None:
+    found = diffusion_first_place(policy, size, free_device, free_host)
+    assert found.value is first
+    assert found.reason

@@ -1,0 +1,76 @@
+"""How pictures are sampled: the facts beside the models say what the calls read, and what the schedulers have."""
+
+from __future__ import annotations
+
+import math
+
+import diffusers
+import pytest
+import torch
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+
+from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
+from modelpool.pool.detection.signatures import SIGNATURES
+from modelpool.pool.families.facts import Guidance, Level
+from modelpool.pool.families.image_facts import IMAGE_FACTS
+from modelpool.pool.models.diffusion.build import plan_diffusion_model
+from modelpool.pool.models.diffusion.image_rows import IMAGE_ROWS
+from tests.pool.models.diffusion.image_cases import CASES, Case
+from tests.pool.models.diffusion.test_image_build import SIZED, level
+from tests.pool.zoo.case import quiet_libraries
+
+
+def test_every_model_that_is_built_has_facts_and_is_recognised_under_that_name() -> None:
+    assert IMAGE_FACTS.keys() == IMAGE_ROWS.keys()
+    names = {row.name: row.runs for row in SIGNATURES}
+    assert {name: names[name] for name in IMAGE_ROWS} == {name: row.module.__name__ for name, row in IMAGE_ROWS.items()}
+
+
+@pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
+def test_a_model_runs_on_what_it_must_be_told_and_on_nothing_less(case: Case) -> None:
+    """Names that it may read can be left out; each that it must read is missed."""
+    facts = IMAGE_FACTS[SIZED.get(case.name, case.name)]
+    module = case.module()
+    plan = plan_diffusion_model({key: tuple(value.shape) for key, value in case.file(module).items()})
+    x, told = case.inputs()
+    assert told.keys() <= {*facts.reads, *facts.may_read}
+    distilled = {"guidance", "next_level"} & told.keys()
+    needed = {name: told[name] for name in (*facts.reads, *distilled)}
+    with torch.no_grad(), quiet_libraries():
+        assert plan.call(module, x, level(case), needed).shape == x.shape
+        for name in needed:
+            without = {key: value for key, value in needed.items() if key != name}
+            if name.endswith("_mask") or name == "image":
+                continue  # all tokens are real then; a model with channels to fill says so itself
+            with pytest.raises(KeyError, match=name):
+                plan.call(module, x, level(case), without)
+
+
+def test_flows_are_told_a_share_and_others_a_timestep() -> None:
+    for name, facts in IMAGE_FACTS.items():
+        is_flow = facts.noise.kind is NoiseKind.FLOW
+        assert (facts.prediction is Prediction.FLOW) == is_flow, name
+        assert facts.level is (Level.SHARE if is_flow else Level.TIMESTEP), name
+        assert facts.width % facts.side_multiple == facts.height % facts.side_multiple == 0, name
+        assert (facts.guidance is Guidance.DISTILLED) == ("guidance" in facts.reads), name
+        assert (facts.guidance is not Guidance.NONE) or facts.cfg == 1.0, name
+
+
+@pytest.mark.parametrize("name", ["flux2_dev", "flux2_klein"])
+@pytest.mark.parametrize("steps", [4, 20, 50])
+def test_flux_2_has_its_pipelines_shift_in_any_number_of_steps(name: str, steps: int) -> None:
+    by_size = IMAGE_FACTS[name].noise.shift_by_size
+    assert by_size is not None
+    for tokens in (256, 1024, 2304, 4096, 8192):
+        assert math.log(by_size.shift(tokens, steps)) == pytest.approx(compute_empirical_mu(tokens, steps), rel=1e-9)
+
+
+def test_the_shift_of_flux_is_its_schedulers() -> None:
+    by_size = IMAGE_FACTS["flux_dev"].noise.shift_by_size
+    assert by_size is not None
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    tokens = 1024
+    scheduler.set_timesteps(sigmas=[0.5], mu=calculate_shift(tokens))
+    shift = by_size.shift(tokens, 1)
+    assert float(scheduler.sigmas[0]) == pytest.approx(shift * 0.5 / (1 + (shift - 1) * 0.5), rel=1e-6)

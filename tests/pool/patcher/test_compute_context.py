@@ -1,0 +1,137 @@
+"""Runs use the tools of their component: a road for weights that stream and a kernel for linear layers.
+
+Proves, with a road that records: streamed weights come over it at each use, resident ones once, to stay; each run's
+uploader is closed, also when the run raises; what one run asked for is known to the next. And that nothing of it
+changes a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import Tensor
+
+from modelpool.pool.core.spec import ComponentKey, Role
+from modelpool.pool.devices.uploads import StreamOrder
+from modelpool.pool.patcher.compute_context import ComputeTools
+from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
+from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.patches.patch_set import PatchSet
+from tests.pool.toy import make_toy
+
+IDS_BL = torch.tensor([[1, 4, 9], [2, 30, 5]])
+
+
+class RecordingUploader:
+    """Copies at once and tells what it was asked for."""
+
+    def __init__(self, known: StreamOrder | None) -> None:
+        self.known = known
+        self.asked: list[Tensor] = []
+        self.closed = False
+
+    @property
+    def order(self) -> StreamOrder:
+        return StreamOrder(tuple(self.asked))
+
+    def upload(self, host: Tensor) -> Tensor:
+        assert not self.closed
+        self.asked.append(host)
+        return host.to("sim:0")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class RecordingRoad:
+    """Hands out recording uploaders."""
+
+    def __init__(self) -> None:
+        self.uploaders: list[RecordingUploader] = []
+        self.brought: list[Tensor] = []
+        self.kept: list[Tensor] = []
+
+    def bring(self, host: Tensor) -> Tensor:
+        self.brought.append(host)
+        return host.to("sim:0")
+
+    def keep(self, arrived: Iterable[Tensor]) -> None:
+        self.kept += arrived
+
+    def uploader(self, order: StreamOrder | None = None) -> RecordingUploader:
+        self.uploaders.append(RecordingUploader(order))
+        return self.uploaders[-1]
+
+
+@pytest.fixture(autouse=True)
+def _device() -> None:
+    from modelpool.pool.devices.sim import device as sim
+
+    sim.install()
+    sim.configure(0, 1 << 30)
+
+
+def patcher_with(tools: ComputeTools | None) -> ModelPatcher:
+    device = torch.device("sim:0")
+    return ModelPatcher.of(
+        ComponentKey("toy"), Role.DIFFUSION_MODEL, make_toy(3), device, WeightForm(torch.float32), tools
+    )
+
+
+def patcher_hosts(patcher: ModelPatcher) -> list[Tensor]:
+    return [patched.tensor for patched in patcher.get_key_patches().values()]
+
+
+def output(patcher: ModelPatcher) -> Tensor:
+    with patcher.running() as module:
+        return module(IDS_BL.to(patcher.device)).to("cpu")
+
+
+def test_streamed_weights_come_over_the_road_and_the_next_run_knows_their_order() -> None:
+    road = RecordingRoad()
+    patcher = patcher_with(ComputeTools(road=road))
+    expected = output(patcher_with(None))
+    assert torch.equal(output(patcher), expected)
+    assert torch.equal(output(patcher), expected)
+    first, second = road.uploaders
+    assert first.known is None
+    hosts = {p.data_ptr() for p in patcher.module.parameters()}
+    assert len({h.data_ptr() for h in first.asked} & hosts) >= len(hosts) - 1  # of the table, rows are asked for
+    assert second.known is not None
+    assert [h.data_ptr() for h in second.known.hosts] == [h.data_ptr() for h in first.asked]
+    assert first.closed
+    assert second.closed
+
+
+def test_resident_weights_come_over_the_road_once_to_stay() -> None:
+    road = RecordingRoad()
+    patcher = patcher_with(ComputeTools(road=road))
+    patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), PatchSet()))
+    brought = [host.data_ptr() for host in road.brought]
+    assert {host.data_ptr() for host in patcher_hosts(patcher)} <= set(brought)
+    assert len(brought) == len(set(brought)), "each once"
+    assert {kept.data_ptr() for kept in road.kept} >= {p.data_ptr() for p in patcher.module.parameters()}
+    assert torch.equal(output(patcher), output(patcher_with(None)))
+    assert road.uploaders == []
+
+
+def test_an_uploader_is_closed_when_the_run_raises() -> None:
+    road = RecordingRoad()
+    patcher = patcher_with(ComputeTools(road=road))
+    with pytest.raises(ZeroDivisionError), patcher.running():
+        raise ZeroDivisionError
+    assert road.uploaders[0].closed
+
+
+def test_a_linear_kernel_is_asked_first_and_may_decline() -> None:
+    asked = []
+
+    def kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        asked.append(weight)
+        return None
+
+    patcher = patcher_with(ComputeTools(linear=kernel))
+    assert torch.equal(output(patcher), output(patcher_with(None)))
+    assert len(asked) == 2

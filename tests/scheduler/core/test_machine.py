@@ -1,0 +1,323 @@
+"""The core under any order of events, late, stale and duplicate ones included: every invariant after each of them, and
+at the end every job resolved, every run answered, and no result held but those kept within their bounds."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from modelpool.pool.core.spec import (
+    ComponentKey,
+    ComponentUse,
+    Division,
+    JobId,
+    JobSpec,
+    RunCost,
+    RunErrorKind,
+    TaskId,
+    TaskSpec,
+    UserId,
+)
+from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import ComponentsKnown, Outcome, ResolveJob, StartFailed, StopTask, WorkerDown
+from tests.scheduler.world import COMPONENTS, DRAW, PAINT, ROOMY, TEXT, Shell, decode, encode, sample
+
+NAMES = ["a", "b", "c"]
+#: of a sample of 30 B and more that may be divided
+HALVES = (Division(9, batch=2, slowdown=1.5), Division(3, batch=1, slowdown=2.0))
+CAPACITIES = [12, 24, ROOMY]
+ACTIVATIONS = [1, 4, 4, 4, 15, 30, 70]
+PROMPTS = st.sampled_from(["cat", "dog", "owl"])
+PATCHES = st.sampled_from(["", "", "x", "y"])
+ANY = st.integers(0, 10_000)
+USERS = st.sampled_from([UserId(name) for name in ("", "ann", "ann", "bob", "eve")])
+DEADLINES = st.sampled_from([None, None, None, 0.5, 12.0, 40.0, 200.0])
+SHARES = st.builds(
+    lambda ann, bob, others: (
+        UserShare(user=UserId("ann"), weight=2.0, running_limit=ann),
+        UserShare(user=UserId("bob"), running_limit=bob),
+        UserShare(user=EVERYBODY, running_limit=others),
+    ),
+    ann=st.sampled_from([None, 1]),
+    bob=st.sampled_from([None, 1, 2]),
+    others=st.sampled_from([None, 1]),
+)
+COSTS = st.builds(
+    RunCost,
+    load_seconds=st.sampled_from([0.0, 1.0, 7.0]),
+    run_seconds=st.sampled_from([0.0, 0.5, 20.0]),
+    uploaded_bytes=st.sampled_from([0, 3, 1 << 21]),
+    streamed_bytes=st.sampled_from([0, 9]),
+)
+
+
+@st.composite
+def job_tasks(draw: st.DrawFn) -> tuple[tuple[TaskSpec, ...], TaskId, tuple[TaskId, ...]]:
+    """Tasks, wanted and given: whole pictures and parts of them, with much in common between any two."""
+    shape = draw(st.sampled_from(["picture", "picture", "two prompts", "encode only", "given", "given sample"]))
+    patch = draw(PATCHES)
+    first = encode(draw(PROMPTS), patch=patch)
+    if shape == "encode only":
+        return (first,), first.task_id, ()
+    model, seed = draw(st.sampled_from([PAINT, DRAW])), draw(st.integers(0, 1))
+    size = draw(st.sampled_from(ACTIVATIONS))
+    parts = HALVES if size > HALVES[0].activation_bytes and draw(st.booleans()) else ()
+    if shape == "two prompts":
+        other = encode("blurry", patch=patch)
+        second = sample(
+            first.task_id, other.task_id, model=model, seed=seed, patch=patch, activation_bytes=size, divisions=parts
+        )
+        third = decode(second.task_id)
+        return (other, first, second, third), third.task_id, ()
+    if shape == "given":  # under an id of its own, or under the id of the task that would make it
+        source = draw(st.sampled_from([TaskId("given:1"), TaskId("given:2"), first.task_id]))
+        second = sample(source, model=model, seed=seed, patch=patch, activation_bytes=size, divisions=parts)
+        third = decode(second.task_id)
+        return (second, third), third.task_id, (source,)
+    second = sample(first.task_id, model=model, seed=seed, patch=patch, activation_bytes=size, divisions=parts)
+    third = decode(second.task_id)
+    if shape == "given sample":
+        return (third,), third.task_id, (second.task_id,)
+    return (first, second, third), third.task_id, ()
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Three names for workers, jobs that share tasks, and everything that can happen to them."""
+
+    @initialize(
+        max_attempts=st.integers(1, 3),
+        overtaking_limit=st.integers(1, 4),
+        window=st.integers(1, 5),
+        kept_results=st.integers(0, 2),
+        kept_result_bytes=st.integers(0, 4),
+        start_retry_limit=st.integers(2, 4),
+        crash_limit=st.integers(1, 3),
+        quarantine_seconds=st.sampled_from([0.0, 5.0, 600.0]),
+        run_timeout_seconds=st.sampled_from([None, 3.0, 20.0]),
+        stop_grace_seconds=st.sampled_from([0.0, 4.0]),
+        share_window_seconds=st.sampled_from([0.0, 5.0, 50.0]),
+        deadline_margin_seconds=st.sampled_from([0.0, 10.0]),
+        ageing_seconds=st.sampled_from([None, None, 5.0]),
+        shares=SHARES,
+        batch_limit=st.sampled_from([1, 2, 3]),
+    )
+    def begin(self, **limits) -> None:
+        self.shell = Shell(SchedulerConfig(story_length=None, **limits))
+        self.shell.want(*NAMES[:2])
+
+    def pick(self, among, number: int):
+        found = sorted(among)
+        return found[number % len(found)]
+
+    # ---- drivers ----
+
+    @rule(what=job_tasks(), priority=st.integers(0, 2), user=USERS, seconds=DEADLINES)
+    def submit(self, what, priority: int, user: UserId, seconds: float | None) -> None:
+        tasks, wanted, given = what
+        deadline = None if seconds is None else self.shell.at + seconds
+        name = JobId(f"j{len(self.shell.jobs)}")
+        self.shell.submit(JobSpec(name, tasks, wanted, given, priority, user, deadline))
+
+    @rule(count=st.integers(2, 4), model=st.sampled_from([PAINT, DRAW]), priority=st.integers(0, 1), user=USERS)
+    def submit_series(self, count: int, model: ComponentKey, priority: int, user: UserId) -> None:
+        """Pictures that differ in their seeds, and may be made together."""
+        given = TaskId("given:1")
+        for _ in range(count):
+            number = len(self.shell.jobs)
+            task = sample(given, model=model, seed=100 + number)
+            self.shell.submit(JobSpec(JobId(f"j{number}"), (task,), task.task_id, (given,), priority, user))
+
+    @precondition(lambda self: self.shell.jobs)
+    @rule(number=ANY)
+    def submit_again(self, number: int) -> None:
+        job = self.shell.jobs[self.pick(self.shell.jobs, number)]
+        assert not any(type(c).__name__ == "ResolveJob" for c in self.shell.submit(job))
+
+    @rule(flaw=st.sampled_from(["wanted", "needs", "uses", "twice", "given"]))
+    def submit_malformed(self, flaw: str) -> None:
+        first = encode("cat")
+        second = sample(first.task_id)
+        name = JobId(f"j{len(self.shell.jobs)}")
+        stranger = TaskSpec(TaskId("e:?"), first.stage, (COMPONENT_UNKNOWN,), 1, 1.0)
+        job = {
+            "wanted": JobSpec(name, (first,), TaskId("nothing")),
+            "needs": JobSpec(name, (second, first), second.task_id),
+            "uses": JobSpec(name, (stranger,), stranger.task_id),
+            "twice": JobSpec(name, (first, first), first.task_id),
+            "given": JobSpec(name, (first,), first.task_id, (first.task_id,)),
+        }[flaw]
+        self.shell.submit(job)
+        assert self.shell.error(name).kind is RunErrorKind.BAD_INPUT
+
+    @precondition(lambda self: self.shell.jobs)
+    @rule(number=ANY)
+    def cancel(self, number: int) -> None:
+        self.shell.cancel(self.pick(self.shell.jobs, number))
+
+    @rule()
+    def cancel_unknown(self) -> None:
+        # time passes with every event: what waited for a busy worker may be started by any of them
+        assert not any(isinstance(c, ResolveJob | StopTask) for c in self.shell.cancel("nobody"))
+
+    @rule()
+    def know_again(self) -> None:
+        self.shell.feed(ComponentsKnown(self.shell.tick(), COMPONENTS))
+
+    @precondition(lambda self: self.shell.tick_due is not None)
+    @rule()
+    def tick_comes(self) -> None:
+        self.shell.tick_comes()
+
+    # ---- workers ----
+
+    @rule(names=st.lists(st.sampled_from(NAMES), unique=True))
+    def want(self, names: list[str]) -> None:
+        self.shell.want(*names)
+
+    @precondition(lambda self: self.shell.starting)
+    @rule(number=ANY, capacity=st.sampled_from(CAPACITIES))
+    def come_up(self, number: int, capacity: int) -> None:
+        self.shell.come_up(self.pick(self.shell.starting, number)[0], capacity)
+
+    @precondition(lambda self: self.shell.starting)
+    @rule(number=ANY)
+    def fail_start(self, number: int) -> None:
+        self.shell.fail_start(self.pick(self.shell.starting, number)[0])
+
+    @precondition(lambda self: self.shell.up)
+    @rule(number=ANY)
+    def lose(self, number: int) -> None:
+        self.shell.lose(self.pick(self.shell.up, number))
+
+    @precondition(lambda self: self.shell.up)
+    @rule(number=ANY, later=st.integers(0, 2), capacity=st.sampled_from(CAPACITIES))
+    def introduce_again(self, number: int, later: int, capacity: int) -> None:
+        name = self.pick(self.shell.up, number)
+        self.shell.introduce(name, self.shell.up[name][0] + later, capacity)
+
+    @precondition(lambda self: self.shell.started)
+    @rule(number=ANY, news=st.sampled_from(["up", "down", "failed"]))
+    def stale_news(self, number: int, news: str) -> None:
+        name, incarnation = self.pick(self.shell.started, number)
+        worker = self.shell.state.fleet.workers.get(name)
+        if worker is not None and worker.incarnation <= incarnation and worker.status.value != "given_up":
+            return  # no news of the past
+        before = {w.worker_id: (w.status, w.incarnation, w.task_id) for w in self.shell.state.fleet.workers.values()}
+        if news == "up":
+            self.shell.starting.pop((name, incarnation), None)
+            self.shell.introduce(name, incarnation)
+        elif news == "down":
+            self.shell.feed(WorkerDown(self.shell.tick(), name, incarnation, "long ago"))
+        else:
+            self.shell.feed(StartFailed(self.shell.tick(), name, incarnation, "long ago"))
+        after = {w.worker_id: (w.status, w.incarnation, w.task_id) for w in self.shell.state.fleet.workers.values()}
+        assert after == before, "stale news changed a worker"
+
+    # ---- runs ----
+
+    @precondition(lambda self: self.shell.running)
+    @rule(number=ANY, cost=COSTS, size=st.integers(0, 3), place=st.integers(0, 2))
+    def finish(self, number: int, cost: RunCost, size: int, place: int) -> None:
+        self.shell.finish(self.pick(self.shell.running, number), cost=cost, result_bytes=size, place=place)
+
+    @precondition(lambda self: self.shell.running)
+    @rule(number=ANY, kind=st.sampled_from(RunErrorKind), place=st.integers(0, 2))
+    def end_badly(self, number: int, kind: RunErrorKind, place: int) -> None:
+        self.shell.finish(self.pick(self.shell.running, number), kind, place=place)
+
+    @precondition(lambda self: self.shell.running)
+    @rule(number=ANY, kind=st.sampled_from([RunErrorKind.OUT_OF_VRAM, RunErrorKind.OUT_OF_HOST_MEMORY]))
+    def run_out_of_memory(self, number: int, kind: RunErrorKind) -> None:
+        self.shell.finish(self.pick(self.shell.running, number), kind)
+
+    @precondition(lambda self: any(one.stop_asked for run in self.shell.running.values() for one in run.members))
+    @rule(number=ANY)
+    def stop(self, number: int) -> None:
+        stopping = [
+            (name, place)
+            for name, run in self.shell.running.items()
+            for place, one in enumerate(run.members)
+            if one.stop_asked
+        ]
+        name, place = self.pick(stopping, number)
+        self.shell.finish(name, RunErrorKind.CANCELLED, place=place)
+
+    @precondition(lambda self: self.shell.running)
+    @rule(number=ANY, capacity=st.sampled_from(CAPACITIES), text=st.integers(0, 4))
+    def finish_otherwise(self, number: int, capacity: int, text: int) -> None:
+        """The worker tells of other weights, or of another capacity, than the core assumed."""
+        entries = (Resident(TEXT, text, "z", 2),) if text else ()
+        self.shell.finish(self.pick(self.shell.running, number), residency=Residency(capacity, entries))
+
+    @precondition(lambda self: self.shell.old)
+    @rule(number=ANY)
+    def late_report(self, number: int) -> None:
+        """A report that was answered before, or of a worker that was lost."""
+        report = self.shell.old[number % len(self.shell.old)]
+        task = self.shell.state.demand.tasks.get(report.task_id)
+        now = None if task is None else (task.worker_id, task.incarnation, task.attempt)
+        if now == (report.worker_id, report.incarnation, report.attempt):
+            return  # the same numbers again after the task was forgotten: the shell reports a run once
+        resolved, runs = dict(self.shell.resolved), self.runs()
+        self.shell.report(report)
+        assert self.shell.resolved == resolved, "a late report resolved a job"
+        assert runs.items() <= self.runs().items(), "a late report ended a run"
+
+    def runs(self):
+        """What the core believes to run."""
+        workers = self.shell.state.fleet.workers.values()
+        return {w.worker_id: (w.incarnation, w.task_id, self.attempt_of(w.task_id)) for w in workers if w.task_id}
+
+    def attempt_of(self, task_id: TaskId) -> int:
+        return self.shell.state.demand.tasks[task_id].attempt
+
+    @rule(number=ANY)
+    def lose_result(self, number: int) -> None:
+        known = self.shell.held | set(self.shell.tasks) | {TaskId("given:1")}
+        self.shell.lose_result(self.pick(known, number))
+
+    # ---- at the end ----
+
+    def teardown(self) -> None:
+        if not hasattr(self, "shell"):
+            return
+        shell = self.shell
+        drain(shell)
+        assert set(shell.resolved) == set(shell.jobs), "a job was not resolved"
+        assert not shell.running, "a run was not answered"
+        demand = shell.state.demand
+        assert not demand.tasks, f"left over: {list(demand.tasks)}"
+        assert not demand.results.readers, "somebody reads, though no task is left"
+        assert shell.held == set(demand.results.kept), "a result is held that nobody may read"
+        assert len(shell.held) <= shell.config.kept_results
+        assert sum(demand.resolved.values()) == len(shell.jobs)
+        for job_id, ended in shell.resolved.items():
+            assert ended.outcome is not Outcome.FAILED or len(shell.error(job_id).message) > 10, (
+                f"{job_id} failed: why?"
+            )
+
+
+def drain(shell: Shell) -> None:
+    """Nothing goes wrong any more, and every job must come to its end within a bounded number of events."""
+    shell.want(*NAMES, "late")
+    for _ in range(20 + 4 * len(shell.tasks)):
+        for key in list(shell.starting):
+            if key in shell.starting:
+                shell.come_up(key[0])
+        for name in list(shell.running):
+            run = shell.running[name]
+            shell.finish(name, RunErrorKind.CANCELLED if run.stop_asked else None)
+        if not shell.running and not shell.starting:
+            return
+    raise AssertionError("it does not come to an end")
+
+
+COMPONENT_UNKNOWN = ComponentUse(ComponentKey("nothing"), 1)
+
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
