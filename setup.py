@@ -17,19 +17,11 @@ from typing import ClassVar
 from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
-#: What is compiled: what the core runs with every event, and the values that it reads and makes. Those of them that are
-#: sent between processes are `pool.core.sent.Sent`: a compiled frozen dataclass cannot be unpickled otherwise. What is
-#: made for people alone stays Python (snapshots, histories). tests/scheduler/test_compiled.py
-COMPILED = {
-    "pool": "ahead moves outlook residency resident sent spec streaming_order",
-    "scheduler": """
-        backlog batching beside costs deadlines demand estimates hurried idle_choice jobs limits messages nodes ordered
-        outlook placement prefetch promises recovery results run_kinds shared_loads shares signatures soonest state
-        story switching ticks timeouts turns unfit upload_ahead whereabouts why workers
-    """,
-}
-#: the library that they share: in a package, since packages are what is sent to other machines
-LIBRARY = "scheduler.core"
+#: Folders whose modules are compiled: the decisions of the core, and the values that it reads and creates. Values that
+#: travel between processes derive from `pool.core.sent.Sent`: a compiled frozen dataclass cannot be unpickled otherwise.
+COMPILED_FOLDERS = ("pool/core", "pool/plan", "scheduler/tables", "scheduler/costs", "scheduler/queue", "scheduler/placement", "scheduler/core")
+#: the library that the compiled modules share: inside a package, because packages are what is shipped to other nodes
+LIBRARY = "modelpool.scheduler.compiled"
 COMPILER = "mypy>=2"
 #: whose types are read for that: the scheduler and what it knows of the pool. Not torch, which takes minutes
 TYPES = """
@@ -74,7 +66,12 @@ class BuildCore(build_ext):
         settings.write_text(TYPES, encoding="utf-8")
         options = ["--config-file", str(settings), "--cache-dir", str(folder / "mypy")]
         c_folder = str(folder / "c")
-        modules = [f"{package}/{name}.py" for package, names in COMPILED.items() for name in names.split()]
+        modules = [
+            f"modelpool/{path}"
+            for compiled in COMPILED_FOLDERS
+            for path in sorted(Path(compiled).glob("*.py"))
+            if path.name != "__init__.py"
+        ]
         found = mypycify([*options, *modules], target_dir=c_folder, group_name=LIBRARY, opt_level=self.opt_level)
         return list(found)
 

@@ -145,14 +145,14 @@ def run_all(
 
 def draw(path: Path, found: Simulation, drawn: dict[str, Drawn]) -> Iterator[Path]:
     """Draw what was simulated; the files that were written. Raises OutputFailed."""
+    from modelpool.actors.cli.simulate_lab import policies
     from modelpool.actors.cli.simulate_plots import MOST_TIMELINES, Compared, draw_comparison, draw_timeline
-    from modelpool.benchmarks.lab.policies import POLICIES
 
     title = f"{found.workload} on {found.setting.words}"
     several = len(drawn) > 1
     if several:
         compared = {
-            name: Compared([one.figures for one in of_seeds], drawn[name].latencies, POLICIES[name].is_ideal)
+            name: Compared([one.figures for one in of_seeds], drawn[name].latencies, policies()[name].is_ideal)
             for name, of_seeds in found.by_policy.items()
         }
         draw_comparison(path, title, compared)

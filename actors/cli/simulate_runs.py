@@ -143,13 +143,13 @@ def _made(
     policy: str, gpus: Sequence[SimulatedGpu], workload: Workload, config: SchedulerConfig | None
 ) -> tuple[Core, WorkerMemory]:
     """A core and its memory; a configuration is for ours alone."""
-    from modelpool.benchmarks.lab.policies import POLICIES
+    from modelpool.actors.cli.simulate_lab import policies
     from modelpool.scheduler.core.state import SchedulerState
     from modelpool.scheduler.simulator.eviction_policies import PlannedMemory
 
     if policy == OURS and config is not None:
         return SchedulerState(config), PlannedMemory()
-    return POLICIES[policy].make(gpus, workload.components)
+    return policies()[policy].make(gpus, workload.components)
 
 
 def _weights(workload: Workload, config: SchedulerConfig | None) -> dict[UserId, float]:
@@ -163,14 +163,17 @@ def _weights(workload: Workload, config: SchedulerConfig | None) -> dict[UserId,
 
 def parse_policies(text: str) -> tuple[str, ...]:
     """Names of policies, each once, in the order given; ours first of 'all'. Raises UserError."""
-    from modelpool.benchmarks.lab.policies import POLICIES
+    from modelpool.actors.cli.simulate_lab import has_lab, lab_missing, policies
 
+    known = policies()
     names = [name.strip() for name in text.split(",")]
     if names == [ALL]:
-        return tuple(POLICIES)
+        if not has_lab():
+            raise lab_missing("--policy", text)
+        return tuple(known)
     for name in names:
-        if name not in POLICIES:
-            raise unknown_name("policy in --policy", name, POLICIES)
+        if name not in known:
+            raise unknown_name("policy in --policy", name, known) if has_lab() else lab_missing("--policy", name)
     if len(set(names)) < len(names):
         raise unusable_field("--policy", text, "each policy once")
     return tuple(names)

@@ -252,10 +252,10 @@ def _deadline_column(found: Simulation) -> dict[str, dict[str, tuple[str, str]]]
 
 def _column(measure: Measure, found: dict[str, Spread]) -> dict[str, tuple[str, str]]:
     """What stands in the column for each policy: the median with its mark and multiple, and the ends."""
-    from modelpool.benchmarks.lab.policies import POLICIES
+    from modelpool.actors.cli.simulate_lab import policies
 
     words = _WORDS[measure.name]
-    leading = best(measure, {name: one for name, one in found.items() if not POLICIES[name].is_ideal})
+    leading = best(measure, {name: one for name, one in found.items() if not policies()[name].is_ideal})
     ours = found.get(OURS)
     column = {}
     for name, one in found.items():
@@ -267,7 +267,7 @@ def _column(measure: Measure, found: dict[str, Spread]) -> dict[str, tuple[str, 
 
 
 def _legend(found: Simulation) -> list[tuple[str, str]]:
-    from modelpool.benchmarks.lab.policies import POLICIES
+    from modelpool.actors.cli.simulate_lab import policies
 
     about = [
         ("*", "the best of its column; ideal policies, which no pool can have, are not counted"),
@@ -275,7 +275,7 @@ def _legend(found: Simulation) -> list[tuple[str, str]]:
         ("found", "runs that found all their weights on the GPU; moved: weights uploaded and streamed to GPUs"),
         ("loading", "GPU time spent on moving weights before runs; events/s: of the core, on this machine"),
     ]
-    return about + [(name, POLICIES[name].source) for name in found.by_policy]
+    return about + [(name, policies()[name].source) for name in found.by_policy]
 
 
 def _failures(found: Simulation) -> list[RenderableType]:

@@ -41,16 +41,19 @@ def load_work(text: str) -> Work:
         if not workload.jobs:
             raise CorruptFile(f"{path}: found no jobs, expected at least one")
         return Work(workload.name or path.name, has_seeds=False, make=lambda seed: workload)
-    from modelpool.scheduler.workloads.built_in import BUILT_IN
+    from modelpool.actors.cli.simulate_lab import LAB_WORKLOADS, lab_missing, workloads
 
+    built_in = workloads()
     name, _, parameters = text.partition(":")
-    if name not in BUILT_IN:
+    if name not in built_in:
         if path.is_dir():
             raise UserError(f"{text}: is a folder; expected {_EXPECTED}")
         if os.sep in text or path.suffix:
             raise UserError(f"{text}: no such file; expected {_EXPECTED}")
-        raise unknown_name("workload", name, BUILT_IN)
-    entry = BUILT_IN[name]
+        if name in LAB_WORKLOADS:
+            raise lab_missing("workload", name)
+        raise unknown_name("workload", name, built_in)
+    entry = built_in[name]
     given = entry.parse(parameters)
     return Work(text, has_seeds=True, make=lambda seed: entry.make(Random(seed), **given))
 

@@ -5,8 +5,7 @@ A policy is a core and the memory of its workers. Making one twice with equal ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 
@@ -17,45 +16,14 @@ from modelpool.benchmarks.lab.queueing import EncodesShared, FirstIdle
 from modelpool.benchmarks.lab.spreading import ByChance, LeastLoaded, RoundRobin
 from modelpool.benchmarks.lab.sticky import MOST_LORA_IDS, MOST_MODELS, Sticky, with_loras
 from modelpool.benchmarks.lab.storage_aware import StorageAware
-from modelpool.pool.core.spec import ComponentSpec
-from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.simulator.cluster import Core
 from modelpool.scheduler.simulator.eviction_policies import (
     KnownFuture,
     NothingLoads,
-    PlannedMemory,
     WholeComponents,
     WholeModels,
-    WorkerMemory,
 )
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-
-#: of policies that leave something to chance
-SEED = 1
-
-Made = tuple[Core, WorkerMemory]
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A way to run a pool.
-
-    source    whose rule it is, in a line
-    is_ideal  nobody can run a pool so: it knows or has what nobody does. It is no bound: these are in
-              `benchmarks.lab.bounds`
-    """
-
-    name: str
-    source: str
-    _make: Callable[[Sequence[SimulatedGpu], Random], Made]
-    is_ideal: bool = False
-
-    def make(
-        self, gpus: Iterable[SimulatedGpu], components: Iterable[ComponentSpec] = (), rng: Random | None = None
-    ) -> Made:
-        """A new core and its workers' memory. Sizes come to the core by an event, so that no policy reads `components`
-        yet; `rng` draws what is left to chance, by default always the same."""
-        return self._make(tuple(gpus), rng or Random(SEED))
+from modelpool.scheduler.simulator.policy import OUR_POLICY, Made, Policy
 
 
 def _clairvoyant(gpus: Sequence[SimulatedGpu], rng: Random) -> Made:
@@ -64,11 +32,7 @@ def _clairvoyant(gpus: Sequence[SimulatedGpu], rng: Random) -> Made:
 
 
 _ALL = (
-    Policy(
-        "modelpool",
-        "this pool: expected completion time over components in bytes",
-        lambda gpus, rng: (SchedulerState(), PlannedMemory()),
-    ),
+    OUR_POLICY,
     Policy("random", "any worker by chance", lambda gpus, rng: (ByChance(gpus, rng), WholeComponents())),
     Policy("round_robin", "one worker after the other", lambda gpus, rng: (RoundRobin(gpus), WholeComponents())),
     Policy(

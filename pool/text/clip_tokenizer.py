@@ -67,7 +67,7 @@ class ClipTokenizer:
 
 def read_merges() -> list[tuple[str, str]]:
     """The merges that CLIP uses, most important first."""
-    data = resources.files("pool.text").joinpath(VOCABULARY_FILE).read_bytes()
+    data = resources.files("modelpool.pool.text").joinpath(VOCABULARY_FILE).read_bytes()
     lines = gzip.decompress(data).decode("utf-8").split("\n")
     # the first line names the file's version; the file has more merges than CLIP uses
     pairs = (line.split(" ") for line in lines[1 : MERGES + 1])

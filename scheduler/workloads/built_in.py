@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
-from modelpool.benchmarks.lab.katz import katz_workload
-from modelpool.benchmarks.lab.katz_habits import SERVICES
 from modelpool.pool.core.errors import unknown_name, unusable_field
 from modelpool.scheduler.workloads.generators import (
     Demand,
@@ -171,21 +169,6 @@ def _users(
     return many_users(_mix(models, loras), [Demand("user-0", jobs), *others], rng)
 
 
-def _katz(rng: Random, jobs: int = 2000, gpus: int = 8, load: float = 0.8) -> Workload:
-    """Requests like those of two services in production (the Katz trace), as many as keep `gpus` busy for `load`."""
-    return katz_workload(SERVICES, gpus, jobs, rng, load)
-
-
-def _katz_a(rng: Random, jobs: int = 2000, gpus: int = 8, load: float = 0.8) -> Workload:
-    """As katz, the first of the two services alone: more LoRAs, seldom the same again."""
-    return katz_workload(SERVICES[:1], gpus, jobs, rng, load)
-
-
-def _katz_b(rng: Random, jobs: int = 2000, gpus: int = 8, load: float = 0.8) -> Workload:
-    """As katz, the second of the two services alone: fewer LoRAs, often the same again."""
-    return katz_workload(SERVICES[1:], gpus, jobs, rng, load)
-
-
 _MAKERS: Mapping[str, Callable[..., Workload]] = {
     "zipf": _zipf,
     "shifting": _shifting,
@@ -193,8 +176,5 @@ _MAKERS: Mapping[str, Callable[..., Workload]] = {
     "sizes": _sizes,
     "batch": _batch,
     "users": _users,
-    "katz": _katz,
-    "katz-a": _katz_a,
-    "katz-b": _katz_b,
 }
 BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType({name: BuiltIn(name, make) for name, make in _MAKERS.items()})

@@ -13,17 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from modelpool.actors.api.client import ModelPool
-from modelpool.actors.control.catalog_service import CatalogDesk
+from modelpool.actors.control.catalog_service import CatalogDesk, ListingCatalog
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.fleet import Asked, InputsLost, JointRun, Run
+from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.wire.messages import RunRequest, StepDone
-from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.actors.worker.gpu_worker import Engine, GpuWorker
 from modelpool.pool.core.spec import TaskReport, WorkerId, WorkerSpec
-from modelpool.pool.core.stage_params import Result
+from modelpool.pool.core.stage_params import Coming, Result
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fake_fleet import FakeRef
 from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
 
@@ -41,7 +44,7 @@ class RealClock:
 class ThreadFleet:
     """Workers on threads. See `actors.control.fleet.Fleet`."""
 
-    def __init__(self, make_engine: Callable[[], FakeEngine]) -> None:
+    def __init__(self, make_engine: Callable[[], Engine]) -> None:
         self._make_engine = make_engine
         self._workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
         self.on_step: Callable[[StepDone], None] = lambda step: None
@@ -99,6 +102,9 @@ class ThreadFleet:
     def read_ahead(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         self._workers[worker_id, incarnation][0].read_ahead(parts)
 
+    def upload_ahead(self, worker_id: WorkerId, incarnation: int, run: int, coming: Coming) -> None:
+        self._workers[worker_id, incarnation][0].upload_ahead(run, coming)
+
     async def memory_reports(self) -> dict:
         return {worker_id: worker.memory_report() for (worker_id, _), (worker, _) in self._workers.items()}
 
@@ -106,7 +112,14 @@ class ThreadFleet:
 class LoopLine:
     """A driver's line to a controller on a loop of its own. See `actors.control.connection.Line`."""
 
-    def __init__(self, workers: int, make_engine: Callable[[], FakeEngine]) -> None:
+    def __init__(
+        self,
+        workers: int,
+        make_engine: Callable[[], Engine],
+        make_catalog: Callable[[], ListingCatalog] = FakeCatalog,
+        scheduler: SchedulerConfig | None = None,
+        budget_bytes: int | None = CAPACITY_BYTES,
+    ) -> None:
         self.loop = asyncio.new_event_loop()
         self.lost = False
         #: questions that were asked, by name
@@ -115,12 +128,12 @@ class LoopLine:
         self._thread.start()
         fleet = ThreadFleet(make_engine)
         self.controller = Controller(
-            state=SchedulerState(),
+            state=SchedulerState(scheduler),
             fleet=fleet,
             clock=RealClock(),
-            desk=CatalogDesk(FakeCatalog),
+            desk=CatalogDesk(make_catalog),
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
-            budget_bytes=CAPACITY_BYTES,
+            budget_bytes=budget_bytes,
         )
         fleet.on_step = lambda step: self._start(self.controller.step_done(step))
         self.ask(Controller.open)
@@ -163,3 +176,22 @@ def open_pool(
     """A pool in this process; closing it ends everything."""
     line = LoopLine(workers, make_engine)
     return ModelPool(line, line.end, output)
+
+
+def open_real_pool(config: PoolConfig) -> ModelPool:
+    """The pool of `config` in this process, with real engines and a real catalog. Closing it ends everything."""
+    plan = plan_pool(config, gpu_count=0, can_grow=False)
+    engines: list[Engine] = []
+
+    def make_engine() -> Engine:
+        engines.append(plan.open_engine())
+        return engines[-1]
+
+    line = LoopLine(len(plan.worker_ids), make_engine, plan.open_catalog, plan.scheduler, plan.budget_bytes)
+
+    def close() -> None:
+        line.end()
+        for engine in engines:
+            engine.close()
+
+    return ModelPool(line, close, None)

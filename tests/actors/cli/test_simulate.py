@@ -15,16 +15,15 @@ from typing import Any, get_args
 import pytest
 from matplotlib.figure import Figure
 
+from modelpool.actors.cli import simulate_lab
 from modelpool.actors.cli import simulate_options as simulating_options
 from modelpool.actors.cli import simulate_plots as simulating_pictures
 from modelpool.actors.cli.simulate_plots import Compared
 from modelpool.benchmarks.lab.policies import Policy
 from modelpool.pool.core.spec import RunError, RunErrorKind
-from modelpool.scheduler import peers
 from modelpool.scheduler.simulator.eviction_policies import PlannedMemory
 from modelpool.scheduler.tables.messages import Command as CoreCommand
 from modelpool.scheduler.tables.messages import Event, Outcome, ResolveJob, Submitted
-from modelpool.scheduler.workloads.built_in import BUILT_IN
 from tests.actors.cli.conftest import Command, Ended
 from tests.actors.cli.test_help import loaded_by
 from tests.architecture.source_tree import ROOT
@@ -171,7 +170,7 @@ def test_pictures_are_drawn(command: Command, trace: str, tmp_path: Path) -> Non
 
 def test_the_page_tells_every_built_in_workload_with_its_parameters() -> None:
     page = (ROOT / "docs" / "simulate.md").read_text()
-    for name, entry in BUILT_IN.items():
+    for name, entry in simulate_lab.workloads().items():
         told = ", ".join(f"`{key}={default:g}`" for key, default in entry.parameters.items())
         assert f"| `{name}` | {entry.line} | {told} |" in page
 
@@ -188,7 +187,7 @@ class Refusing:
 
 def test_jobs_that_fail_are_told_with_the_reason(command: Command, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy("modelpool", "refuses", lambda gpus, rng: (Refusing(), PlannedMemory()))
-    monkeypatch.setattr(peers, "POLICIES", {"modelpool": policy})
+    monkeypatch.setattr(simulate_lab, "policies", lambda: {"modelpool": policy})
     ended = command("simulate", trace, "--gpus", "2xL4")
     assert ended.code == 1
     assert re.search(r"^jobs +0 succeeded, 30 failed, 10 never ended$", ended.out, re.MULTILINE)
@@ -206,7 +205,7 @@ def test_nothing_heavy_is_loaded(trace: str) -> None:
 def test_the_help_names_every_built_in_workload() -> None:
     _, told = get_args(simulating_options.Trace)
     names = told.help.partition(":")[2].partition(";")[0]
-    assert [name.strip() for name in names.split(",")] == sorted(BUILT_IN)
+    assert [name.strip() for name in names.split(",")] == sorted(simulate_lab.workloads())
 
 
 @pytest.mark.parametrize(

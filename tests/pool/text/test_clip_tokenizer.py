@@ -77,7 +77,7 @@ def test_a_long_text_is_not_cut(tokenizer: ClipTokenizer) -> None:
 
 def test_the_vocabulary_is_the_published_file() -> None:
     """Source: the hash that OpenAI's CLIP repository's file has."""
-    data = resources.files("pool.text").joinpath(VOCABULARY_FILE).read_bytes()
+    data = resources.files("modelpool.pool.text").joinpath(VOCABULARY_FILE).read_bytes()
     assert hashlib.sha256(data).hexdigest() == "924691ac288e54409236115652ad4aa250f48203de50a9e4722a6ecd48d6804a"
 
 

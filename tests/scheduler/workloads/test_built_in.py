@@ -10,10 +10,12 @@ from random import Random
 
 import pytest
 
+from modelpool.benchmarks.lab.built_in import WORKLOADS
 from modelpool.pool.core.errors import UnknownName, UnusableField
-from modelpool.scheduler.workloads.built_in import BUILT_IN
+from modelpool.scheduler.workloads.built_in import BUILT_IN as PRODUCT_WORKLOADS
 from modelpool.scheduler.workloads.workload import Workload
 
+BUILT_IN = {**PRODUCT_WORKLOADS, **WORKLOADS}
 NAMES = pytest.mark.parametrize("name", sorted(BUILT_IN))
 
 

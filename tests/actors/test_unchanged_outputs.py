@@ -1,0 +1,68 @@
+"""Images, videos and audio are those recorded in `tests/golden/unchanged_outputs.json`, request by request.
+
+A refactoring must leave them as they are. With MODELPOOL_EXACT=1, every digest must be equal; this holds on the
+processor of the record only. Without it, outputs may differ by rounding.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.actors.unchanged_outputs import (
+    apart,
+    differences,
+    digest_of,
+    digests,
+    fingerprint,
+    load_record,
+    make_all,
+    write_inputs,
+    write_models,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
+def test_outputs_are_those_recorded(tmp_path: Path) -> None:
+    record = load_record()
+    write_models(tmp_path / "models")
+    write_inputs(tmp_path / "inputs")
+    files = digests(tmp_path / "models")
+    made = dict(make_all(tmp_path, record["outputs"]))
+    found = differences(record, files, made, exact=os.environ.get("MODELPOOL_EXACT") == "1")
+    assert not found, "\n".join([f"{len(found)} differences:", *found])
+
+
+def test_the_record_has_many_outputs_of_all_kinds() -> None:
+    outputs = load_record()["outputs"]
+    assert len({output["id"] for output in outputs}) == len(outputs) >= 40
+    assert {len(output["shape"]) for output in outputs} == {2, 3, 4}, "audio, images, videos"
+    assert len({output["request"]["model"] for output in outputs}) >= 8
+
+
+def test_a_changed_output_is_found() -> None:
+    image = np.random.default_rng(1).integers(0, 256, (16, 24, 3), np.uint8)
+    output = {"id": "a", "dtype": "uint8", "shape": [16, 24, 3], "exact": True}
+    output |= {"pixels_sha256": digest_of(image), "fingerprint": fingerprint(image)}
+    record = {"files": {"m": "1"}, "outputs": [output]}
+    rounded, other = image.copy(), image.copy()
+    rounded[0, 0, 0] ^= 1
+    other[:8, :8] = 255 - other[:8, :8]
+    for exact in (False, True):
+        assert differences(record, {"m": "1"}, {"a": image}, exact) == []
+        assert bool(differences(record, {"m": "1"}, {"a": rounded}, exact)) == exact
+        assert len(differences(record, {"m": "2"}, {"a": other}, exact)) == 2
+        assert differences(record, {"m": "1"}, {"a": image[:8]}, exact)
+        assert differences(record, {"m": "1"}, {"a": "refused"}, exact) == ["a: refused"]
+        assert differences(record, {"m": "1"}, {}, exact)
+
+
+def test_a_changed_audio_is_found() -> None:
+    audio = np.random.default_rng(1).uniform(-1, 1, (800, 2)).astype(np.float32)
+    assert apart(fingerprint(audio), fingerprint(audio * np.float32(1 - 1e-6))) <= 1
+    for other in (0.9 * audio, -audio, audio[::-1], audio[:, ::-1], audio[:, :1]):
+        assert apart(fingerprint(audio), fingerprint(other)) > 1
