@@ -18,8 +18,27 @@ from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
 #: Folders whose modules are compiled: the decisions of the core, and the values that it reads and creates. Values that
-#: travel between processes derive from `pool.core.sent.Sent`: a compiled frozen dataclass cannot be unpickled otherwise.
-COMPILED_FOLDERS = ("pool/core", "pool/plan", "scheduler/tables", "scheduler/costs", "scheduler/queue", "scheduler/placement", "scheduler/core")
+#: travel between processes derive from `pool.specs.sent.Sent`: a compiled frozen dataclass cannot be unpickled
+#: otherwise.
+COMPILED_FOLDERS = (
+    "pool/specs",
+    "pool/plan",
+    "scheduler/tables",
+    "scheduler/costs",
+    "scheduler/queue",
+    "scheduler/placement",
+    "scheduler/core",
+)
+#: modules of those folders that stay Python: frozen dataclasses that are pickled without deriving from `Sent`
+NOT_COMPILED = (
+    "scheduler/tables/config.py",
+    "scheduler/tables/gpu_kinds.py",
+    "scheduler/tables/oom_escalation.py",
+    "scheduler/tables/story_lines.py",
+    "scheduler/tables/user_share.py",
+    "scheduler/core/history.py",
+    "scheduler/core/snapshot.py",
+)
 #: the library that the compiled modules share: inside a package, because packages are what is shipped to other nodes
 LIBRARY = "modelpool.scheduler.compiled"
 COMPILER = "mypy>=2"
@@ -31,7 +50,7 @@ explicit_package_bases = true
 namespace_packages = true
 follow_imports = skip
 
-[mypy-scheduler.*,pool.core.division,pool.core.errors]
+[mypy-scheduler.*,pool.specs.division,pool.core.errors]
 follow_imports = normal
 """
 
@@ -70,7 +89,7 @@ class BuildCore(build_ext):
             f"modelpool/{path}"
             for compiled in COMPILED_FOLDERS
             for path in sorted(Path(compiled).glob("*.py"))
-            if path.name != "__init__.py"
+            if path.name != "__init__.py" and path.as_posix() not in NOT_COMPILED
         ]
         found = mypycify([*options, *modules], target_dir=c_folder, group_name=LIBRARY, opt_level=self.opt_level)
         return list(found)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec
 
 #: prices are whole numbers of 1 / SCALE
 SCALE = 10**6

@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.compiled_core import ROOT, build
 from benchmarks.core_replay import Seconds, replay
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import WorkerId
+from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu

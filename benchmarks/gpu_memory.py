@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from benchmarks.weights_loading import anonymous_bytes
-from modelpool.pool.core.spec import ComponentKey, Role
 from modelpool.pool.devices.transfer_pipeline import UploadRoad
 from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.patcher.compute_context import ComputeTools
@@ -28,6 +27,7 @@ from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.plan.residency import choose_modules
+from modelpool.pool.specs.spec import ComponentKey, Role
 
 MIB = 1 << 20
 TURNS = 7

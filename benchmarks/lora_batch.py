@@ -12,7 +12,7 @@ from pathlib import Path
 
 from modelpool import GenerateRequest, ModelPool
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.pool.core.spec import Stage
+from modelpool.pool.specs.spec import Stage
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "laptop.toml"

@@ -20,7 +20,7 @@ from modelpool.actors.ray.cluster import PLAIN, ControllerActor
 from modelpool.actors.ray.ray_fleet import COMPUTE
 from modelpool.actors.wire.messages import ClientId, RunRequest, StageSubmission, SubmissionId
 from modelpool.actors.wire.packing import packed, unpacked
-from modelpool.pool.core.spec import JobId
+from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import MODELS, FakeCatalog
 
 NEWS_SECONDS = 60.0

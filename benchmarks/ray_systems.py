@@ -37,12 +37,12 @@ from benchmarks.ray_trace import (
     measured,
     run,
 )
-from modelpool.pool.core.outlook import Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
 from modelpool.pool.core.stage_params import Coming, Encoded, EncodeWork, LoraRef, ModelRef, Result, RunHooks, Work
 from modelpool.pool.core.stopping import ASK_EVERY_SECONDS
 from modelpool.pool.plan.preload_plan import Held, plan_ahead
 from modelpool.pool.plan.residency import Residency, plan
+from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
 from modelpool.scheduler.simulator.machines import Beside
 from tests.actors.fakes import Facts, FakeCatalog, FakeEngine, fake_plan, sha
 

@@ -28,7 +28,7 @@ from modelpool.benchmarks.lab.katz import katz_workload
 from modelpool.benchmarks.lab.katz_habits import SERVICES
 from modelpool.benchmarks.lab.policies import POLICIES
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import Role
+from modelpool.pool.specs.spec import Role
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.gpu_spec import NodeShape, parse_gpus, simulated_gpus
 from modelpool.scheduler.simulator.metrics import figures

@@ -36,8 +36,8 @@ from modelpool.actors.api.client import ModelPool
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.pool.core.spec import RunCost, TaskSpec
 from modelpool.pool.core.stage_params import DecodeWork, Encoded, EncodeWork, Latent, Picture, Result, SampleWork, Work
+from modelpool.pool.specs.spec import RunCost, TaskSpec
 from tests.actors.fakes import MODELS, FakeEngine, fake_plan
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.spec import Role, Stage, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
@@ -33,6 +32,7 @@ from modelpool.pool.core.stage_params import (
     task_id,
 )
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.specs.spec import Role, Stage, TaskSpec
 
 MODELS = Path(__file__).parents[1] / "examples" / "shapes" / "models"
 ROLES = {Stage.ENCODE: Role.TEXT_ENCODER, Stage.SAMPLE: Role.DIFFUSION_MODEL, Stage.DECODE: Role.VAE}

@@ -17,9 +17,9 @@ from random import Random
 
 from benchmarks.clairvoyant import Request, least_bus_bytes
 from modelpool.pool.core.errors import GIB, MIB
-from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.plan.residency import Residency, needed_bytes, plan
+from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.scheduler.workloads.mix import zipf_weights
 
 STEPS = 20

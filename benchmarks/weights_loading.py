@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,10 +38,15 @@ def sections() -> Iterator[str]:
         for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")}):
             place = folder.relative_to(ROOT).as_posix()
             summary = first_sentence(folder / "__init__.py")
-            yield from (f"## modelpool/{place}/", "", *([summary, ""] if summary else []))
+            yield from (f"## modelpool/{place}/", "", *([_wrapped(summary), ""] if summary else []))
             modules = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
-            yield from (f"- `{path.relative_to(ROOT).as_posix()}`: {first_sentence(path)}" for path in modules)
+            yield from (_wrapped(f"- `{m.relative_to(ROOT).as_posix()}`: {first_sentence(m)}") for m in modules)
             yield from [""] if modules else []
+
+
+def _wrapped(text: str) -> str:
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def first_sentence(path: Path) -> str:

@@ -31,8 +31,8 @@ from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.actors.worker.host_memory import HostMemory
 from modelpool.pool.core.errors import UserError, unusable_field
-from modelpool.pool.core.spec import TaskId, WorkerId
 from modelpool.pool.core.stage_params import Latent
+from modelpool.pool.specs.spec import TaskId, WorkerId
 from modelpool.scheduler.core.history import JobHistory
 
 if TYPE_CHECKING:

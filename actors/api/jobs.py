@@ -32,8 +32,8 @@ from modelpool.actors.results.outcomes import (
 )
 from modelpool.actors.results.progress import Progress, RunningJob
 from modelpool.actors.wire.messages import ClientId, JobEnded, RunningTask, SubmissionId
-from modelpool.pool.core.spec import RunErrorKind
 from modelpool.pool.core.stage_params import Film, Picture, Sound
+from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
 
 Kind = TypeVar("Kind", bound=MadeResult)

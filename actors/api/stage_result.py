@@ -8,8 +8,8 @@ from modelpool.actors.control.connection import Line, ResultGone
 from modelpool.actors.graph.orders import Order
 from modelpool.actors.results.outcomes import JobFailed, JobFailure
 from modelpool.actors.wire.messages import JobEnded, ResultRef, RunningTask, SubmissionId, job_id_for
-from modelpool.pool.core.spec import RunErrorKind, TaskId
 from modelpool.pool.core.stage_params import Result
+from modelpool.pool.specs.spec import RunErrorKind, TaskId
 from modelpool.scheduler.tables.messages import Outcome
 
 

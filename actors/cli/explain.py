@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from modelpool.pool.core.spec import TaskId
+    from modelpool.pool.specs.spec import TaskId
     from modelpool.scheduler.core.history import Attempt, JobHistory, TaskHistory
     from modelpool.scheduler.tables.placement_record import Candidate
 

@@ -13,8 +13,8 @@ import typer
 from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions, request_fields
 from modelpool.pool.core.errors import UserError, format_bytes, parse_bytes, unusable_field
-from modelpool.pool.core.spec import JobId, Stage
 from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.specs.spec import JobId, Stage
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.pool.catalog.catalog import Catalog
-    from modelpool.pool.core.spec import ComponentKey
     from modelpool.pool.plan.residency import ModuleBytes
+    from modelpool.pool.specs.spec import ComponentKey
 
 #: what a link is taken to carry in a second: pinned memory over PCIe 4.0 x8, or unpinned over x16
 ASSUMED_LINK = "12GB"

@@ -19,7 +19,7 @@ from modelpool.actors.cli.progress_view import View, view_for
 from modelpool.actors.cli.screen import counted, duration, json_on_stdout, people_console, print_json, say, show
 from modelpool.actors.cli.tables import summary_table
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.spec import RunErrorKind
+from modelpool.pool.specs.spec import RunErrorKind
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from modelpool.pool.core.errors import UserError, unusable_field
 if TYPE_CHECKING:
     from modelpool.actors.cli.simulate_runs import Setting, Simulated
     from modelpool.actors.cli.simulate_workload import Work
-    from modelpool.pool.core.spec import WorkerId
+    from modelpool.pool.specs.spec import WorkerId
     from modelpool.scheduler.simulator.timeline import Timeline
 
 EXIT_FAILED = 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from modelpool.pool.core.spec import WorkerId
+    from modelpool.pool.specs.spec import WorkerId
 
 #: colours that can be told apart, also by who does not see all of them; further models share the last
 MODEL_COLOURS = (

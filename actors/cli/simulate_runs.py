@@ -18,7 +18,7 @@ from modelpool.scheduler.simulator.metrics import Figures
 from modelpool.scheduler.tables.messages import Outcome
 
 if TYPE_CHECKING:
-    from modelpool.pool.core.spec import UserId
+    from modelpool.pool.specs.spec import UserId
     from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
     from modelpool.scheduler.simulator.eviction_policies import WorkerMemory
     from modelpool.scheduler.simulator.gpu_spec import GpuGroup, NodeShape

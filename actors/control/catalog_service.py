@@ -26,8 +26,8 @@ from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.lru_cache import Recent
 from modelpool.pool.core.sampling_facts import MadeFor
-from modelpool.pool.core.spec import ComponentSpec, ComponentUse, Division, JobId, Role, RunCost, TaskId, TaskSpec
 from modelpool.pool.core.stage_params import LoraRef, ModelRef, Work
+from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Division, JobId, Role, RunCost, TaskId, TaskSpec
 
 if TYPE_CHECKING:
     from modelpool.pool.registry.listings import LoraListing, ModelListing

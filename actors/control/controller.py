@@ -43,7 +43,7 @@ from modelpool.actors.wire.messages import (
 )
 from modelpool.actors.worker.host_memory import HostMemory
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.spec import (
+from modelpool.pool.specs.spec import (
     ComponentSpec,
     JobId,
     RunError,

@@ -20,8 +20,8 @@ from typing import Any
 from modelpool.actors.control.fleet import Asked, Clock, Fleet, InputsLost, JointRun, Run, WorkerLost
 from modelpool.actors.control.task_store import TaskBook
 from modelpool.actors.wire.messages import ResultRef, StepDone
-from modelpool.pool.core.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.messages import (
     Command,

@@ -13,9 +13,9 @@ from typing import Protocol, TypeAlias
 
 from modelpool.actors.wire.messages import ResultRef, RunRequest
 from modelpool.actors.worker.host_memory import HostMemory
-from modelpool.pool.core.spec import TaskReport, WorkerId, WorkerSpec
 from modelpool.pool.core.stage_params import Coming
 from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.specs.spec import TaskReport, WorkerId, WorkerSpec
 
 #: an attempt that is sent with others: what is asked, and the results that it reads
 Asked: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 from modelpool.actors.graph.build_graph import CutJob
 from modelpool.actors.graph.fits import NOTHING_KEPT, hungriest
-from modelpool.pool.core.division import choose_division
 from modelpool.pool.core.errors import does_not_fit
 from modelpool.pool.core.expert_names import HIGH, LOW
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, Division, Role, Stage, TaskId, TaskSpec
 from modelpool.pool.core.stage_params import SampleWork
 from modelpool.pool.devices.vram_policy import ResidencyRules
 from modelpool.pool.plan.plan_time import PlanSeconds, expected_seconds
 from modelpool.pool.plan.residency import Residency, ResidencyPlan, needed_bytes, plan
 from modelpool.pool.plan.residency_reasons import explain
 from modelpool.pool.plan.streaming_order import ModuleBytes, choose_modules, pass_seconds
+from modelpool.pool.specs.division import choose_division
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Division, Role, Stage, TaskId, TaskSpec
 
 #: pictures whose plans are made one by one; every later one does what the last of these does
 PLANNED_PICTURES = 8

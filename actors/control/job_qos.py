@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from modelpool.pool.core.spec import UserId
+from modelpool.pool.specs.spec import UserId
 
 if TYPE_CHECKING:
     from modelpool.actors.graph.build_graph import CutJob

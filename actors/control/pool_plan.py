@@ -11,9 +11,9 @@ from modelpool.actors.control.catalog_service import ListingCatalog, open_catalo
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.worker.gpu_worker import Engine, open_engine
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.spec import WorkerId
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 
 #: what workers = "all" means without GPUs

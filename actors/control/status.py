@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from modelpool.actors.wire.messages import StepDone
-from modelpool.pool.core.spec import UNPATCHED, TaskId, WorkerId
+from modelpool.pool.specs.spec import UNPATCHED, TaskId, WorkerId
 from modelpool.scheduler.core.snapshot import RunningTask, Snapshot, WorkerSnapshot
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from modelpool.actors.results.outcomes import TaskSummary
 from modelpool.actors.wire.messages import ResultRef, RunRequest
-from modelpool.pool.core.spec import ComponentKey, JobId, JobSpec, Role, TaskId, TaskReport, TaskSpec
 from modelpool.pool.core.stage_params import Coming, EncodeWork, SampleWork, Work, control_key, lora_key, roles_of
 from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, Role, TaskId, TaskReport, TaskSpec
 from modelpool.scheduler.tables.messages import RunTask, UploadAhead
 from modelpool.scheduler.tables.placement_record import Why
 

@@ -46,7 +46,6 @@ from modelpool.actors.graph.video_output_cut import film_beginning
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import SamplingFacts, Shown
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodePictureWork,
@@ -61,6 +60,7 @@ from modelpool.pool.core.stage_params import (
     together_key,
 )
 from modelpool.pool.families.control_video_form import follows_video
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
 
 #: the components that one kind of work runs
 Roles: TypeAlias = tuple[Role, ...]

@@ -12,8 +12,8 @@ from modelpool.actors.request.control_video_fields import GivenVideo
 from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import SamplingFacts
-from modelpool.pool.core.spec import TaskId
 from modelpool.pool.families.control_video_form import follows_video
+from modelpool.pool.specs.spec import TaskId
 
 
 def check_video(request: GenerateRequest, facts: SamplingFacts) -> None:

@@ -16,8 +16,8 @@ from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.expert_names import HIGH, LOW, half_named
 from modelpool.pool.core.sampling_facts import SamplingFacts
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.expert_pairs import PAIRS
+from modelpool.pool.specs.spec import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from modelpool.pool.core.errors import DoesNotFit, does_not_fit, format_bytes
-from modelpool.pool.core.spec import ComponentKey, JobSpec, TaskSpec
 from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.specs.spec import ComponentKey, JobSpec, TaskSpec
 
 #: all weights may stream
 NOTHING_KEPT: Mapping[ComponentKey, int] = MappingProxyType({})

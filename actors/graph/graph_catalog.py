@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from modelpool.pool.core.sampling_facts import MadeFor
-from modelpool.pool.core.spec import ComponentSpec, ComponentUse, Division, Role
 from modelpool.pool.core.stage_params import ControlRef, EmbeddingRef, LoraRef, ModelRef, Work
+from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Division, Role
 
 
 class Controls(Protocol):

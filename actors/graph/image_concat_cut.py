@@ -15,7 +15,7 @@ from modelpool.actors.request.image_fields import MOST_SIDE, GivenPicture
 from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import Guidance, MadeFor, SamplingFacts, Shown
-from modelpool.pool.core.spec import TaskId
+from modelpool.pool.specs.spec import TaskId
 
 #: pixels that models make of pictures which their text encoder sees too. Source: the pipelines of diffusers for
 #: Qwen-Image's editing models

@@ -14,7 +14,7 @@ from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.control_video_fields import GivenVideo, VideoSource
 from modelpool.actors.request.image_fields import GivenPicture, Hires, PictureSource, steps_left_out
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
-from modelpool.pool.core.spec import TaskId
+from modelpool.pool.specs.spec import TaskId
 
 
 @dataclass(frozen=True, slots=True)

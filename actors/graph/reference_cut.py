@@ -16,10 +16,10 @@ from modelpool.actors.request.image_fields import GivenPicture
 from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import SamplingFacts, TextSight
-from modelpool.pool.core.spec import TaskId
 from modelpool.pool.core.stage_params import ModelRef, SeePictureWork
 from modelpool.pool.families.control_video_form import follows_video
 from modelpool.pool.models.text.vision_prompt import MOST_PROPORTION
+from modelpool.pool.specs.spec import TaskId
 
 #: pixels in which a text encoder sees pictures with numbers, at most; and what the sides of pictures that it sees are
 #: multiples of. Source: the pipelines of diffusers for Qwen-Image's editing models

@@ -13,7 +13,7 @@ from modelpool.actors.graph.orders import EncodeOrder, EncodePictureOrder, Given
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import Beginning, FilmNumbers, SamplingFacts
-from modelpool.pool.core.spec import TaskId
+from modelpool.pool.specs.spec import TaskId
 
 #: what requests call the numbers that a model may be told, and which of them it must know
 _NUMBERS: dict[str, frozenset[FilmNumbers]] = {

@@ -34,9 +34,9 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ResultRef
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.lru_cache import Recent
-from modelpool.pool.core.spec import TaskId
 from modelpool.pool.core.stage_params import Mask, Picture, PixelArray, Result
 from modelpool.pool.pixels.image_ops import HALF, covering
+from modelpool.pool.specs.spec import TaskId
 
 #: pictures that are remembered for requests that use them again; what is remembered is a reference
 REMEMBERED = 256

@@ -30,8 +30,8 @@ from modelpool.actors.wire.messages import StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.spec import NodeId, WorkerId
 from modelpool.pool.core.stage_params import Result
+from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 

@@ -17,9 +17,9 @@ from modelpool.actors.control.fleet import Asked, InputsLost, JointRun, Run, Wor
 from modelpool.actors.wire.messages import ResultRef, RunRequest
 from modelpool.actors.wire.packing import packed, unpacked
 from modelpool.actors.worker.host_memory import HostMemory
-from modelpool.pool.core.spec import WorkerId, WorkerSpec
 from modelpool.pool.core.stage_params import Coming
 from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.specs.spec import WorkerId, WorkerSpec
 
 #: concurrency groups of a worker: one thread runs, others answer and stop, one waits for as long as the worker lives
 COMPUTE, CONTROL, WATCH = "compute", "control", "watch"

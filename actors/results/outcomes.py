@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.spec import JobId, RunErrorKind, Stage, WorkerId
 from modelpool.pool.core.stage_params import FloatArray, PixelArray
+from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.tables.placement_record import Why
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelpool.pool.core.spec import JobId, Stage, WorkerId
+from modelpool.pool.specs.spec import JobId, Stage, WorkerId
 
 
 @dataclass(frozen=True, slots=True)

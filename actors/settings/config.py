@@ -21,8 +21,8 @@ from modelpool.actors.request.strict import Strict
 from modelpool.actors.settings.separate_models import SeparateModel, separate_models
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
-from modelpool.pool.core.spec import UserId
 from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.specs.spec import UserId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
 

@@ -14,8 +14,8 @@ from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.pool.core.spec import ComponentKey, JobId, RunError, Rung, Stage, TaskId, TaskSpec, WorkerId
 from modelpool.pool.core.stage_params import Work
+from modelpool.pool.specs.spec import ComponentKey, JobId, RunError, Rung, Stage, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.tables.messages import Outcome
 
 ClientId = NewType("ClientId", str)  #: one driver's connection

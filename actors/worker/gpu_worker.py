@@ -26,18 +26,6 @@ from modelpool.actors.worker.host_memory import HostMemory, host_memory
 from modelpool.actors.worker.prefetcher import ReadAhead
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.spec import (
-    ComponentKey,
-    NodeId,
-    RunCost,
-    RunError,
-    RunErrorKind,
-    Rung,
-    TaskReport,
-    TaskSpec,
-    WorkerId,
-    WorkerSpec,
-)
 from modelpool.pool.core.stage_params import (
     Coming,
     Encoded,
@@ -60,6 +48,18 @@ from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.spec import (
+    ComponentKey,
+    NodeId,
+    RunCost,
+    RunError,
+    RunErrorKind,
+    Rung,
+    TaskReport,
+    TaskSpec,
+    WorkerId,
+    WorkerSpec,
+)
 
 if TYPE_CHECKING:
     from modelpool.pool.engine.engine import EngineFacts

@@ -21,8 +21,8 @@ from modelpool.benchmarks.lab.core import MOST_ATTEMPTS, PeerCore
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.planning import Prices, plan_batch
 from modelpool.benchmarks.lab.reading_ahead import ReadingAhead
-from modelpool.pool.core.spec import JobId, JobSpec, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
 from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.simulator.eviction_policies import KnownFuture
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.jobs import problem_with

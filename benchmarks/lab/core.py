@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from modelpool.benchmarks.lab.fleet import PeerFleet, PeerWorker
 from modelpool.benchmarks.lab.jobs import PeerResults
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, JobId, TaskId
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, JobId, TaskId
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.messages import (
     CancelAsked,

@@ -22,7 +22,7 @@ from random import Random
 from typing import TypeAlias
 
 from modelpool.benchmarks.lab.katz_habits import CONTROLNETS, ControlNetHabits, KatzService, LoraHabits
-from modelpool.pool.core.spec import ComponentSpec
+from modelpool.pool.specs.spec import ComponentSpec
 from modelpool.scheduler.tables.messages import Submitted
 from modelpool.scheduler.workloads.arrivals import poisson
 from modelpool.scheduler.workloads.models import InventedModel

@@ -16,8 +16,8 @@ from itertools import accumulate, groupby, pairwise
 from math import inf
 
 from modelpool.benchmarks.lab.bounds import least_load_seconds, least_makespan_seconds
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, JobSpec, Stage, TaskId, TaskSpec
 from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobSpec, Stage, TaskId, TaskSpec
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 
 #: the horizon grows by this part where a plan does not fit in it

@@ -26,7 +26,7 @@ from random import Random
 from modelpool.benchmarks.lab.base import Pushing
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.jobs import PeerJob
-from modelpool.pool.core.spec import WorkerId
+from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.messages import LookAgain
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from modelpool.benchmarks.lab.base import Pushing
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.jobs import PeerJob
-from modelpool.pool.core.spec import ComponentKey, JobId, NodeId, TaskSpec, WorkerId, WorkerSpec
 from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.specs.spec import ComponentKey, JobId, NodeId, TaskSpec, WorkerId, WorkerSpec
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 
 

@@ -18,7 +18,6 @@ from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
 from modelpool.pool.core.lru_cache import Recent
 from modelpool.pool.core.sampling_facts import MadeFor
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
 from modelpool.pool.core.stage_params import (
     EncodePictureWork,
     EncodeWork,
@@ -50,6 +49,7 @@ from modelpool.pool.registry.kinds import LORAS, MODELS
 from modelpool.pool.registry.listings import LoraListing, ModelListing, check_runs
 from modelpool.pool.registry.names import without_ending
 from modelpool.pool.registry.registry import open_registry
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
 from modelpool.pool.text.chunks import spelled_out
 
 WEIGHTS_SUFFIX = ".safetensors"

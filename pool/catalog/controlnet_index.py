@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
-from modelpool.pool.core.spec import ComponentSpec, ComponentUse
 from modelpool.pool.core.stage_params import ControlRef, ModelRef
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.registry.kinds import Kind
 from modelpool.pool.registry.names import without_ending
 from modelpool.pool.registry.registry import Registry
+from modelpool.pool.specs.spec import ComponentSpec, ComponentUse
 
 CONTROLNETS = frozenset({Kind.CONTROLNET})
 

@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import Division
 from modelpool.pool.core.stage_params import (
     EncodePictureWork,
     Film,
@@ -32,6 +31,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import HALF, covering
 from modelpool.pool.pixels.latent_pixels import encoded
+from modelpool.pool.specs.spec import Division
 
 
 def encode_followed(

@@ -12,8 +12,8 @@ from torch import nn
 from modelpool.pool.controlnets.inpainting import INPAINT, PLAIN, says_hole
 from modelpool.pool.controlnets.kinds import ControlKind
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.specs.spec import Role
 
 #: what a ControlNet and the model that it speaks to have in common, in words
 Traits: TypeAlias = Mapping[str, Any]

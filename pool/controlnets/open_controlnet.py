@@ -20,7 +20,6 @@ from modelpool.pool.controlnets.fits import check_fits, mode_of
 from modelpool.pool.controlnets.inpainting import INPAINT, hole_told
 from modelpool.pool.controlnets.other_names import EDGES, PICTURE_KIND
 from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture
-from modelpool.pool.core.spec import ComponentSpec, ComponentUse, Role
 from modelpool.pool.core.stage_params import ControlRef, HoleTold, control_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.formats.safetensors_file import Shape
@@ -28,6 +27,7 @@ from modelpool.pool.loading.open_model import OpenModel, form_of
 from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.patcher.weight_bytes import component_spec, component_use, own_weights
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Role
 
 #: of layers that some files have and do not use
 _UNTRAINED = "control_noise_refiner.0.before_proj.bias"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 import torch
 
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
-from modelpool.pool.core.spec import ComponentKey, Role
 from modelpool.pool.core.stage_params import ControlRef, control_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.patcher.compute_context import ComputeTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher
+from modelpool.pool.specs.spec import ComponentKey, Role
 
 
 class ControlPatchers:

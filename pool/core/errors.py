@@ -1,7 +1,7 @@
 """What a person can get wrong, as `ValueError`s that say what was found and what was expected.
 
 Torch-free. Every class takes one message, so that it travels between processes unchanged; the functions below build the
-messages. What goes wrong on a GPU while a task runs is not here: that is a `pool.core.spec.RunError` value.
+messages. What goes wrong on a GPU while a task runs is not here: that is a `pool.specs.spec.RunError` value.
 """
 
 from __future__ import annotations

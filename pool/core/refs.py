@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from modelpool.pool.core.assembly import Assembly, Source
-from modelpool.pool.core.spec import ComponentKey, Role
+from modelpool.pool.specs.spec import ComponentKey, Role
 
 
 @dataclass(frozen=True, slots=True)

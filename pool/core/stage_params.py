@@ -34,7 +34,7 @@ from modelpool.pool.core.results import PixelArray as PixelArray
 from modelpool.pool.core.results import Result as Result
 from modelpool.pool.core.results import Seen as Seen
 from modelpool.pool.core.results import Sound as Sound
-from modelpool.pool.core.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
+from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +339,8 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
     """What works on the same weights must have in common to go through a module at once: all but texts and seeds. The
     model is among it: two that have equal components may read texts, noise and latents otherwise.
 
-    `context_tokens` are the lengths of the texts that sampling reads. The same as a `pool.core.spec.TaskSpec.together`.
+    `context_tokens` are the lengths of the texts that sampling reads. The same as a
+    `pool.specs.spec.TaskSpec.together`.
     """
     match work:
         case EncodeWork():

@@ -14,7 +14,6 @@ from typing import TypeAlias
 import torch
 
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.spec import RunCost, Rung, TaskSpec
 from modelpool.pool.core.stage_params import (
     Coming,
     Encoded,
@@ -34,6 +33,7 @@ from modelpool.pool.core.stage_params import (
     together_key,
 )
 from modelpool.pool.patcher.out_of_memory import exhausted, let_go
+from modelpool.pool.specs.spec import RunCost, Rung, TaskSpec
 
 #: runs these members at once: the result of each, in order, and what the run cost. May raise anything
 Attempt: TypeAlias = Callable[[Sequence[Member]], tuple[Sequence[Result], RunCost]]

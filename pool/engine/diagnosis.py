@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from modelpool.pool.core.errors import format_bytes
-from modelpool.pool.core.spec import Role
 from modelpool.pool.devices.accelerator_memory import UNTOLD_BYTES
 from modelpool.pool.devices.capabilities import DeviceCapabilities, host_capabilities
 from modelpool.pool.devices.copy_streams import COPY_STREAMS
@@ -41,6 +40,7 @@ from modelpool.pool.ops.attention import attention_priority
 from modelpool.pool.ops.layer_choice import FP8_WEIGHTS, dtype_name
 from modelpool.pool.patcher.compute_dtype import component_dtype
 from modelpool.pool.quant.formats import FORMATS
+from modelpool.pool.specs.spec import Role
 
 #: what files keep the weights of diffusion models in
 _STORAGES = (torch.float16, torch.bfloat16, torch.float32, FP8_WEIGHTS)

@@ -22,7 +22,6 @@ from modelpool.pool.conditioning.micro_conditioning import pooled_width
 from modelpool.pool.controlnets.patchers import ControlPatchers
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.lru_cache import Recent
-from modelpool.pool.core.spec import ComponentKey, Division, Role, RunCost, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodePictureWork,
@@ -60,6 +59,7 @@ from modelpool.pool.patcher.compute_context import ComputeTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import give_back_unused
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.spec import ComponentKey, Division, Role, RunCost, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding, read_embedding
 from modelpool.pool.vram.vram_manager import Lease, VramManager, Wanted, with_extras

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from modelpool.pool.core.arguments import real_number, size_in_bytes
 from modelpool.pool.core.errors import AdapterMismatch, DoesNotFit, does_not_fit, format_bytes
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import LoraRef, ModelRef
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
+from modelpool.pool.specs.spec import Role
 
 
 class ExplicitComponent:

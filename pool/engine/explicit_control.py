@@ -28,7 +28,6 @@ from modelpool.pool.catalog.catalog import WEIGHTS_SUFFIX, Catalog
 from modelpool.pool.core.arguments import given_text, real_number, size_in_bytes, whole_number
 from modelpool.pool.core.errors import ModelClosed, UserError, unusable_field
 from modelpool.pool.core.interrupt import Interrupt
-from modelpool.pool.core.spec import Role, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
@@ -54,6 +53,7 @@ from modelpool.pool.formats.model_folder import is_model_folder
 from modelpool.pool.formats.shard_index import is_index
 from modelpool.pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG, resolve_sampler
 from modelpool.pool.sampling.noise import checked_seed
+from modelpool.pool.specs.spec import Role, TaskSpec
 
 __all__ = ["ExplicitComponent", "Interrupt", "LoadedModel", "Stopped", "load_checkpoint"]
 

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from modelpool.pool.conditioning.control_video import encode_followed
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import Division
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodePictureWork,
@@ -26,6 +25,7 @@ from modelpool.pool.engine.stages import decode_together, vae_encode, vae_encode
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering, pasted
 from modelpool.pool.sampling.noise import seed_beside
+from modelpool.pool.specs.spec import Division
 
 Kind = TypeVar("Kind")
 

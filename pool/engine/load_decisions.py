@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import torch
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.ops.context import LinearKernel
 from modelpool.pool.ops.cublas_half import cublas_half_linear
@@ -26,6 +25,7 @@ from modelpool.pool.ops.layer_choice import (
 from modelpool.pool.patcher.compute_dtype import compute_dtype
 from modelpool.pool.quant.formats import FORMATS
 from modelpool.pool.quant.native_kernels import linear_kernel
+from modelpool.pool.specs.spec import Role
 
 
 def component_operations(

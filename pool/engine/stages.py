@@ -24,7 +24,6 @@ from modelpool.pool.controlnets.controlnet_run import controls_of
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
-from modelpool.pool.core.spec import Division
 from modelpool.pool.core.stage_params import (
     Encoded,
     EncodeWork,
@@ -54,6 +53,7 @@ from modelpool.pool.pixels.latent_pixels import decoded, encoded, sampled_shape
 from modelpool.pool.sampling.noise import PictureNoise
 from modelpool.pool.sampling.partial_run import handed_on, part_of
 from modelpool.pool.sampling.schedules import sigma_table
+from modelpool.pool.specs.spec import Division
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, match_lengths, read_texts

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from modelpool.pool.core.division import choose_division, ways
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Division, RunCost, Rung, TaskSpec
 from modelpool.pool.core.stage_params import Work
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.devices.kinds import OpenDevice
@@ -29,6 +27,8 @@ from modelpool.pool.patcher.out_of_memory import (
     let_go,
 )
 from modelpool.pool.plan.oom_ladder import Try, next_try
+from modelpool.pool.specs.division import choose_division, ways
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Division, RunCost, Rung, TaskSpec
 from modelpool.pool.vram.preloader import AheadWants, UploadsAhead
 from modelpool.pool.vram.vram_manager import VramManager, Wanted
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from modelpool.pool.core.lru_cache import Recent
-from modelpool.pool.core.spec import ComponentKey, RunCost, Stage
+from modelpool.pool.specs.spec import ComponentKey, RunCost, Stage
 
 #: a correction looks back so many runs
 REMEMBERED_RUNS = 8
@@ -48,7 +48,7 @@ KEYS_REMEMBERED = 1024
 @dataclass(frozen=True, slots=True)
 class ActivationKey:
     """What a correction is about: runs of one component, whole or divided in one way (`batch`, `tile`: as
-    `pool.core.spec.Division`), since whole runs and tiles hold other things; so do runs of several tasks `together`.
+    `pool.specs.spec.Division`), since whole runs and tiles hold other things; so do runs of several tasks `together`.
     `device_kind` is "cuda", "sim", ..."""
 
     component: ComponentKey

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from modelpool.pool.conditioning.micro_conditioning import CONTEXT, IMAGE_CONTEXT
 from modelpool.pool.controlnets.controlnet_bytes import ControlStage
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
-from modelpool.pool.core.division import ways as ways_of
 from modelpool.pool.core.lru_cache import Recent
 from modelpool.pool.core.sampling_facts import FilmFacts, Sight
-from modelpool.pool.core.spec import Division, Role, RunCost, TaskSpec
 from modelpool.pool.core.stage_params import (
     ControlRef,
     DecodeWork,
@@ -64,6 +62,8 @@ from modelpool.pool.models.vision.qwen import empty_pictures
 from modelpool.pool.patcher.weight_bytes import module_bytes
 from modelpool.pool.pixels.latent_pixels import sampled_shape
 from modelpool.pool.plan.residency import ModuleBytes
+from modelpool.pool.specs.division import ways as ways_of
+from modelpool.pool.specs.spec import Division, Role, RunCost, TaskSpec
 from modelpool.pool.text.chunks import spelled_out
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.image_tokens import SeenPicture

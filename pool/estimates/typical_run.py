@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from torch import nn
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import DecodeWork, EncodeWork, SampleWork, SeePictureWork, Work
 from modelpool.pool.estimates.activation_estimator import empty_told_of
 from modelpool.pool.estimates.stage_peak_bytes import stage_call
@@ -17,6 +16,7 @@ from modelpool.pool.families.cascade_families import prior_cells
 from modelpool.pool.families.control_video_form import follows_video
 from modelpool.pool.loading.describe import native_size
 from modelpool.pool.loading.open_model import OpenModel
+from modelpool.pool.specs.spec import Role
 
 #: cells of time of a film after the first; more share their work between modules as these do
 _CELLS = 2

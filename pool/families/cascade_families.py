@@ -16,12 +16,12 @@ from types import MappingProxyType
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts, TextFacts
 from modelpool.pool.core.sampling_facts import SamplingFacts, UsualRun
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.signatures import SIGNATURES
 from modelpool.pool.families.cascade_facts import CASCADE_FACTS
 from modelpool.pool.families.family import Architecture, Family
 from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.specs.spec import Role
 
 _MODEL_PREFIX = "model.diffusion_model."
 #: what the keys of its text encoder begin with. Source: the names under which ComfyUI writes and reads CLIP-G there

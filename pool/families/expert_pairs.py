@@ -15,7 +15,6 @@ from types import MappingProxyType
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.expert_names import HIGH, LOW, half_named
 from modelpool.pool.core.sampling_facts import LowNoise
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.detection.parts import LOW_NOISE_PREFIX
 from modelpool.pool.families.facts import ModelFacts
@@ -23,6 +22,7 @@ from modelpool.pool.families.family import Family
 from modelpool.pool.families.transformer_families import family_of
 from modelpool.pool.families.video_facts import VIDEO_FACTS, WAN_22_T2V
 from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.specs.spec import Role
 
 
 def _pair(name: str, title: str, facts: ModelFacts) -> Family:

@@ -23,8 +23,8 @@ from modelpool.pool.core.sampling_facts import (
     SizeConditions,
     UsualRun,
 )
-from modelpool.pool.core.spec import Role
 from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.specs.spec import Role
 
 
 class Architecture(Enum):

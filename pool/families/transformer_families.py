@@ -24,7 +24,6 @@ from modelpool.pool.core.sampling_facts import (
     TextSight,
     UsualRun,
 )
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.diffusion import DiffusionFacts
 from modelpool.pool.detection.facts import Kind
 from modelpool.pool.detection.latent_formats import LATENT_FORMATS
@@ -40,6 +39,7 @@ from modelpool.pool.families.image_facts import IMAGE_FACTS
 from modelpool.pool.families.text_readings import ROW_OF, RUN_WITHOUT, readings_of
 from modelpool.pool.families.video_facts import VIDEO_FACTS
 from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.specs.spec import Role
 
 #: the places of a model's text encoders, in the order of the members of its set
 TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelpool.pool.core.sampling_facts import FilmFacts, FilmNumbers, NoiseFacts, SamplingFacts, UsualRun
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import SD1, Architecture, Family
 from modelpool.pool.families.unet_facts import UNET_FACTS
+from modelpool.pool.specs.spec import Role
 
 
 def _film_unet(name: str, title: str, numbers: FilmNumbers, vae_prefix: str, usual: Mapping[str, Any]) -> Family:

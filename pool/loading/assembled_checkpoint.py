@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.diffusion import DiffusionFacts
 from modelpool.pool.detection.facts import Kind
 from modelpool.pool.detection.parts import split
@@ -43,6 +42,7 @@ from modelpool.pool.loading.assembled_parts import (
 )
 from modelpool.pool.loading.vision_fit import vision_encoder_of
 from modelpool.pool.quant.detect_layers import METADATA_KEY as QUANTIZATION_KEY
+from modelpool.pool.specs.spec import Role
 
 #: the layer that cuts pictures into patches, as open_clip and transformers call it, and what it is that models read
 _PATCHES, _PATCHES_DIMENSIONS = ("conv1.weight", "vision_model.embeddings.patch_embedding.weight"), 4

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from modelpool.pool.core.assembly import Source
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import Family
 from modelpool.pool.formats.ggml_types import is_block_type
 from modelpool.pool.formats.safetensors_file import Header, Shape
@@ -36,6 +35,7 @@ from modelpool.pool.ops.packed import PackedWeight
 from modelpool.pool.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes
 from modelpool.pool.quant.formats import round_up
 from modelpool.pool.quant.state_dict import pack
+from modelpool.pool.specs.spec import Role
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.family import Family
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.formats.strict_json import brief, finite_number
+from modelpool.pool.specs.spec import Role
 
 #: the folders of the diffusion models of stage C and of stage B, and of stage A
 PRIOR, DECODER, VAE = "prior", "decoder", "vqgan"

@@ -14,11 +14,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import Family
 from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.formats.safetensors_file import Header
 from modelpool.pool.quant.detect_layers import QuantizedLayer
+from modelpool.pool.specs.spec import Role
 
 #: of a SHA-256: 128 bits tell tensors apart
 DIGEST_BYTES = 16

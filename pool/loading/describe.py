@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from modelpool.pool.core.assembly import Source
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import Family
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.keymaps.adapter_keys import looks_like_lora, split_key
@@ -25,6 +24,7 @@ from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.lora_names.styles import style_of
 from modelpool.pool.models.common.infer_config import latent_facts
 from modelpool.pool.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes
+from modelpool.pool.specs.spec import Role
 
 RESOLUTION_KEY = "modelspec.resolution"
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.detection.other_files import folder_part, other_file
@@ -44,6 +43,7 @@ from modelpool.pool.models.common import infer_config as infer
 from modelpool.pool.models.common.spliced_vae import with_decoder_of_frames
 from modelpool.pool.models.text_encoder_aliases import as_spelled
 from modelpool.pool.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes
+from modelpool.pool.specs.spec import Role
 
 #: float types that weights may be stored in
 WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modelpool.pool.core.assembly import Assembly
-from modelpool.pool.core.spec import Role
 from modelpool.pool.formats.byte_ranges import ByteRange, joined
 from modelpool.pool.formats.gguf_parts import is_split
 from modelpool.pool.formats.shard_index import is_index
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.loading.weights_header import read_weights_header
+from modelpool.pool.specs.spec import Role
 
 
 @dataclass(frozen=True, slots=True)

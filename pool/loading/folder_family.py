@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.families.family import (
     COSXL_EDIT,
@@ -36,6 +35,7 @@ from modelpool.pool.loading.cascade_folder import cascade_folder_family, is_casc
 from modelpool.pool.loading.transformer_folder import TRANSFORMER, transformer_folder_family
 from modelpool.pool.loading.video_unet_folder import film_folder_family
 from modelpool.pool.models.common import infer_config as infer
+from modelpool.pool.specs.spec import Role
 
 Said: TypeAlias = Mapping[str, Any]
 #: takes a family, a component, its folder, what that says, and the shapes of all tensors

@@ -11,12 +11,12 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.vae_facts import VaeFacts
 from modelpool.pool.detection.vaes import FACTS
 from modelpool.pool.families.family import Family
 from modelpool.pool.models.common.infer_config import latents_with
+from modelpool.pool.specs.spec import Role
 
 
 def without_parts(family: Family, missing: Collection[Role]) -> Family:

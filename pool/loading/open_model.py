@@ -14,7 +14,6 @@ import torch
 
 from modelpool.pool.core.expert_names import HIGH, LOW
 from modelpool.pool.core.lru_cache import Recent
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.core.stage_params import LoraRef, ModelRef, component_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.families.text_readings import readings_of
@@ -28,6 +27,7 @@ from modelpool.pool.patcher.weight_bytes import OwnWeights, component_spec, comp
 from modelpool.pool.patcher.weight_form import WeightForm, resident_form
 from modelpool.pool.patches.lora_file import LoraMatch, match_lora, require_match
 from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.text.reading import Reading
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 

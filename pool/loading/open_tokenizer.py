@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.loading.build_checkpoint import Checkpoint
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.reading import Reading
 from modelpool.pool.text.text_tokenizer import TextTokenizer, tokenizer_kind
 from modelpool.pool.text.tokenizer_files import TENSORS, find_tokenizer

@@ -17,10 +17,10 @@ from dataclasses import replace
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.prediction import NOISE_WORD, said_prediction
 from modelpool.pool.families.family import PLAYGROUND_25, SD2, SD2_VELOCITY_PIXELS, Family
 from modelpool.pool.formats.safetensors_file import Header, stored_bytes
+from modelpool.pool.specs.spec import Role
 
 SPREAD_KEY, VELOCITY_SPREAD = "output_blocks.11.1.transformer_blocks.0.norm1.bias", 0.09
 EDM_SIGMA_MIN, EDM_SIGMA_MAX = "edm_vpred.sigma_min", "edm_vpred.sigma_max"

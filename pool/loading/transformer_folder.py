@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize, TextSight
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.families.expert_pairs import pair_of
 from modelpool.pool.families.family import Family
@@ -24,6 +23,7 @@ from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.formats.strict_json import brief, finite_number
 from modelpool.pool.loading.incomplete_checkpoint import without_parts
+from modelpool.pool.specs.spec import Role
 
 Said: TypeAlias = Mapping[str, Any]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import Sight
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import Family
 from modelpool.pool.formats.safetensors_file import Header, Shape
+from modelpool.pool.specs.spec import Role
 
 #: of vision encoders, as open_clip and transformers call them, keys without prefix: the table of positions, which are
 #: those of the patches of a square and one more; and the projection, with the dimension that is its output

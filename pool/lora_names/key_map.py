@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.lora_names.diffusion import model_names, names_of, through
 from modelpool.pool.lora_names.styles import style_of, styles_of
 from modelpool.pool.lora_names.text import CLIP_G, CLIP_H, CLIP_L, lora_encoder, names_of_module, text_encoder_names
+from modelpool.pool.specs.spec import Role
 
 if TYPE_CHECKING:
     from modelpool.pool.keymaps.key_map import KeyMap, RowRange

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from modelpool.pool.core.spec import Role
+from modelpool.pool.specs.spec import Role
 
 #: how the base names of each component begin, and whose convention that is. The longest that fits counts.
 STYLES: tuple[tuple[str, Role, str], ...] = (

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import Sight
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import Architecture, Family
 from modelpool.pool.formats.folder_header import CLASS
 from modelpool.pool.formats.safetensors_file import Shape
@@ -36,6 +35,7 @@ from modelpool.pool.models.vae.folders import plan_folder_vae
 from modelpool.pool.models.vision.build import plan_vision
 from modelpool.pool.models.vision.llava import plan_picture_words
 from modelpool.pool.models.vision.qwen import plan_qwen_vision
+from modelpool.pool.specs.spec import Role
 
 
 @dataclass(frozen=True, slots=True)

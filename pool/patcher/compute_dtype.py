@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from modelpool.pool.core.decision import Choice
-from modelpool.pool.core.spec import Role
 from modelpool.pool.devices.capabilities import DeviceCapabilities, HalfStorage
+from modelpool.pool.specs.spec import Role
 
 _HALVES = (torch.float16, torch.bfloat16)
 #: what a diffusion model is computed in, best first, where its own weights prefer nothing

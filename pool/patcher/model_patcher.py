@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.options.callbacks import CallbackPoint
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.patcher.comfy_patches import KeyedPatches, patches_from, with_wrappers_last
@@ -26,6 +25,7 @@ from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.full_weights import PatchedWeight
 from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
 from modelpool.pool.plan.residency import ModuleBytes, Resident
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 
 __all__ = ["ModelPatcher", "RealizeReport", "WeightsTarget", "realizing"]
 

@@ -16,9 +16,9 @@ from types import MappingProxyType
 
 import torch
 
-from modelpool.pool.core.spec import Rung
 from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.kinds import DeviceMemory
+from modelpool.pool.specs.spec import Rung
 
 #: what torch's host allocator says; it raises a plain RuntimeError. Source: c10/core/impl/alloc_cpu.cpp
 _HOST_ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")

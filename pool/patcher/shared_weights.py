@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import PatchFailed
-from modelpool.pool.core.spec import UNPATCHED, ComponentKey, ComponentSpec, Role
 from modelpool.pool.ops.cast import apply_weight_functions
 from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
 from modelpool.pool.ops.context import without_uploader
@@ -39,6 +38,7 @@ from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
 from modelpool.pool.plan.residency import ModuleBytes, Resident
 from modelpool.pool.quant.quantize import requantize
+from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, ComponentSpec, Role
 from modelpool.pool.tracing.module_flops import module_work
 
 

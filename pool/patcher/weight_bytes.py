@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.ops.packed import PackedWeight, stored_bytes
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.patches.stochastic_rounding import rounding_scratch_bytes
 from modelpool.pool.plan.residency import ModuleBytes
 from modelpool.pool.quant.quantize import requantize_scratch_bytes
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 
 #: patches are computed in float32
 PATCH_ITEM_BYTES = 4

@@ -12,11 +12,11 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.ops.packed import PackedWeight, stored_bytes
 from modelpool.pool.patcher.compute_dtype import LARGE_TEXT_ENCODER, rests_in_half
 from modelpool.pool.quant.quantize import can_requantize
+from modelpool.pool.specs.spec import Role
 
 
 class ResidentForm(StrEnum):

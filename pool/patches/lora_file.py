@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import AdapterMismatch, CorruptFile, PatchFailed
-from modelpool.pool.core.spec import Role
 from modelpool.pool.keymaps.key_map import RowRange
 from modelpool.pool.patches.adapter_entries import AdapterEntry, Strange, read_adapters
 from modelpool.pool.patches.adapter_values import bias_range, placed_value
 from modelpool.pool.patches.patch_set import WeightPatch
+from modelpool.pool.specs.spec import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from typing import TypeAlias
 from torch import Tensor
 
 from modelpool.pool.core.errors import PatchFailed
-from modelpool.pool.core.spec import UNPATCHED
 from modelpool.pool.patches.low_rank import LowRank, factors_of, in_sums
 from modelpool.pool.patches.weight_patch import DeltaFunction, Offset, PatchValue, Shape, WeightPatch
+from modelpool.pool.specs.spec import UNPATCHED
 
 __all__ = ["DeltaFunction", "LowRank", "Offset", "PatchSet", "PatchValue", "WeightFunction", "WeightPatch"]
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import Division
 from modelpool.pool.core.stage_params import DecodeWork, RunHooks, SampleWork
 from modelpool.pool.core.stopping import stop_check, stop_if_asked
 from modelpool.pool.detection.latent_formats import LatentFormat
@@ -32,6 +31,7 @@ from modelpool.pool.pixels.tiled_vae import (
     tiled_encode,
 )
 from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.specs.spec import Division
 
 #: the kind whose latents are said by numbers alone, and whose encoder gives moments that tiles may blend
 KL = "kl"

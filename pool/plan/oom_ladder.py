@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modelpool.pool.core.spec import Division, Rung
+from modelpool.pool.specs.spec import Division, Rung
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from modelpool.pool.core.errors import DoesNotFit, does_not_fit
-from modelpool.pool.core.outlook import Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.pool.devices.vram_policy import ResidencyRules
 from modelpool.pool.plan.residency import Residency, ResidencyPlan, needed_bytes, plan
+from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.pool.plan.residency import Move, Residency, Resident, make_room, needed_bytes, upload_bytes_of
+from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 
 #: of what a run holds beside weights, so much again is left free: a run that runs out of memory is made anew. An
 #: assumption: estimates of activations that runs corrected are closer than that

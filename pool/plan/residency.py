@@ -35,11 +35,11 @@ from math import inf
 from typing import TypeAlias
 
 from modelpool.pool.core.errors import does_not_fit
-from modelpool.pool.core.moves import Move, ResidencyPlan
-from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
-from modelpool.pool.core.resident import Residency, Resident
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.pool.plan.streaming_order import ModuleBytes, choose_modules
+from modelpool.pool.specs.moves import Move, ResidencyPlan
+from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.resident import Residency, Resident
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 
 __all__ = [
     "Claim",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import inf
 
 from modelpool.pool.core.errors import format_bytes
-from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.pool.plan.residency import Claim, Residency, ResidencyPlan, claims, plan
+from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 
 #: a component of the task itself gives up bytes
 OWN_SHRINKS = "activations, scratch and the weights named before it need the room"

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from modelpool.pool.core.errors import UnusableField, unusable_field
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import LoraRef
 from modelpool.pool.formats.atomic_write import expect_free
 from modelpool.pool.formats.safetensors_writer import TensorToWrite, write_safetensors
@@ -27,6 +26,7 @@ from modelpool.pool.saving.published_file import PublishedFile
 from modelpool.pool.saving.replaced_folder import expect_outside
 from modelpool.pool.saving.single_file import SingleFile
 from modelpool.pool.saving.tokenizer_tensors import tokenizer_tensors
+from modelpool.pool.specs.spec import Role
 
 SUFFIX = ".safetensors"
 #: what weights can be saved in, by the name that a person gives it

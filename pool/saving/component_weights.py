@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import BadQuantization, PatchFailed
-from modelpool.pool.core.spec import Role
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap
 from modelpool.pool.loading.build_checkpoint import BuiltComponent, Checkpoint
@@ -23,6 +22,7 @@ from modelpool.pool.ops.packed import PackedWeight
 from modelpool.pool.patches.patch_set import PatchSet, WeightFunction
 from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
 from modelpool.pool.quant.quantize import can_requantize, requantize
+from modelpool.pool.specs.spec import Role
 
 _HOST = torch.device("cpu")
 

@@ -21,7 +21,6 @@ from diffusers import DiffusionPipeline, guiders
 from transformers import CLIPImageProcessorPil, PreTrainedModel
 
 from modelpool.pool.core.errors import OutputFailed
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import LoraRef
 from modelpool.pool.families.cascade_families import with_text_encoder
 from modelpool.pool.families.transformer_families import TRANSFORMERS
@@ -44,6 +43,7 @@ from modelpool.pool.saving.single_file import refuse_blocks
 from modelpool.pool.saving.text_tokenizer_files import tokenizer_class, write_text_tokenizer
 from modelpool.pool.saving.tokenizer_files import write_clip_tokenizer
 from modelpool.pool.saving.transformer_pipelines import pipeline_name, transformer_pipeline
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.reading import Reading
 from modelpool.pool.text.text_tokenizer import TOKENIZER_FACTS, TokenizerMissing, tokenizer_kind
 

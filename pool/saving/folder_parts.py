@@ -29,7 +29,6 @@ from transformers import (
 )
 
 from modelpool.pool.core.family_facts import TextFacts
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import Architecture
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
@@ -48,6 +47,7 @@ from modelpool.pool.saving.component_weights import ComponentWeights
 from modelpool.pool.saving.llava_folder import is_llava, llava, llava_names, llava_tensors
 from modelpool.pool.saving.pipeline_form import PipelineFacts
 from modelpool.pool.saving.transformer_pipelines import transformer_pipeline
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.reading import Pooled, Reading
 
 #: the level of names that CLIP's text models have in published folders

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.saving.single_file import EMA_PREFIX
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.tokenizer_files import TENSORS
 
 #: buffers of the noise of training, as LDM's and Stability's code register them

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelpool.pool.core.spec import Role
+from modelpool.pool.specs.spec import Role
 
 INDEX_FILE = "model_index.json"
 #: what an index has in place of a component that is not there

@@ -13,7 +13,6 @@ from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind, Prediction
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import (
     COSXL_EDIT,
     SD1,
@@ -31,6 +30,7 @@ from modelpool.pool.families.family import (
 from modelpool.pool.families.video_unet_families import SVD
 from modelpool.pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
 from modelpool.pool.saving.transformer_pipelines import transformer_pipeline, transformer_scheduler
+from modelpool.pool.specs.spec import Role
 
 #: how UNets of frames go through levels between two ends; the levels of a table stand beside them unread.
 #: Source: scheduler_config.json of stabilityai/stable-video-diffusion-img2vid-xt

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.prediction import (
     NOISE_WORD,
     PREDICTION_ENTRIES,
@@ -42,6 +41,7 @@ from modelpool.pool.models.published_shapes import published_shapes
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.quant.detect_layers import METADATA_KEY as QUANTIZATION_KEY
 from modelpool.pool.saving.component_weights import ComponentWeights
+from modelpool.pool.specs.spec import Role
 
 #: metadata of a folder's files that may be wrong of the file: its weights are plain, its prediction is the scheduler's
 _NOT_KEPT = frozenset({QUANTIZATION_KEY, *PREDICTION_ENTRIES})

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.spec import Role
 from modelpool.pool.formats.ggml_types import is_block_type
 from modelpool.pool.formats.safetensors_file import TensorEntry
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
@@ -31,6 +30,7 @@ from modelpool.pool.quant.detect_layers import METADATA_KEY as QUANTIZATION_KEY
 from modelpool.pool.quant.detect_layers import QuantizedLayer
 from modelpool.pool.quant.state_dict import pack
 from modelpool.pool.saving.component_weights import ComponentWeights
+from modelpool.pool.specs.spec import Role
 
 EMA_PREFIX = "model_ema."
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import torch
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.formats.gguf_entries import has_gguf_start
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.loading.open_tokenizer import reading_of_role, tokenizer_of
 from modelpool.pool.mapping.tensor_bytes import made
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.text_tokenizer import TokenizerMissing
 from modelpool.pool.text.tokenizer_files import TENSORS
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize, TextSight
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import Family
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFORMER, VAE, VISION, text_folders
 from modelpool.pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
+from modelpool.pool.specs.spec import Role
 
 #: what fits a picture into the form that the vision encoder of Wan is shown
 _WAN_PROCESSOR = "image_processor"

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from modelpool.pool.core.spec import ComponentKey, ComponentUse
 from modelpool.pool.patcher.hooks import HookGroup
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.patcher_state import models_to_load
 from modelpool.pool.plan.residency import ResidencyPlan
+from modelpool.pool.specs.spec import ComponentKey, ComponentUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelpool.pool.core.errors import DoesNotFit, does_not_fit, format_bytes
-from modelpool.pool.core.spec import ComponentUse
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.spec import ComponentUse
 
 
 def taken_by_others(refused: DoesNotFit, taken_bytes: int, in_run: bool = False) -> RanOutOfMemory:

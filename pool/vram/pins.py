@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from modelpool.pool.core.errors import unknown_name
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec
 
 
 class Wishes:

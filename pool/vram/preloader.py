@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.spec import ComponentKey, TaskSpec
 from modelpool.pool.core.stage_params import Coming, Work
 from modelpool.pool.devices.transfer_pipeline import UploadRoad
 from modelpool.pool.ops.context import without_uploader
 from modelpool.pool.patcher.out_of_memory import exhausted, let_go
+from modelpool.pool.specs.spec import ComponentKey, TaskSpec
 from modelpool.pool.vram.leases import Wanted
 from modelpool.pool.vram.vram_manager import VramManager
 

@@ -11,8 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from modelpool.pool.core.errors import DoesNotFit, UserError, format_bytes, unknown_name
-from modelpool.pool.core.outlook import Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.pool.devices.vram_policy import ResidencyRules
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget, realizing
 from modelpool.pool.plan.policy_plan import Ask, fixed_bytes, ruled_plan
@@ -26,6 +24,8 @@ from modelpool.pool.plan.residency import (
     needed_bytes,
     plan,
 )
+from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.pool.vram.leases import HeldLeases, Lease, Wanted, one_each, with_extras
 from modelpool.pool.vram.no_room import no_room_as_is, taken_by_others
 from modelpool.pool.vram.pins import Wishes

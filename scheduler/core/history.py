@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from modelpool.pool.core.errors import UnknownName, unknown_name
-from modelpool.pool.core.spec import ComponentKey, JobId, JobSpec, RunCost, RunError, Stage, TaskId, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunError, Stage, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.tables.jobs import TaskStatus
 from modelpool.scheduler.tables.messages import RunEnded, Submitted
 from modelpool.scheduler.tables.placement_record import Start, Why

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from modelpool.pool.core.division import choose_division
-from modelpool.pool.core.spec import JobId, Rung, Stage
 from modelpool.pool.plan.residency import Resident, needed_bytes, plan
+from modelpool.pool.specs.division import choose_division
+from modelpool.pool.specs.spec import JobId, Rung, Stage
 from modelpool.scheduler.core.queue_invariants import validate_turns
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.core.wakeups import LEAST_TICK_SECONDS

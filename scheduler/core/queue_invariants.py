@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from modelpool.pool.core.spec import UserId
+from modelpool.pool.specs.spec import UserId
 from modelpool.scheduler.queue.deadlines import SAFETY
 from modelpool.scheduler.queue.shares import LEAST_AHEAD
 from modelpool.scheduler.tables.jobs import Job, JobStatus, Task, TaskStatus

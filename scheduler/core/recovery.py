@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 
-from modelpool.pool.core.spec import RunError, RunErrorKind, Rung, TaskId, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import RunError, RunErrorKind, Rung, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.core.quarantine import Quarantine
 from modelpool.scheduler.core.retry import Verdict, blamed, verdict
 from modelpool.scheduler.queue.demand import Demand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from modelpool.pool.core.spec import RunError, RunErrorKind
+from modelpool.pool.specs.spec import RunError, RunErrorKind
 
 
 class Rule(Enum):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from modelpool.pool.core.spec import JobId, Stage, TaskId, UserId, WorkerId
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.spec import JobId, Stage, TaskId, UserId, WorkerId
 from modelpool.scheduler.tables.cost_classes import STAGE_RANK
 from modelpool.scheduler.tables.jobs import JobStatus, Task, TaskStatus
 

@@ -41,9 +41,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
-from modelpool.pool.core.spec import JobId, RunError, RunErrorKind, Rung, TaskId, TaskReport, TaskSpec
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.spec import JobId, RunError, RunErrorKind, Rung, TaskId, TaskReport, TaskSpec
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
 from modelpool.scheduler.core.timeouts import Timeouts

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from modelpool.pool.core.errors import does_not_fit
-from modelpool.pool.core.spec import RunError, RunErrorKind, TaskSpec
 from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskSpec
 
 
 def why_unfit(spec: TaskSpec, largest: tuple[int, str] | None) -> RunError | None:

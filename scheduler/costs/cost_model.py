@@ -6,7 +6,7 @@ come from the machine's memory over the link, or from its disks (`scheduler.tabl
 slower one counts. LoRAs are read where a patch set is applied anew. What tasks of one signature would move on a worker
 is remembered until the worker changes (`Worker.version`) or, where files have to be read for it, its machine
 (`Node.version`). A worker with little room runs a task in parts; the way is the one that the worker itself will choose
-(`pool.core.division`).
+(`pool.specs.division`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, RunCost, TaskReport, TaskSpec, WorkerId
 from modelpool.pool.plan.residency import Residency, plan
+from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport, TaskSpec, WorkerId
 from modelpool.scheduler.costs.predict import predict
 from modelpool.scheduler.tables.cost_classes import Known, Setup, Signature, SignatureKey, new_signature, signature_key
 from modelpool.scheduler.tables.estimates import Estimate

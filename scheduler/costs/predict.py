@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.pool.plan.residency import Residency, ResidencyPlan, Resident, plan, upload_bytes_of
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.scheduler.tables.cost_classes import MOST_PREDICTIONS, Setup, Signature, Whole
 from modelpool.scheduler.tables.nodes import Reads
 

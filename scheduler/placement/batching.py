@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TypeAlias
 
-from modelpool.pool.core.spec import RunCost, Rung, WorkerId
+from modelpool.pool.specs.spec import RunCost, Rung, WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.placement.rules import Choice, Question, is_divided
 from modelpool.scheduler.queue.backlog import Line

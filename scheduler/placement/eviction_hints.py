@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from modelpool.pool.core.spec import ComponentKey, TaskId
+from modelpool.pool.specs.spec import ComponentKey, TaskId
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.jobs import Task

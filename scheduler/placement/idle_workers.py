@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from modelpool.pool.core.spec import WorkerId
+from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.placement.rules import Question, is_divided
 from modelpool.scheduler.tables.cost_classes import Signature

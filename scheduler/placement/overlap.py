@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
-from modelpool.pool.core.spec import ComponentKey
 from modelpool.pool.plan.preload_plan import MARGIN_PART, AheadPlan, Held, plan_ahead
+from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.spec import ComponentKey
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.backlog import Backlog
 from modelpool.scheduler.tables.cost_classes import Signature

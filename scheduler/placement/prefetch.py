@@ -19,7 +19,7 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from modelpool.pool.core.spec import ComponentKey, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.placement.eviction_hints import followers
 from modelpool.scheduler.queue.demand import Demand

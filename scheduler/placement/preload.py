@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
-from modelpool.pool.core.spec import ComponentKey, TaskId, WorkerId
 from modelpool.pool.plan.preload_plan import Held
+from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.spec import ComponentKey, TaskId, WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.placement.eviction_hints import expected
 from modelpool.scheduler.placement.overlap import ahead_of, held_by, is_at_hand, is_switch_of, may_come, worked_with

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from types import MappingProxyType
 
-from modelpool.pool.core.spec import WorkerId
+from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.placement.idle_workers import near
 from modelpool.scheduler.placement.rules import Question, is_divided
 from modelpool.scheduler.queue.backlog import Line

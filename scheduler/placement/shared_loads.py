@@ -6,7 +6,7 @@ nobody else's (LoRAs, patches) is paid by the task alone.
 
 from __future__ import annotations
 
-from modelpool.pool.core.spec import ComponentKey
+from modelpool.pool.specs.spec import ComponentKey
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.placement.rules import Question
 from modelpool.scheduler.tables.cost_classes import Setup, Signature

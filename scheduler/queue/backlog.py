@@ -15,8 +15,8 @@ from math import inf
 from operator import attrgetter
 from typing import TypeVar
 
-from modelpool.pool.core.spec import ComponentKey, WorkerId
 from modelpool.pool.plan.residency import Resident
+from modelpool.pool.specs.spec import ComponentKey, WorkerId
 from modelpool.scheduler.queue.sorted_sequence import Ordered
 from modelpool.scheduler.queue.urgent import AT_ONCE, Hurried
 from modelpool.scheduler.tables.cost_classes import LAST_RANK, Signature

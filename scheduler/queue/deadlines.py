@@ -15,7 +15,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from modelpool.pool.core.spec import JobId, TaskId
+from modelpool.pool.specs.spec import JobId, TaskId
 from modelpool.scheduler.tables.jobs import Job
 
 #: expected seconds are taken for so many times what they are. An assumption

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from modelpool.pool.core.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskId, TaskSpec
+from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskId, TaskSpec
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.backlog import Backlog, Pinned
 from modelpool.scheduler.queue.fair_queue import Turns

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 
-from modelpool.pool.core.spec import JobId, RunCost, TaskId, UserId
+from modelpool.pool.specs.spec import JobId, RunCost, TaskId, UserId
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.backlog import Backlog, Pinned
 from modelpool.scheduler.queue.deadlines import Deadlines

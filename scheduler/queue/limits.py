@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from modelpool.pool.core.spec import TaskId, UserId
+from modelpool.pool.specs.spec import TaskId, UserId
 from modelpool.scheduler.queue.backlog import Backlog
 from modelpool.scheduler.queue.sorted_sequence import Ordered
 from modelpool.scheduler.tables.jobs import Task

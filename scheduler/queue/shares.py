@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from modelpool.pool.core.spec import JobId, UserId
+from modelpool.pool.specs.spec import JobId, UserId
 from modelpool.scheduler.tables.user_account import NO_TAG, Account, Flow
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
 

@@ -11,7 +11,7 @@ from math import inf
 from statistics import median
 from typing import TypeAlias
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, JobId, Stage, TaskId, TaskReport, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, JobId, Stage, TaskId, TaskReport, TaskSpec, WorkerId
 from modelpool.scheduler.costs.cost_model import times_prior
 from modelpool.scheduler.record.event_log import Entry
 from modelpool.scheduler.tables.jobs import problem_with

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
 from modelpool.pool.plan.residency import Move, Residency, ResidencyPlan
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
 from modelpool.scheduler.tables.messages import Mate
 
 

@@ -2,7 +2,7 @@
 
 Any core will do that answers events with commands: the scheduler of this pool, or one of its peers (`benchmarks.lab`).
 Simulated workers keep their residency by a `WorkerMemory`, which for this pool is `pool.plan.residency.plan`, as on
-real workers, and charge its bytes as seconds; they divide runs as real ones do (`pool.core.division`), and charge what
+real workers, and charge its bytes as seconds; they divide runs as real ones do (`pool.specs.division`), and charge what
 that adds. Knows no chance: what varies is handed in (`Disturbances`), so a run is a function of its arguments.
 """
 
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from modelpool.pool.core.spec import (
+from modelpool.pool.plan.residency import Move, Residency
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     JobId,
@@ -25,7 +26,6 @@ from modelpool.pool.core.spec import (
     TaskSpec,
     WorkerId,
 )
-from modelpool.pool.plan.residency import Move, Residency
 from modelpool.scheduler.simulator.batches import Batch, Run, half_loaded
 from modelpool.scheduler.simulator.eviction_policies import PlannedMemory, WorkerMemory
 from modelpool.scheduler.simulator.faults import Disturbances

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from modelpool.pool.core.outlook import Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, Role, WorkerId
-from modelpool.pool.core.spec import ComponentUse as Use
 from modelpool.pool.plan.residency import Move, Residency, ResidencyPlan, Resident, needed_bytes, plan
+from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Role, WorkerId
+from modelpool.pool.specs.spec import ComponentUse as Use
 from modelpool.scheduler.simulator.records import model_name
 
 Specs = Mapping[ComponentKey, ComponentSpec]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from modelpool.pool.core.spec import UserId
+from modelpool.pool.specs.spec import UserId
 
 #: slices of the whole time. Within one, order does not count: GPUs are not divided while a run lasts
 SLICES = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelpool.pool.core.spec import RunErrorKind
+from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import RunTask, StartWorker
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.spec import ComponentKey, NodeId, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerId
 
 
 @dataclass(frozen=True, slots=True)

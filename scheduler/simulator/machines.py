@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from modelpool.pool.core.division import choose_division
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
-from modelpool.pool.core.spec import (
+from modelpool.pool.plan.preload_plan import AheadPlan, Held, plan_ahead
+from modelpool.pool.plan.residency import Residency, ResidencyPlan, needed_bytes
+from modelpool.pool.specs.division import choose_division
+from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.spec import (
     UNPATCHED,
     ComponentKey,
     ComponentSpec,
@@ -27,8 +29,6 @@ from modelpool.pool.core.spec import (
     WorkerId,
     WorkerSpec,
 )
-from modelpool.pool.plan.preload_plan import AheadPlan, Held, plan_ahead
-from modelpool.pool.plan.residency import Residency, ResidencyPlan, needed_bytes
 from modelpool.scheduler.simulator.batches import Batch
 from modelpool.scheduler.simulator.eviction_policies import MemoryQuestion, WorkerMemory
 from modelpool.scheduler.simulator.hosts import FileRead, Host, SimulatedNode, StorageReads, summed

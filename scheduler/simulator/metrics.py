@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from modelpool.pool.core.spec import UserId, WorkerId
+from modelpool.pool.specs.spec import UserId, WorkerId
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.fairness import Span, jain, service_ratios
 from modelpool.scheduler.simulator.hosts import StorageReads

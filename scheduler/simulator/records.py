@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from modelpool.pool.core.spec import ComponentKey, JobId, RunCost, Stage, TaskId, WorkerId
 from modelpool.pool.plan.residency import Move
+from modelpool.pool.specs.spec import ComponentKey, JobId, RunCost, Stage, TaskId, WorkerId
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from modelpool.pool.core.division import choose_division
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Stage, TaskSpec
 from modelpool.pool.plan.residency import Resident, needed_bytes
+from modelpool.pool.specs.division import choose_division
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Stage, TaskSpec
 from modelpool.scheduler.tables.nodes import Node, Reads
 from modelpool.scheduler.tables.run_kinds import RunKind, size_class
 from modelpool.scheduler.tables.workers import Worker

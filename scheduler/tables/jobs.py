@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, ClassVar, TypeAlias
 
-from modelpool.pool.core.spec import ComponentKey, JobId, JobSpec, Rung, TaskId, TaskSpec, UserId, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, Rung, TaskId, TaskSpec, UserId, WorkerId
 from modelpool.scheduler.tables.cost_classes import Signature
 from modelpool.scheduler.tables.oom_escalation import MemoryFailure
 from modelpool.scheduler.tables.story import Status

@@ -2,7 +2,7 @@
 
 `at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask` ends as exactly one
 `RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly one `WorkerUp` or `StartFailed`.
-Commands are made with every event: their `__init__` is written out (`pool.core.resident` says why).
+Commands are made with every event: their `__init__` is written out (`pool.specs.resident` says why).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from modelpool.pool.core.sent import Sent
-from modelpool.pool.core.spec import (
+from modelpool.pool.specs.sent import Sent
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     JobId,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
 
-from modelpool.pool.core.spec import ComponentKey, NodeId, WorkerSpec
+from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerSpec
 from modelpool.scheduler.tables.estimates import Estimate
 
 #: files, and how many bytes of each are read

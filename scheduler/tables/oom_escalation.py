@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from modelpool.pool.core.errors import format_bytes
-from modelpool.pool.core.spec import RunErrorKind, Rung, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import RunErrorKind, Rung, TaskSpec, WorkerId
 
 #: The scheduler's rungs for each kind of error, in the order in which they are climbed. Host memory is the process's
 #: own doing more often than the GPU's: another GPU of the same machine would not help, a new process does.

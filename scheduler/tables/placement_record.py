@@ -10,8 +10,8 @@ from enum import Enum
 from typing import Final
 
 from modelpool.pool.core.errors import format_bytes
-from modelpool.pool.core.sent import Sent
-from modelpool.pool.core.spec import WorkerId
+from modelpool.pool.specs.sent import Sent
+from modelpool.pool.specs.spec import WorkerId
 
 
 class Rule(Enum):

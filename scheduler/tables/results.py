@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from modelpool.pool.core.spec import JobId, TaskId
+from modelpool.pool.specs.spec import JobId, TaskId
 
 
 @dataclass(slots=True, init=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from modelpool.pool.core.spec import ComponentKey, Stage, TaskSpec, WorkerSpec
+from modelpool.pool.specs.spec import ComponentKey, Stage, TaskSpec, WorkerSpec
 from modelpool.scheduler.tables.estimates import Estimate
 from modelpool.scheduler.tables.gpu_kinds import kind_of
 

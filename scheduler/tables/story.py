@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator
 from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from modelpool.pool.core.spec import JobId
+from modelpool.pool.specs.spec import JobId
 from modelpool.scheduler.tables.messages import (
     CancelAsked,
     ComponentsKnown,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from modelpool.pool.core.spec import JobId, UserId
+from modelpool.pool.specs.spec import JobId, UserId
 from modelpool.scheduler.tables.user_share import UserShare
 
 if TYPE_CHECKING:

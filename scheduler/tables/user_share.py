@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.spec import UserId
+from modelpool.pool.specs.spec import UserId
 
 #: the share of all users that are not named
 EVERYBODY = UserId("*")

@@ -10,8 +10,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from modelpool.pool.core.spec import ComponentKey, NodeId, WorkerId, WorkerSpec
 from modelpool.pool.plan.residency import Resident
+from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerId, WorkerSpec
 
 if TYPE_CHECKING:
     from modelpool.scheduler.tables.workers import Worker

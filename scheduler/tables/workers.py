@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from modelpool.pool.core.spec import ComponentKey, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.specs.spec import ComponentKey, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, EndWorker, StartWorker
 from modelpool.scheduler.tables.story import Status, Story

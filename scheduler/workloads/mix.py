@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
-from modelpool.pool.core.spec import ComponentSpec
+from modelpool.pool.specs.spec import ComponentSpec
 from modelpool.scheduler.tables.messages import Submitted
 from modelpool.scheduler.workloads.models import InventedModel
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from modelpool.pool.core.errors import GIB, MIB
-from modelpool.pool.core.spec import (
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,

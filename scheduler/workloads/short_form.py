@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from modelpool.pool.core.errors import unknown_name
-from modelpool.pool.core.spec import ComponentSpec, JobSpec
+from modelpool.pool.specs.spec import ComponentSpec, JobSpec
 from modelpool.scheduler.workloads.fields import MOST_SECONDS, MOST_STEPS, Fields
 from modelpool.scheduler.workloads.models import InventedModel
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from modelpool.pool.core.errors import UserError, unusable_field
-from modelpool.pool.core.spec import (
+from modelpool.pool.specs.spec import (
     UNPATCHED,
     ComponentKey,
     ComponentSpec,

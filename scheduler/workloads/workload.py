@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.spec import ComponentSpec
+from modelpool.pool.specs.spec import ComponentSpec
 from modelpool.scheduler.tables.messages import Submitted
 
 

@@ -17,10 +17,10 @@ from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ClientId, JobEnded, RunRequest, StepDone, Submission, SubmissionId
 from modelpool.actors.worker.gpu_worker import result_bytes, run_error
-from modelpool.pool.core.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.pool.core.stage_params import Coming, Result, RunHooks
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine

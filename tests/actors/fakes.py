@@ -21,7 +21,6 @@ from modelpool.actors.api.client import ModelPool
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import AdapterMismatch, UserError, unknown_name
-from modelpool.pool.core.outlook import Outlook
 from modelpool.pool.core.sampling_facts import (
     PLAIN_SAMPLING,
     Beginning,
@@ -30,16 +29,6 @@ from modelpool.pool.core.sampling_facts import (
     SamplingFacts,
     Shown,
     SoundFacts,
-)
-from modelpool.pool.core.spec import (
-    ComponentKey,
-    ComponentSpec,
-    ComponentUse,
-    Division,
-    Role,
-    RunCost,
-    TaskSpec,
-    WorkerId,
 )
 from modelpool.pool.core.stage_params import (
     ControlRef,
@@ -69,6 +58,17 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.expert_pairs import PAIRS
 from modelpool.pool.plan.residency import Residency, plan
+from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.spec import (
+    ComponentKey,
+    ComponentSpec,
+    ComponentUse,
+    Division,
+    Role,
+    RunCost,
+    TaskSpec,
+    WorkerId,
+)
 from modelpool.pool.text.chunks import embeddings_in
 
 MIB = 1 << 20

@@ -22,9 +22,9 @@ from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.wire.messages import RunRequest, StepDone
 from modelpool.actors.worker.gpu_worker import Engine, GpuWorker
-from modelpool.pool.core.spec import TaskReport, WorkerId, WorkerSpec
 from modelpool.pool.core.stage_params import Coming, Result
 from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.specs.spec import TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fake_fleet import FakeRef

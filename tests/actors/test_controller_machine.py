@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from modelpool.actors.graph.build_graph import cut_request
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import SubmissionId
-from modelpool.pool.core.spec import JobId, RunErrorKind
+from modelpool.pool.specs.spec import JobId, RunErrorKind
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome

@@ -10,8 +10,8 @@ from modelpool.actors.graph.build_graph import cut_request
 from modelpool.actors.inputs.input_images import GivenPictures
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.spec import JobId, Role, Stage
 from modelpool.pool.core.stage_params import DecodeWork, EncodePictureWork, SampleWork, together_key
+from modelpool.pool.specs.spec import JobId, Role, Stage
 from tests.actors.fakes import BEGINS, FILMS, SOUNDS, FakeCatalog
 
 

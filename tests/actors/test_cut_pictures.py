@@ -16,7 +16,6 @@ from modelpool.actors.inputs.input_images import GivenPictures
 from modelpool.actors.outputs.png import parameters_text, recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import JobId, Role, Stage, TaskId
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodePictureWork,
@@ -28,6 +27,7 @@ from modelpool.pool.core.stage_params import (
     Work,
     roles_of,
 )
+from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
 from tests.actors.fakes import FILLS_HOLES, FakeCatalog, picture_of
 from tests.actors.loop_line import open_pool
 

@@ -15,10 +15,10 @@ from modelpool.actors.graph.fits import hungriest
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import Role, Stage, TaskId
 from modelpool.pool.core.stage_params import EncodeWork, Picture, Result, lora_key
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.engine.explicit_control import load_checkpoint
+from modelpool.pool.specs.spec import Role, Stage, TaskId
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine

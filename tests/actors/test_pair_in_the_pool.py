@@ -11,8 +11,8 @@ import pytest
 
 from modelpool.actors.graph.build_graph import cut_request
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.spec import JobId
 from modelpool.pool.core.stage_params import Film, Halfway, SampleWork
+from modelpool.pool.specs.spec import JobId
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fake_fleet import Desk, Sent, settle
 from tests.actors.fakes import PAIR, FakeCatalog, picture_of

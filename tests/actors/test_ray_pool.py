@@ -21,8 +21,8 @@ from modelpool.actors.graph.orders import DecodeOrder, GivenLatent
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailed, JobFailure
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.spec import JobId, RunErrorKind, Stage, TaskId
 from modelpool.pool.core.stage_params import Latent
+from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, TaskId
 from tests.actors.fakes import (
     ENDLESS,
     FAIL,

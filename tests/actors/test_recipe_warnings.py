@@ -12,7 +12,7 @@ from modelpool.actors.api.client import PartialLora
 from modelpool.actors.graph.build_graph import cut_request
 from modelpool.actors.outputs.png import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.spec import JobId
+from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import PARTIAL_LORA, FakeCatalog
 from tests.actors.loop_line import open_pool
 

@@ -19,7 +19,7 @@ from examples.shapes.checker import matches, read_picture
 from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.control.controller import Controller
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.spec import Stage
+from modelpool.pool.specs.spec import Stage
 
 pytestmark = pytest.mark.ray
 

@@ -11,7 +11,7 @@ import pytest
 
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import SubmissionId
-from modelpool.pool.core.spec import RunErrorKind, Stage
+from modelpool.pool.specs.spec import RunErrorKind, Stage
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.control.test_controller import expected_picture

@@ -12,7 +12,7 @@ from modelpool.actors.request.qos import user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import Submission, SubmissionId
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import JobSpec
+from modelpool.pool.specs.spec import JobSpec
 from tests.actors.fake_fleet import ME, Desk, dialogue
 from tests.actors.loop_line import open_pool
 

@@ -16,15 +16,15 @@ TEXT_FOLDERS = (*PRODUCT_FOLDERS, "configs", "docs", "tests", ".ci")
 TEXT_SUFFIXES = {".py", ".toml", ".md", ".txt", ".sh", ".jsonl", ".csv", ".cfg", ".ini", ".yaml", ".yml", ""}
 #: modules of pool that a process without torch may import
 TORCH_FREE = (
-    "modelpool.pool.core.names",
-    "modelpool.pool.core.sent",
-    "modelpool.pool.core.resident",
-    "modelpool.pool.core.moves",
-    "modelpool.pool.core.spec",
+    "modelpool.pool.specs.names",
+    "modelpool.pool.specs.sent",
+    "modelpool.pool.specs.resident",
+    "modelpool.pool.specs.moves",
+    "modelpool.pool.specs.spec",
     "modelpool.pool.plan.residency",
     "modelpool.pool.plan.preload_plan",
-    "modelpool.pool.core.outlook",
-    "modelpool.pool.core.division",
+    "modelpool.pool.specs.outlook",
+    "modelpool.pool.specs.division",
     "modelpool.pool.plan.plan_time",
     "modelpool.pool.core.decision",
     "modelpool.pool.engine.load_devices",
@@ -53,8 +53,9 @@ class Module:
 
     @property
     def name(self) -> str:
-        """Its dotted name."""
-        return ".".join(self.path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        """Its dotted name: "modelpool.pool.core.errors" for pool/core/errors.py."""
+        name = ".".join(self.path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        return f"modelpool.{name}" if name.split(".")[0] in PACKAGES else name
 
     @property
     def tree(self) -> ast.Module:
@@ -77,8 +78,8 @@ class Module:
 
     @property
     def imported_packages(self) -> set[str]:
-        """The first parts of the names that it imports."""
-        return {name.split(".")[0] for name in self.imports}
+        """The packages that it imports: "pool" for modelpool.pool.core, "torch" for torch.nn."""
+        return {name.removeprefix("modelpool.").split(".")[0] for name in self.imports}
 
 
 @cache
@@ -87,10 +88,10 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def product_modules(*folders: str) -> list[Module]:
-    """Every module under `folders` (all of the product by default), and the face when all are asked for."""
+    """Every module under `folders`; by default all of the product and the modules of modelpool itself."""
     paths = [path for folder in folders or PRODUCT_FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     if not folders:
-        paths.append(ROOT / "modelpool.py")
+        paths.extend(sorted((ROOT / "modelpool").glob("*.py")))
     return [Module(path) for path in paths]
 
 
@@ -103,6 +104,7 @@ def text_files() -> Iterator[Path]:
     """Every text file that belongs to the repository, the licence left out (it is not ours to word)."""
     roots = [path for path in ROOT.iterdir() if path.is_file() and path.name != "LICENSE"]
     nested = [path for folder in TEXT_FOLDERS if (ROOT / folder).is_dir() for path in (ROOT / folder).rglob("*")]
+    nested.extend((ROOT / "modelpool").glob("*.py"))
     for path in sorted([*roots, *nested]):
         if path.is_file() and path.suffix in TEXT_SUFFIXES and "__pycache__" not in path.parts:
             yield path

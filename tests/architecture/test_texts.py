@@ -7,11 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.architecture.source_tree import ROOT, product_modules, text_files
-
-FILES = pytest.mark.parametrize("path", list(text_files()), ids=lambda path: path.relative_to(ROOT).as_posix())
+from tests.architecture.source_tree import ROOT, text_files
 
 # written in pieces, so that this file keeps to its own rule
 OF_ONE_MACHINE = re.compile("|".join(("/" + r"(?:work|root|home|Users)/\w", r"[A-Z]:\\\\" + "Users")))
@@ -29,15 +25,36 @@ READ_BY_PEOPLE = (
 )
 
 
-@FILES
-def test_text_is_ascii_and_of_no_machine(path: Path) -> None:
-    text = path.read_bytes().decode("ascii")
-    assert "\r" not in text
-    assert "\t" not in text or path.suffix in ("", ".txt", ".csv")
-    assert OF_ONE_MACHINE.search(text) is None
-    assert PLACES_TO_DOWNLOAD_FROM.search(text) is None
+def problems_of(path: Path) -> list[str]:
+    """What of the file at `path` a text file must not contain."""
+    try:
+        text = path.read_bytes().decode("ascii")
+    except UnicodeDecodeError as error:
+        return [f"byte {error.start} is not ASCII"]
     hosts = {host for host in ADDRESS.findall(text) if not host.endswith(READ_BY_PEOPLE)} - {"git-lfs"}
-    assert not hosts, f"names {hosts}"
+    checks = {
+        "has a carriage return": "\r" in text,
+        "has a tab": "\t" in text and path.suffix not in ("", ".txt", ".csv"),
+        "names a folder of one machine": OF_ONE_MACHINE.search(text) is not None,
+        "names a place to download from": PLACES_TO_DOWNLOAD_FROM.search(text) is not None,
+        f"names hosts {sorted(hosts)}": bool(hosts),
+    }
+    return [problem for problem, found in checks.items() if found]
+
+
+def test_text_is_ascii_and_names_no_machine() -> None:
+    files = list(text_files())
+    assert len(files) > 1000
+    found = {path.relative_to(ROOT).as_posix(): problems for path in files if (problems := problems_of(path))}
+    assert found == {}
+
+
+def test_a_bad_text_file_is_found(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_bytes(b"a\tb\r\nhttps://" + "example.com/x")
+    assert problems_of(bad) == ["has a carriage return", "has a tab", "names hosts ['example.com']"]
+    bad.write_bytes("\u00e9".encode())
+    assert problems_of(bad) == ["byte 0 is not ASCII"]
 
 
 def test_dependencies_are_exact_and_from_nowhere_in_particular() -> None:
@@ -50,16 +67,6 @@ def test_dependencies_are_exact_and_from_nowhere_in_particular() -> None:
     assert len(names) == len(pins)
     assert {"torch", "ray", "diffusers", "transformers", "pydantic", "typer", "rich", "pytest", "ruff", "mypy"} <= names
     assert "modelpool" not in names
-
-
-def test_the_structure_page_tells_of_every_module() -> None:
-    """One line a module, in its own words. Out of date? Run scripts/write_structure.py."""
-    script = ROOT / "scripts" / "write_structure.py"
-    assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0
-    page = (ROOT / "STRUCTURE.md").read_text()
-    told = re.findall(r"^- `([\w/]+\.py)`: \S.+$", page, flags=re.MULTILINE)
-    modules = [m.place for m in product_modules("pool", "scheduler", "actors") if m.path.name != "__init__.py"]
-    assert sorted(told) == sorted(["modelpool.py", *modules])
 
 
 def test_the_lists_of_families_are_those_of_recognition_and_of_the_tests() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.clairvoyant import SCALE, Interval, Request, best_packing, least_bus_bytes
 from benchmarks.vram import POLICIES, SPECS, sequence
-from modelpool.pool.core.outlook import Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.plan.residency import Residency, plan
+from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 
 INTERVALS = st.lists(
     st.builds(

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from modelpool.pool.core.spec import ComponentKey, Role
 from modelpool.pool.devices.transfer_pipeline import UploadRoad
 from modelpool.pool.patcher.compute_context import ComputeTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, realizing
 from modelpool.pool.patcher.shared_weights import WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.specs.spec import ComponentKey, Role
 from tests.pool.toy import make_patch
 
 pytestmark = pytest.mark.gpu

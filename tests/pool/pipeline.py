@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.spec import ComponentKey, Role, RunCost, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodeWork,
@@ -21,6 +20,7 @@ from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, TaskSpec
 
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 PLENTY_BYTES = 256 << 20

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.spec import RunCost, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodeWork,
@@ -25,6 +24,7 @@ from modelpool.pool.core.stage_params import (
     task_id,
 )
 from modelpool.pool.engine.engine import Engine
+from modelpool.pool.specs.spec import RunCost, TaskSpec
 from tests.pool.loading import layouts
 from tests.pool.loading.layouts import Layout
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint

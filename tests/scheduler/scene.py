@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelpool.pool.core.spec import ComponentKey, NodeId, TaskSpec, WorkerId, WorkerSpec
 from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.specs.spec import ComponentKey, NodeId, TaskSpec, WorkerId, WorkerSpec
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.placement.registry import PLACEMENTS
 from modelpool.scheduler.placement.rules import Choice, Question

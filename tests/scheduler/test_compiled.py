@@ -23,9 +23,9 @@ import pytest
 
 from benchmarks.compiled_core import ROOT, build, why_not
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.sent import Sent
-from modelpool.pool.core.spec import JobSpec, NodeId, RunErrorKind, UserId, WorkerId
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.sent import Sent
+from modelpool.pool.specs.spec import JobSpec, NodeId, RunErrorKind, UserId, WorkerId
 from modelpool.scheduler.core.history import JobHistory
 from modelpool.scheduler.core.snapshot import Snapshot
 from modelpool.scheduler.core.state import SchedulerState

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from modelpool.pool.core.division import choose_division
-from modelpool.pool.core.outlook import Outlook
-from modelpool.pool.core.spec import (
+from modelpool.pool.plan.preload_plan import Held, plan_ahead
+from modelpool.pool.plan.residency import Residency, needed_bytes, plan
+from modelpool.pool.specs.division import choose_division
+from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
@@ -30,8 +32,6 @@ from modelpool.pool.core.spec import (
     WorkerId,
     WorkerSpec,
 )
-from modelpool.pool.plan.preload_plan import Held, plan_ahead
-from modelpool.pool.plan.residency import Residency, needed_bytes, plan
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.tables.messages import (
     Command,
     Event,

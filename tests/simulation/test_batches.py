@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import JobId, JobSpec, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import JobId, JobSpec, TaskSpec, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.simulator.cluster import VirtualCluster

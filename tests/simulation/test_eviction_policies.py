@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.outlook import NO_OUTLOOK
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role, WorkerId
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.outlook import NO_OUTLOOK
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, WorkerId
 from modelpool.scheduler.simulator.eviction_policies import (
     KnownFuture,
     MemoryQuestion,

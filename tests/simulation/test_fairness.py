@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import JobId, UserId, WorkerId
+from modelpool.pool.specs.spec import JobId, UserId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.queue.shares import UserShare
 from modelpool.scheduler.simulator.cluster import VirtualCluster

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import (
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     JobId,

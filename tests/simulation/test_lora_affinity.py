@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import Role, Stage
+from modelpool.pool.specs.spec import Role, Stage
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.tables.config import SchedulerConfig

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.spec import (
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentUse,
     JobId,

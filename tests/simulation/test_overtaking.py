@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from modelpool.pool.core.spec import JobId
+from modelpool.pool.specs.spec import JobId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.tables.config import SchedulerConfig

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import NodeId, WorkerId
+from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.placement.prefetch import ReadingAhead

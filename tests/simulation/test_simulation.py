@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import WorkerId
+from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu

@@ -12,8 +12,8 @@ from random import Random
 import pytest
 
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import NodeId, TaskId, WorkerId
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.spec import NodeId, TaskId, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.placement.preload import UploadingAhead

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import RunErrorKind, WorkerId
+from modelpool.pool.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances

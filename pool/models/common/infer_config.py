@@ -21,13 +21,13 @@ from typing import Any, TypeAlias
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import Shown, SizeConditions
-from modelpool.pool.core.spec import Role
 from modelpool.pool.detection.vae_facts import VaeFacts
 from modelpool.pool.families.cascade_families import check_stage
 from modelpool.pool.families.family import Architecture, Family
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.common.spliced_vae import names_in_vae
 from modelpool.pool.models.common.vae_compression import measured_folder_vae, measured_vae
+from modelpool.pool.specs.spec import Role
 
 Config: TypeAlias = dict[str, Any]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import Family
 from modelpool.pool.families.video_unet_families import SV3D_P
 from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.specs.spec import Role
 
 #: where the decoder of frames is, and what it has that one of pictures has not
 _DECODER, _OF_FRAMES = "first_stage_model.decoder.", ".time_stack."

@@ -15,8 +15,8 @@ from modelpool.actors.graph.build_graph import cut_request
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
-from modelpool.pool.core.spec import JobId, RunErrorKind, Stage
 from modelpool.pool.core.stage_params import Encoded, Latent, Picture
+from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage
 from tests.actors.fakes import ENDLESS, FAIL, FakeCatalog, FakeEngine, picture_of
 from tests.actors.loop_line import open_pool
 

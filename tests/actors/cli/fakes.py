@@ -21,10 +21,10 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
 from modelpool.actors.results.progress import Progress, RunningJob
 from modelpool.pool.core.errors import UserError, unknown_name
-from modelpool.pool.core.spec import JobId, RunErrorKind, Stage, WorkerId
 from modelpool.pool.core.stage_params import Picture
 from modelpool.pool.registry.listings import LoraListing, ModelListing
 from modelpool.pool.sampling.names import resolve_sampler
+from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.tables.placement_record import Candidate, Rule, Why
 
 MODELS = ("shapes", "portraits")

@@ -10,7 +10,7 @@ import pytest
 
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.spec import RunErrorKind
+from modelpool.pool.specs.spec import RunErrorKind
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 
-from modelpool.pool.core.spec import RunCost, RunErrorKind, UserId, WorkerId
+from modelpool.pool.specs.spec import RunCost, RunErrorKind, UserId, WorkerId
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.placement_record import Candidate, Rule, Start, Why

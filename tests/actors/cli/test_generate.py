@@ -22,7 +22,7 @@ from modelpool.actors.outputs.png import read_recipe
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.spec import RunErrorKind
+from modelpool.pool.specs.spec import RunErrorKind
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool, pixels_for, recipe_for
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelpool.actors.cli.run_jobs import memory_lines
 from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.pool.core.spec import Division, Stage, WorkerId
+from modelpool.pool.specs.spec import Division, Stage, WorkerId
 
 
 def task(stage: Stage, divided: str = "", rungs: tuple[str, ...] = (), shared: bool = False) -> TaskSummary:

@@ -22,11 +22,11 @@ from modelpool.actors.graph.build_graph import cut_request
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import MIB, DoesNotFit, UnknownName, UnusableField, UserError, parse_bytes
-from modelpool.pool.core.spec import JobId
 from modelpool.pool.devices import capabilities
 from modelpool.pool.devices.capabilities import default_device_kind
 from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.uploads import AHEAD_BYTES
+from modelpool.pool.specs.spec import JobId
 from tests.architecture.source_tree import ROOT
 from tests.pool.families.tiny_pairs import TINY, write_pair
 

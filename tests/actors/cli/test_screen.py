@@ -13,7 +13,7 @@ from modelpool.actors.cli.screen import counted, duration, people_console
 from modelpool.actors.cli.tables import summary_table
 from modelpool.actors.results.outcomes import Summary
 from modelpool.actors.results.progress import Progress, RunningJob
-from modelpool.pool.core.spec import JobId, Stage, WorkerId
+from modelpool.pool.specs.spec import JobId, Stage, WorkerId
 from tests.actors.cli.fakes import task
 
 LONG = "a prompt that goes on and on and would push everything else off the line if it could"

@@ -20,7 +20,7 @@ from modelpool.actors.cli import simulate_options as simulating_options
 from modelpool.actors.cli import simulate_plots as simulating_pictures
 from modelpool.actors.cli.simulate_plots import Compared
 from modelpool.benchmarks.lab.policies import Policy
-from modelpool.pool.core.spec import RunError, RunErrorKind
+from modelpool.pool.specs.spec import RunError, RunErrorKind
 from modelpool.scheduler.simulator.eviction_policies import PlannedMemory
 from modelpool.scheduler.tables.messages import Command as CoreCommand
 from modelpool.scheduler.tables.messages import Event, Outcome, ResolveJob, Submitted

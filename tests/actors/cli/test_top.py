@@ -16,7 +16,7 @@ from modelpool.actors.cli.main import run
 from modelpool.actors.cli.session import Session
 from modelpool.actors.cli.top_view import BAR_CELLS, frame
 from modelpool.actors.control.status import PoolStatus, ResidentPart, RunStatus, WorkerStatus
-from modelpool.pool.core.spec import WorkerId
+from modelpool.pool.specs.spec import WorkerId
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
 

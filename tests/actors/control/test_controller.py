@@ -12,8 +12,8 @@ from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, GivenLatent,
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import StageSubmission, SubmissionId
 from modelpool.pool.core.errors import AdapterMismatch, DoesNotFit, UnknownName
-from modelpool.pool.core.spec import JobId, RunErrorKind, Rung, Stage, TaskId
 from modelpool.pool.core.stage_params import Latent
+from modelpool.pool.specs.spec import JobId, RunErrorKind, Rung, Stage, TaskId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import LookAgain, Outcome, RunEnded, RunTask, Submitted, Tick

@@ -16,9 +16,9 @@ from modelpool.actors.graph.build_graph import CutJob, cut_request
 from modelpool.actors.graph.fits import check_fits
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.spec import ComponentKey, JobId, Stage
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
 from modelpool.pool.plan.streaming_order import ModuleBytes
+from modelpool.pool.specs.spec import ComponentKey, JobId, Stage
 from tests.actors.fakes import MIB, SIZES, FakeCatalog
 
 GPU = Speeds(1e9, overlaps=True, ahead_bytes=MIB)

@@ -11,7 +11,7 @@ from modelpool.actors.control import recorder as recorder_module
 from modelpool.actors.control.recorder import FLUSH_SECONDS, Recorder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import OutputFailed
-from modelpool.pool.core.spec import RunErrorKind, WorkerId
+from modelpool.pool.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.record.event_log import Entry, Header, read_entries, read_header
 from modelpool.scheduler.record.log_trace import live_trace
 from modelpool.scheduler.record.replay import replay

@@ -13,9 +13,9 @@ from modelpool.actors.graph.fits import check_fits
 from modelpool.actors.graph.orders import DecodeOrder, GivenLatent, order_for
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.spec import JobId, Role, Stage, TaskId
 from modelpool.pool.core.stage_params import SampleWork
 from modelpool.pool.plan.residency import Residency, needed_bytes, plan
+from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
 from tests.actors.fakes import FakeCatalog, component_key, sha
 
 JOB = JobId("job")

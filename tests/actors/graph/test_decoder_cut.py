@@ -25,8 +25,8 @@ from modelpool.actors.inputs.input_images import GivenPictures
 from modelpool.actors.outputs.png import parameters_text, recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnknownName, UserError
-from modelpool.pool.core.spec import JobId, Role, Stage, TaskId
 from modelpool.pool.core.stage_params import DecodeWork, EncodeWork, SampleWork
+from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
 from tests.actors.fakes import DECODES, FILMS, HANDS_ON, SOUNDS, FakeCatalog, component_key, picture_of, sha
 
 JOB = JobId("job")

@@ -16,10 +16,10 @@ from modelpool.actors.outputs.png import parameters_text, recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
-from modelpool.pool.core.spec import JobId, Role, Stage
 from modelpool.pool.core.stage_params import DecodeWork, EncodeWork, SampleWork
 from modelpool.pool.guidance.call_model import tokens_of
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.specs.spec import JobId, Role, Stage
 from tests.actors.fakes import LORAS, PAIR, SAMPLING, FakeCatalog, component_key
 
 JOB = JobId("job")

@@ -18,9 +18,9 @@ from modelpool.actors.outputs.png import parameters_text, recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, MadeFor, Prediction, SamplingFacts, Shown
-from modelpool.pool.core.spec import JobId
 from modelpool.pool.core.stage_params import DecodeWork, EncodePictureWork, EncodeWork, Picture, SampleWork
 from modelpool.pool.families.family import SD1_INSTRUCT, SD_X4
+from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 64, 3), np.uint8)

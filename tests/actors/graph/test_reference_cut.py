@@ -20,9 +20,9 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, MadeFor, SamplingFacts, Shown, TextSight
-from modelpool.pool.core.spec import ComponentSpec, JobId, Role
 from modelpool.pool.core.stage_params import EncodePictureWork, EncodeWork, Picture, SampleWork, SeePictureWork
 from modelpool.pool.models.vision.qwen import LEAST_PIXELS, MOST_PIXELS, STEP
+from modelpool.pool.specs.spec import ComponentSpec, JobId, Role
 from tests.actors.fakes import MIB, FakeCatalog, component_key
 
 RANDOM = np.random.default_rng(0)

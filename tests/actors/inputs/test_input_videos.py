@@ -29,8 +29,8 @@ from modelpool.actors.request.control_video_fields import Frames, GivenVideo
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.core.sampling_facts import FilmFacts, MadeFor, SamplingFacts
-from modelpool.pool.core.spec import JobId, TaskId
 from modelpool.pool.core.stage_params import EncodePictureWork, Film, FilmMask, ModelRef, Result, SampleWork
+from modelpool.pool.specs.spec import JobId, TaskId
 from tests.actors.fakes import FILMS, FakeCatalog
 
 RNG = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from modelpool.actors.inputs.input_images import GivenPictures
 from modelpool.actors.request.placeholders import with_stand_ins
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.spec import JobId
+from modelpool.pool.specs.spec import JobId
 from tests.pool.families.test_seen_wan import BOTH, picture
 from tests.pool.families.tiny_films import FILMS
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, TinyFamilyModel

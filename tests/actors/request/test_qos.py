@@ -12,7 +12,7 @@ from modelpool.actors.request.qos import parse_seconds, too_late, user_of_this_p
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.spec import UserId
+from modelpool.pool.specs.spec import UserId
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
 
 

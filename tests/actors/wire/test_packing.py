@@ -8,7 +8,9 @@ import pytest
 from modelpool.actors.wire.messages import RunRequest
 from modelpool.actors.wire.packing import SMALL_BYTES, packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import result_bytes
-from modelpool.pool.core.spec import (
+from modelpool.pool.core.stage_params import Encoded, Halfway, Latent, LoraRef, ModelRef, Picture, SampleWork
+from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentUse,
     Division,
@@ -22,8 +24,6 @@ from modelpool.pool.core.spec import (
     TaskSpec,
     WorkerId,
 )
-from modelpool.pool.core.stage_params import Encoded, Halfway, Latent, LoraRef, ModelRef, Picture, SampleWork
-from modelpool.pool.plan.residency import Residency, Resident
 
 RAY_MESSAGE_BYTES = 100 << 10
 

@@ -13,9 +13,9 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import RunRequest, StepDone
 from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes
 from modelpool.pool.core.errors import CorruptFile, DoesNotFit
-from modelpool.pool.core.spec import ComponentKey, JobId, NodeId, RunErrorKind, Rung, Stage, WorkerId
 from modelpool.pool.core.stage_params import Coming, Encoded, Latent, Picture, SampleWork, Stopped
 from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.specs.spec import ComponentKey, JobId, NodeId, RunErrorKind, Rung, Stage, WorkerId
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FAIL, FakeCatalog, FakeEngine, result_of
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from modelpool.benchmarks.lab.policies import POLICIES
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import (
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,

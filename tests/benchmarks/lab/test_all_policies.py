@@ -17,7 +17,7 @@ from modelpool.benchmarks.lab.base import Peer
 from modelpool.benchmarks.lab.bounds import least_load_seconds, least_makespan_seconds
 from modelpool.benchmarks.lab.policies import POLICIES
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import JobId, NodeId, RunErrorKind, WorkerId
+from modelpool.pool.specs.spec import JobId, NodeId, RunErrorKind, WorkerId
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode

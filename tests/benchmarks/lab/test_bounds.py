@@ -18,7 +18,7 @@ from modelpool.benchmarks.lab.planning import Prices, plan_batch
 from modelpool.benchmarks.lab.policies import POLICIES
 from modelpool.benchmarks.lab.reading_ahead import ReadingAhead
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, Division, NodeId, Role, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Division, NodeId, Role, WorkerId
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu

@@ -15,7 +15,7 @@ from modelpool.benchmarks.lab import katz
 from modelpool.benchmarks.lab.caches import lfu_loads, lru_loads
 from modelpool.benchmarks.lab.katz import katz_workload, requests_by_instance
 from modelpool.benchmarks.lab.katz_habits import CONTROLNETS, LORAS, SERVICE_A, SERVICE_B, SERVICES, KatzService
-from modelpool.pool.core.spec import Role
+from modelpool.pool.specs.spec import Role
 from modelpool.scheduler.tables.jobs import problem_with
 from modelpool.scheduler.workloads.trace_lines import from_lines, to_lines
 

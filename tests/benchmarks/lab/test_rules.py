@@ -9,7 +9,7 @@ import pytest
 
 from modelpool.benchmarks.lab.policies import POLICIES
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, NodeId, Role
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, NodeId, Role
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode

@@ -15,12 +15,12 @@ from diffusers import EulerDiscreteScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from torch import Tensor
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import EncodePictureWork
 from modelpool.pool.pixels.image_ops import covering
 from modelpool.pool.pixels.latent_pixels import latent_shape
 from modelpool.pool.sampling.noise import PictureNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_from_pictures import mask, picture
 from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, TinyFamilyModel

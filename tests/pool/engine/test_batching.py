@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING
-from modelpool.pool.core.spec import ComponentKey, ComponentUse, Role, RunCost, Rung, Stage, TaskId, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
@@ -49,6 +48,7 @@ from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.plan.residency import needed_bytes
 from modelpool.pool.sampling.samplers import FUNCTIONS
+from modelpool.pool.specs.spec import ComponentKey, ComponentUse, Role, RunCost, Rung, Stage, TaskId, TaskSpec
 from modelpool.pool.tracing.activation_bytes import peak_bytes
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine
 

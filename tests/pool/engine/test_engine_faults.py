@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.spec import Role, Rung, TaskSpec
 from modelpool.pool.core.stage_params import Encoded, Latent, RunHooks, SampleWork
 from modelpool.pool.devices.capabilities import detect_capabilities
 from modelpool.pool.devices.copy_streams import CopyStreams
@@ -34,6 +33,7 @@ from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineFacts
 from modelpool.pool.patcher.out_of_memory import OutOfHostMemory, RanOutOfMemory
 from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.specs.spec import Role, Rung, TaskSpec
 from tests.pool.devices.fake_streams import Trace
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine

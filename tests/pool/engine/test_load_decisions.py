@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.devices.capabilities import DeviceCapabilities, cuda_capabilities, host_capabilities
 from modelpool.pool.devices.kinds import DeviceKind
 from modelpool.pool.engine.load_decisions import component_operations, linear_kernel_for
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
 from modelpool.pool.ops.layer_choice import OperationFlags
+from modelpool.pool.specs.spec import Role
 from tests.pool.zoo import store_in
 
 GIB = 1 << 30

@@ -18,7 +18,6 @@ import torch
 from examples.shapes.drawing import Scene, ShapeInScene, draw
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import ComponentKey, Division, Role
 from modelpool.pool.core.stage_params import (
     Encoded,
     EncodeWork,
@@ -35,6 +34,7 @@ from modelpool.pool.engine.stages import TextEncoder, decode, encode, sample, va
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.specs.spec import ComponentKey, Division, Role
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models" / "shapes.safetensors"

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.spec import Division, Role, RunCost, Rung, TaskSpec
 from modelpool.pool.core.stage_params import DecodeWork, Latent, Picture, RunHooks
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine
@@ -25,6 +24,7 @@ from modelpool.pool.engine.task_runner import Run
 from modelpool.pool.estimates.activation_calibration import ActivationKey
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.specs.spec import Division, Role, RunCost, Rung, TaskSpec
 from modelpool.pool.vram.leases import with_extras
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine

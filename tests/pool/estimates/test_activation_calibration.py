@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.spec import ComponentKey, RunCost, Stage
 from modelpool.pool.estimates.activation_calibration import (
     HEADROOM,
     HIGHEST,
@@ -28,6 +27,7 @@ from modelpool.pool.estimates.activation_calibration import (
     ActivationKey,
     measured_activations,
 )
+from modelpool.pool.specs.spec import ComponentKey, RunCost, Stage
 
 MIB = 1 << 20
 KEY = ActivationKey(ComponentKey("paint/vae@1"), Stage.DECODE, "cuda")

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.spec import Division, Role, RunCost, TaskId, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
@@ -34,6 +33,7 @@ from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.pixels.tiled import count_tiles
 from modelpool.pool.pixels.tiled_vae import Tiling
 from modelpool.pool.sampling.samplers import FUNCTIONS
+from modelpool.pool.specs.spec import Division, Role, RunCost, TaskId, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 

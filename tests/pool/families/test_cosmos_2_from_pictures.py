@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import EncodePictureWork, Film, Latent, SampleWork
 from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_cosmos_from_pictures import _Lenient, picture
 from tests.pool.families.test_transformer_families import _RESIZING
 from tests.pool.families.tiny_relatives import RELATIVES

@@ -16,10 +16,10 @@ from PIL import Image
 
 from modelpool.pool.conditioning.first_frame import SHAKEN_SIGMA, shakes_picture
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import EncodePictureWork, Film, Latent, SampleWork
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.sampling.noise import PictureNoise, seed_beside
+from modelpool.pool.specs.spec import Role
 from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.test_transformer_families import _RESIZING, _Harmless
 from tests.pool.families.tiny_relatives import RELATIVES

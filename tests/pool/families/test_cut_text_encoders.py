@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.loading import layouts
 from tests.pool.loading.layouts import open_clip

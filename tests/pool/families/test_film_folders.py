@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_seen_films import FIELDS, picture
 from tests.pool.families.tiny_films import FILMS, TinyFilmModel, assert_same_film, clip_vision, film_unet, temporal_vae
 from tests.pool.families.tiny_model import TinyModel

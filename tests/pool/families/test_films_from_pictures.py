@@ -14,7 +14,6 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from modelpool.pool.core.sampling_facts import Beginning
-from modelpool.pool.core.spec import Role, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
@@ -29,6 +28,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.pixels.latent_pixels import latent_shape
 from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.specs.spec import Role, TaskSpec
 from tests.pool.families.tiny_transformers import FAMILIES, T5_WORDS, WIDTH, TinyFamily
 from tests.pool.families.whole_transformer import FRAME_RATE, SEED, STEPS, Whole
 from tests.pool.families.whole_transformer import HEIGHT as PIXELS_HIGH

@@ -19,8 +19,8 @@ from diffusers import (
 from PIL import Image
 
 from modelpool.pool.conditioning.starts import scaled_latent
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import EncodePictureWork, SampleWork
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.loading import layouts
 from tests.pool.loading.layouts import Layout, ldm_unet

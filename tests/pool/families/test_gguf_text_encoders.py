@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.formats.weights_file import read_own_header
@@ -25,6 +24,7 @@ from modelpool.pool.loading.content_digest import RangeDigests, component_digest
 from modelpool.pool.models.text.build import facts_named
 from modelpool.pool.registry.hashes import hash_file
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.gguf_tokenizer import gguf_tokenizer
 from modelpool.pool.text.text_tokenizer import KINDS, TokenizerMissing
 from tests.pool.families.tiny_relatives import ALL_FAMILIES

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.actors.graph.output_shape import Duration, extent_of
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import Encoded, EncodeWork, Film, SampleWork, SeePictureWork
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
@@ -26,6 +25,7 @@ from modelpool.pool.pixels.latent_pixels import sampled_shape
 from modelpool.pool.sampling.noise import PictureNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.text_tokenizer import TokenizerMissing
 from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.tiny_llava import LED, SIDE, STATES, llava, vision_file

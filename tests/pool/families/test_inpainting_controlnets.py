@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from modelpool.pool.controlnets.build import plan_controlnet
 from modelpool.pool.controlnets.config import controlnet_config
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import Role, Stage
 from modelpool.pool.core.stage_params import HoleTold, Latent, Member
 from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.specs.spec import Role, Stage
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.test_controlnets import CFG, FIELDS, HEIGHT, SEED, SIZE, STEPS, WIDTH, assert_equal
 from tests.pool.families.test_controlnets import diffusers_latent as controlled_latent

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import AdapterMismatch, UnknownName, UnsafeFile
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import Encoded, EncodeWork
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
 from modelpool.pool.text.encode import read_texts
 from tests.pool.families.tiny_model import TinyModel

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.pool.core.spec import Stage
 from modelpool.pool.core.stage_params import EncodePictureWork
 from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.specs.spec import Stage
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.test_from_pictures import filling
 from tests.pool.families.tiny_model import Made, TinyModel

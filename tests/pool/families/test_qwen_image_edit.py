@@ -20,13 +20,13 @@ from torch import Tensor
 from modelpool.actors.graph.image_concat_cut import reference_size
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.sampling_facts import TextSight
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import EncodeWork, SampleWork, SeePictureWork
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.vision.qwen import grid_of
 from modelpool.pool.pixels.latent_pixels import latent_shape
 from modelpool.pool.sampling.noise import PictureNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_from_pictures import picture
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_qwen_edit import SEEING, Processor, seeing_encoder

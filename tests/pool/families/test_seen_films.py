@@ -21,7 +21,6 @@ from torch import Tensor
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.sampling_facts import Guidance, UsualRun
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import EncodePictureWork, Film, Latent, Member, SampleWork, Seen, SeePictureWork
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
@@ -32,6 +31,7 @@ from modelpool.pool.pixels.latent_pixels import as_vae_has_it
 from modelpool.pool.sampling.noise import PictureNoise, seed_beside
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.tracing.module_flops import module_work
 from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.tiny_films import FILMS, GROUPS, SIDE, TinyFilmModel, picture_vae, temporal_vae
@@ -337,7 +337,7 @@ def test_numbers_of_films_have_limits(fields: dict[str, Any], message: str) -> N
 def test_a_prompt_is_left_out_with_a_warning(tmp_path: Path) -> None:
     from modelpool.actors.graph.build_graph import cut_request
     from modelpool.actors.inputs.input_images import GivenPictures
-    from modelpool.pool.core.spec import JobId
+    from modelpool.pool.specs.spec import JobId
 
     tiny = TinyFilmModel(tmp_path, FILMS["svd"])
 

@@ -19,12 +19,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import Film, SampleWork, SeePictureWork
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.sampling.noise import PictureNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.specs.spec import Role
 from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.test_films_from_pictures import JOINED, louder
 from tests.pool.families.tiny_films import SEEN, SIDE, clip_vision

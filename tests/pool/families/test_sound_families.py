@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.sampling.noise import PictureNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_sound import CELL, CHANNELS, STABLE_AUDIO, seconds_model
 from tests.pool.families.tiny_transformers import seeded
 from tests.pool.families.whole_transformer import SECONDS, SEED, STEPS, Whole

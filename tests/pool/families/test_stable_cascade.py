@@ -23,7 +23,6 @@ from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
-from modelpool.pool.core.spec import Role, Stage
 from modelpool.pool.core.stage_params import Latent, Member, Picture, SampleWork
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
@@ -37,6 +36,7 @@ from modelpool.pool.registry.assembling import Chosen, assemble
 from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.sampling.noise import PictureNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.specs.spec import Role, Stage
 from tests.pool.families.tiny_cascade import (
     PRIOR,
     STAGE_B,

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import SampleWork
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.estimates.typical_run import usual_call, usual_work
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.tracing.module_flops import module_work
 from tests.pool.families.test_films_from_pictures import JOINED, KEPT
 from tests.pool.families.test_wan_vace import VACE

@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import Stage
 from modelpool.pool.core.stage_params import Encoded, EncodePictureWork, Latent, Member
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.specs.spec import Stage
 from tests.pool.controlnets import tiny_controls
 from tests.pool.families.test_from_pictures import picture
 from tests.pool.families.tiny_model import QUIET, Made

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.spec import Stage
 from modelpool.pool.core.stage_params import EncodePictureWork, Latent, Member
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.specs.spec import Stage
 from tests.pool.controlnets import tiny_controls
 from tests.pool.families.test_from_pictures import mask, picture
 from tests.pool.families.test_inpainting_controlnets import soft_mask

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.loading.build_checkpoint import Checkpoint, open_checkpoint
@@ -26,6 +25,7 @@ from modelpool.pool.sampling.noise import PictureNoise
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.saving.pipelines import pipeline_facts, scheduler_facts
 from modelpool.pool.saving.replaced_folder import lost_files
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_seen_wan import BOTH, ONE
 from tests.pool.families.test_transformers_saved import FAMILIES
 from tests.pool.families.tiny_llava import LED

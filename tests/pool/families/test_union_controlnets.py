@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from modelpool.pool.controlnets.build import plan_controlnet
 from modelpool.pool.controlnets.config import controlnet_config
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import Role
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.specs.spec import Role
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.test_controlnets import CFG, FIELDS, PICTURES, SEED, SIZE, STEPS, assert_equal
 from tests.pool.families.test_needs_from_pictures import check as check_working

@@ -20,7 +20,6 @@ from modelpool.actors.settings.separate_models import separate_models
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture
 from modelpool.pool.core.sampling_facts import ShiftBySize
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.expert_pairs import misnamed
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
@@ -30,6 +29,7 @@ from modelpool.pool.lora_names.key_map import lora_key_map
 from modelpool.pool.registry.assembling import Chosen, assemble
 from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.specs.spec import Role
 from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.test_wan_pairs import FIELDS as SIZES
 from tests.pool.families.test_wan_pairs import runs_of

@@ -16,7 +16,6 @@ from PIL import Image
 from modelpool.actors.graph.build_graph import cut_request
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.spec import JobId, Role, Stage
 from modelpool.pool.core.stage_params import Film, Halfway, Latent, Member, Result, RunHooks, SampleWork, Stopped
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
@@ -24,6 +23,7 @@ from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.sampling.names import SAMPLERS
 from modelpool.pool.sampling.noise import PictureNoise
 from modelpool.pool.sampling.schedules import flow_table, make_sigmas
+from modelpool.pool.specs.spec import JobId, Role, Stage
 from tests.nearly import assert_nearly
 from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.tiny_model import QUIET, Made

@@ -15,7 +15,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import EncodePictureWork, Film, Latent, SampleWork
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
@@ -23,6 +22,7 @@ from modelpool.pool.pixels.latent_pixels import sampled_shape
 from modelpool.pool.sampling.noise import PictureNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.specs.spec import Role
 from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.test_films_from_pictures import JOINED
 from tests.pool.families.tiny_model import Made

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.spec import JobId, Role, TaskId
 from modelpool.pool.core.stage_params import Latent, ModelRef, Result, SampleWork
 from modelpool.pool.engine.engine import Engine, EngineSettings
+from modelpool.pool.specs.spec import JobId, Role, TaskId
 from tests.pool.families.tiny_transformers import WIDTH, File, prefixed, seeded
 from tests.pool.models.diffusion.video_published import cascade
 from tests.pool.models.text import cases as texts

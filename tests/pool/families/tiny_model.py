@@ -16,10 +16,10 @@ from modelpool.actors.graph.build_graph import CutJob, cut_request
 from modelpool.actors.inputs.input_images import GivenPictures
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.spec import JobId, Role, RunCost, TaskId
 from modelpool.pool.core.stage_params import Encoded, Latent, Picture, Result, RunHooks, SampleWork
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
+from modelpool.pool.specs.spec import JobId, Role, RunCost, TaskId
 from tests.pool.loading.layouts import Layout
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 

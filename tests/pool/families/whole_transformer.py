@@ -8,7 +8,6 @@ from typing import Any
 from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.spec import Role, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
@@ -28,6 +27,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.families.transformer_families import needs_negative
+from modelpool.pool.specs.spec import Role, TaskSpec
 from modelpool.pool.text.text_tokenizer import KINDS
 from tests.pool.families.tiny_transformers import TinyFamily
 from tests.pool.pipeline import QUIET

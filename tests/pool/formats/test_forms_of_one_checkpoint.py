@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import UnsafeFile
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.describe import describe
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.loading.file_parts import FilePart, byte_ranges
 from modelpool.pool.mapping.mapped_file import MappedFile
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 

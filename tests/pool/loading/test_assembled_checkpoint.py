@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnsafeFile
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import SD2
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.formats.weights_file import read_part
@@ -25,6 +24,7 @@ from modelpool.pool.quant.detect_layers import MARKER, METADATA_KEY
 from modelpool.pool.quant.quantize import quantize
 from modelpool.pool.quant.state_dict import save
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.specs.spec import Role
 from tests.pool.detection.published import shapes_of
 from tests.pool.families.tiny_transformers import QWEN_VAE
 from tests.pool.loading import layouts

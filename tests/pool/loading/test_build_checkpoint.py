@@ -16,8 +16,8 @@ from transformers import CLIPTextModel
 
 from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import BuiltComponent, Checkpoint, open_checkpoint
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_hollow_checkpoint, write_tiny_checkpoint, write_tiny_lora
 

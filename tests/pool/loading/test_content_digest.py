@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.formats.weights_file import read_part
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.content_digest import DIGEST_BYTES, RangeDigests, component_digests
 from modelpool.pool.registry.hashes import hash_file
+from modelpool.pool.specs.spec import Role
 from tests.pool.separate import split_up, write_whole
 
 

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.describe import describe, describe_lora
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_hollow_checkpoint, write_tiny_checkpoint, write_tiny_lora
 

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import SD1, SD1_INPAINT, SDXL_INPAINT
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry, read_header
 from modelpool.pool.loading.detect_family import detect
+from modelpool.pool.specs.spec import Role
 from tests.pool.detection.published import shapes_of
 from tests.pool.loading import layouts
 from tests.pool.loading.layouts import Layout

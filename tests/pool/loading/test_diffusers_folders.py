@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture, UnsafeFile
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
-from modelpool.pool.core.spec import Role
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, open_engine
 from tests.pool.separate import Painter, write_whole

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.core.spec import Role
 from modelpool.pool.formats import byte_ranges as ranges_module
 from modelpool.pool.formats.byte_ranges import LEAST_GAP_BYTES
 from modelpool.pool.formats.safetensors_file import read_header
 from modelpool.pool.loading.file_parts import FilePart, byte_ranges
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_hollow_checkpoint
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import MissingParts
-from modelpool.pool.core.spec import Role
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.loading.tiny_checkpoint import write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, open_engine

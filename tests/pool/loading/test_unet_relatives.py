@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import KOALA_700M, PLAYGROUND_25, SSD_1B, Family
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
@@ -18,6 +17,7 @@ from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.lora_names.key_map import lora_key_map
 from modelpool.pool.models.common.diffusers_private import self_test
 from modelpool.pool.models.common.infer_config import unet_config
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading import layouts, unet_layouts
 from tests.pool.loading.layouts import Layout
 from tests.pool.loading.test_detect_family import header_of

@@ -13,7 +13,6 @@ import transformers
 from safetensors.torch import save_file
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import Family
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.families.video_unet_families import SVD
@@ -23,6 +22,7 @@ from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.vision_fit import check_sight
 from modelpool.pool.registry.assembling import Chosen, assemble
 from modelpool.pool.registry.registry import open_registry
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_seen_wan import ONE, described
 from tests.pool.families.tiny_films import FILMS
 from tests.pool.families.tiny_transformers import File, seeded

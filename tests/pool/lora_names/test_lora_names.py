@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import BuiltComponent, open_checkpoint
 from modelpool.pool.lora_names.discovered import layout_map
 from modelpool.pool.lora_names.key_map import lora_key_map, lora_targets
 from modelpool.pool.lora_names.styles import STYLES, style_of, styles_of
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import TEXT_TARGETS, UNET_TARGETS, write_tiny_checkpoint
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.gc_pause import collecting_later
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.spec import ComponentKey, Role
 from modelpool.pool.devices.uploads import StreamOrder
 from modelpool.pool.patcher.compute_context import ComputeTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.specs.spec import ComponentKey, Role
 from tests.pool.toy import make_toy
 
 IDS_BL = torch.tensor([[1, 4, 9], [2, 30, 5]])

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from modelpool.pool.core.errors import UnknownName
-from modelpool.pool.core.spec import Role
 from modelpool.pool.devices.capabilities import (
     INFERENCE_BYTES,
     HalfStorage,
@@ -27,6 +26,7 @@ from modelpool.pool.patcher.compute_dtype import (
     vae_dtype,
 )
 from modelpool.pool.patcher.weight_form import ResidentForm, resident_form
+from modelpool.pool.specs.spec import Role
 from tests.pool.golden_cards import CARDS, GIB, GOLDEN, card
 
 SUPPORTED = {

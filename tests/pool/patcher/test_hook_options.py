@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.conditioning.conditions import Condition, batches
-from modelpool.pool.core.spec import ComponentKey, Role
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.options.transformer_options import TransformerOptions
 from modelpool.pool.patcher.hooked_run import hooked_run
@@ -17,6 +16,7 @@ from modelpool.pool.patcher.hooks import HookGroup
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.patcher_state import models_to_load
 from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.specs.spec import ComponentKey, Role
 
 DEVICE = "sim:0"  # a name until `sim.install` has run
 

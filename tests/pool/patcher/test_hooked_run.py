@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.core.spec import ComponentKey, Role
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.guidance.classifier_free import guided_denoiser
 from modelpool.pool.options.callbacks import CallbackPoint
@@ -28,6 +27,7 @@ from modelpool.pool.patcher.patched_weight_cache import PatchedShelf, Shelved
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
+from modelpool.pool.specs.spec import ComponentKey, Role
 from tests.pool.toy import Toy, make_toy, patches_for
 
 DEVICE = "sim:0"  # a name until `sim.install` has run

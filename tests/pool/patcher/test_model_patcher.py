@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import PatchFailed
-from modelpool.pool.core.spec import UNPATCHED, ComponentKey, Role
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import LowRank, PatchSet
+from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, Role
 from tests.pool.toy import Toy, make_patch, make_toy, patches_for, reference
 
 DEVICE = "sim:0"  # a name until `sim.install` has run

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from modelpool.pool.core.spec import Rung
 from modelpool.pool.patcher.out_of_memory import Exhausted, OutOfHostMemory, RanOutOfMemory, exhausted, let_go
+from modelpool.pool.specs.spec import Rung
 
 SIM, CPU = torch.device("meta"), torch.device("cpu")  # any device whose memory is not the host's
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import ComponentKey, Role
 from modelpool.pool.core.stage_params import Encoded, ModelRef, RunHooks, SampleWork
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.stages import sample
@@ -27,6 +26,7 @@ from modelpool.pool.patcher.patched_weight_cache import HookMode
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
+from modelpool.pool.specs.spec import ComponentKey, Role
 from tests.pool.patcher.blocks.tiny import overlaid, unet_sd1
 from tests.pool.sampling.one_picture import denoise_picture
 from tests.pool.toy import make_patch

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import PatchFailed, UnknownName, UnusableField
-from modelpool.pool.core.spec import UNPATCHED, ComponentKey, Role
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.options.callbacks import CallbackPoint
 from modelpool.pool.options.injections import Injection
@@ -30,6 +29,7 @@ from modelpool.pool.patcher.patcher_state import PatcherExtras, get_model_object
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.full_weights import Difference
 from modelpool.pool.patches.patch_set import Offset, PatchSet, WeightPatch
+from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, Role
 from modelpool.pool.vram.vram_manager import VramManager
 from tests.pool.toy import Toy, make_patch, make_toy, patches_for, reference
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from modelpool.pool.core.spec import ComponentKey, Role
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.ops.packed import stored_bytes
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import ResidentForm, WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.quant.quantize import quantize
+from modelpool.pool.specs.spec import ComponentKey, Role
 from tests.pool.toy import Toy, make_patch, make_toy, patches_for
 
 DEVICE = "sim:0"

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.core.spec import Role
 from modelpool.pool.keymaps.key_map import RowRange
 from modelpool.pool.patches.adapter_config import METADATA_ENTRY, SavedStrength, read_strengths
 from modelpool.pool.patches.adapter_entries import read_adapters
 from modelpool.pool.patches.lora_file import LoraMatch, match_lora
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.specs.spec import Role
 from tests.pool.patches.test_adapter_entries import DOWN, UP
 
 UNET, TEXT = Role.DIFFUSION_MODEL, Role.TEXT_ENCODER

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.keymaps.key_map import RowRange
 from modelpool.pool.patches.lora_file import match_lora
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.specs.spec import Role
 from tests.pool.patches.test_adapter_entries import write
 
 

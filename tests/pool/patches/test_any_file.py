@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.core.spec import Role
 from modelpool.pool.keymaps.adapter_keys import PARTS
 from modelpool.pool.keymaps.key_map import RowRange, discover
 from modelpool.pool.patches.lora_file import match_lora
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.specs.spec import Role
 from tests.pool.patches.test_adapter_entries import write
 
 ROLE = Role.DIFFUSION_MODEL

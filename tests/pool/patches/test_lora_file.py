@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import AdapterMismatch, CorruptFile
-from modelpool.pool.core.spec import Role
 from modelpool.pool.keymaps.key_map import KeyMap, RowRange, discover
 from modelpool.pool.patches.lora_file import LoraMatch, match_lora, require_match
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.specs.spec import Role
 from tests.pool.patches.test_adapter_entries import write
 
 UNET = Role.DIFFUSION_MODEL

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import AdapterMismatch, PatchFailed
-from modelpool.pool.core.spec import UNPATCHED, ComponentKey, Role
 from modelpool.pool.ops.cast import apply_weight_functions
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.merging import ModelWeights, add, blend, merge, model_as_lora, subtract
 from modelpool.pool.patches.patch_set import LowRank, PatchSet, WeightPatch
 from modelpool.pool.quant.quantize import quantize
+from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, Role
 from tests.pool.toy import make_toy, patches_for
 
 TOUCHED = ("wide.weight", "conv.weight")

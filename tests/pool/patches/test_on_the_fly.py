@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.devices.kinds import open_device
 from modelpool.pool.loading.build_checkpoint import BuiltComponent, open_checkpoint
 from modelpool.pool.lora_names.key_map import lora_key_map
@@ -15,6 +14,7 @@ from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
 from modelpool.pool.ops.context import compute
 from modelpool.pool.patches.lora_file import LoraMatch, match_lora, require_match
 from modelpool.pool.patches.patch_set import PatchSet
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.patches.test_adapter_entries import write
 

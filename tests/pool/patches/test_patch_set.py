@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from modelpool.pool.core.errors import PatchFailed
-from modelpool.pool.core.spec import UNPATCHED
 from modelpool.pool.devices.kinds import open_device
 from modelpool.pool.ops.cast import apply_weight_functions
 from modelpool.pool.patches.dora import DoRA
 from modelpool.pool.patches.full_weights import Difference, PatchedWeight, Replacement, padded_difference
 from modelpool.pool.patches.low_rank import LowRankSum
 from modelpool.pool.patches.patch_set import DeltaFunction, LowRank, Offset, PatchSet, PatchValue, WeightPatch
+from modelpool.pool.specs.spec import UNPATCHED
 from tests.pool.patches.golden_adapters import adapter_cases
 
 CPU = torch.device("cpu")

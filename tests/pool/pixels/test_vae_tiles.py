@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from examples.shapes.drawing import Scene, ShapeInScene, draw
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import Stopped
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
@@ -33,6 +32,7 @@ from modelpool.pool.pixels.tiled_vae import (
     tiled_decode,
     tiled_encode,
 )
+from modelpool.pool.specs.spec import Role
 from tests.pool.zoo import build
 from tests.pool.zoo.autoencoders import AUTOENCODERS
 

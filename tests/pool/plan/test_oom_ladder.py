@@ -8,8 +8,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.spec import Division, Rung
 from modelpool.pool.plan.oom_ladder import Try, most_tries, next_try
+from modelpool.pool.specs.spec import Division, Rung
 
 WAYS = st.lists(st.integers(1, 1000), min_size=1, max_size=5, unique=True).map(
     lambda sizes: tuple(Division(size, tile=place) for place, size in enumerate(sorted(sizes, reverse=True)))

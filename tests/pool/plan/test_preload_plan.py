@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.outlook import Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.plan.preload_plan import MARGIN_PART, NOTHING_AHEAD, Held, plan_ahead
 from modelpool.pool.plan.residency import Residency, Resident, needed_bytes, plan
+from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 
 KEYS = [ComponentKey(name) for name in "abcdef"]
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.outlook import NO_OUTLOOK, Outlook
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.plan.residency import YOUTH_PART, Residency, ResidencyPlan, Resident, needed_bytes, plan
 from modelpool.pool.plan.residency_reasons import explain
+from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 
 KEYS = [ComponentKey(f"c{number}") for number in range(5)]
 DIGESTS = st.sampled_from(["", "x", "y"])

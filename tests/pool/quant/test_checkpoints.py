@@ -18,7 +18,6 @@ from torch import Tensor
 from examples.shapes.checker import matches, read_picture
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import BadQuantization, UnknownArchitecture
-from modelpool.pool.core.spec import Role, TaskId, TaskSpec
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodeWork,
@@ -38,6 +37,7 @@ from modelpool.pool.plan.residency import needed_bytes
 from modelpool.pool.quant.quant_codec import QuantCodec
 from modelpool.pool.quant.quantize import PER_ROW, quantize
 from modelpool.pool.quant.state_dict import load, save
+from modelpool.pool.specs.spec import Role, TaskId, TaskSpec
 
 SHAPES = Path(__file__).resolve().parents[3] / "examples" / "shapes"
 UNET = "model.diffusion_model."

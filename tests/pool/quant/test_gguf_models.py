@@ -19,12 +19,12 @@ from torch import Tensor
 from examples.shapes.checker import matches, read_picture
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import Role
 from modelpool.pool.formats.gguf_names import NAMES
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.ops.packed import PackedWeight
 from modelpool.pool.registry.folders import Place, look_through
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.formats.gguf_files import rounded, write_gguf
 from tests.pool.quant.test_checkpoints import PROMPT, SHAPES, draw

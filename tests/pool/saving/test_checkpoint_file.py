@@ -21,12 +21,12 @@ from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import OutputFailed, PatchFailed, UnusableField
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.component_weights import ComponentWeights
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import OutputFailed, UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import SD1, SDXL
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.patches.patch_set import PatchSet
@@ -29,6 +28,7 @@ from modelpool.pool.sampling.schedules import sigma_table
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.saving.pipelines import pipeline_facts, scheduler_facts
 from modelpool.pool.saving.replaced_folder import lost_files
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
 from tests.pool.loading import layouts, unet_layouts
 from tests.pool.loading.layouts import Layout

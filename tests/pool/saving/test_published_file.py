@@ -21,7 +21,6 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.spec import Role
 from modelpool.pool.core.stage_params import ModelRef
 from modelpool.pool.families.family import FAMILIES, SD_X4
 from modelpool.pool.formats.safetensors_file import Shape, read_header
@@ -34,6 +33,7 @@ from modelpool.pool.saving import published_file
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.component_weights import ComponentWeights
 from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_unet_families import LATENT_MEASURES, filling_sd2
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, SHOWN_TENSORS
 from tests.pool.families.tiny_transformers import FAMILIES as TRANSFORMERS

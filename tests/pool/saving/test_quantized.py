@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import BadQuantization
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.ops.packed import PackedWeight
 from modelpool.pool.patches.patch_set import PatchSet
@@ -25,6 +24,7 @@ from modelpool.pool.quant.quantize import PER_ROW, quantize, requantize
 from modelpool.pool.quant.state_dict import save
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.saving.models import bits, changed, opened
 from tests.pool.toy import make_patch

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.text_readings import READINGS
 from modelpool.pool.formats.model_folder import read_component
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
@@ -26,6 +25,7 @@ from modelpool.pool.quant.state_dict import save
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.saving.text_tokenizer_files import tokenizer_class, write_text_tokenizer
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.text_tokenizer import KINDS, TextTokenizer, byte_tokenizer
 from tests.pool.families.test_seen_wan import ONE
 from tests.pool.families.test_transformers_as_folders import loaded, write

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from modelpool.pool.core.spec import Role
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
+from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.chunks import split_prompt
 from modelpool.pool.text.clip_tokenizer import END_ID, ClipTokenizer
 from modelpool.pool.text.encode import _filled_up, encode_prompt, match_lengths, matched_length

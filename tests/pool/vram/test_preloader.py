@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.spec import Role, RunCost, Rung
 from modelpool.pool.core.stage_params import Coming, Encoded, Latent, RunHooks, Stopped, Work
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine
+from modelpool.pool.specs.spec import Role, RunCost, Rung
 from modelpool.pool.vram import preloader as uploads_ahead
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine

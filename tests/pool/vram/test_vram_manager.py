@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import DoesNotFit, UnknownName, UserError
-from modelpool.pool.core.spec import ComponentKey, Role
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
 from modelpool.pool.options.callbacks import CallbackPoint
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory, let_go
 from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.specs.spec import ComponentKey, Role
 from modelpool.pool.vram.vram_manager import VramManager, with_extras
 from tests.pool.toy import make_toy, patches_for
 

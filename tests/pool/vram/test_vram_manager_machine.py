@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from modelpool.pool.core.errors import DoesNotFit, UserError
-from modelpool.pool.core.spec import ComponentKey, Role
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.specs.spec import ComponentKey, Role
 from modelpool.pool.vram.vram_manager import Lease, VramManager
 from tests.pool.toy import make_toy, patches_for
 

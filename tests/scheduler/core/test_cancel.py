@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.pool.core.spec import JobId, JobSpec, RunErrorKind
+from modelpool.pool.specs.spec import JobId, JobSpec, RunErrorKind
 from modelpool.scheduler.tables.messages import LookAgain, Outcome, ResolveJob, RunTask, StopTask
 from tests.scheduler.world import Shell, encode, picture, sample
 

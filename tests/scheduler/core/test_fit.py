@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.pool.core.spec import RunErrorKind, WorkerId
+from modelpool.pool.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
 from tests.scheduler.world import Shell, alone, encode, picture

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from modelpool.pool.core.spec import (
+from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentUse,
     Division,
@@ -19,7 +20,6 @@ from modelpool.pool.core.spec import (
     TaskSpec,
     UserId,
 )
-from modelpool.pool.plan.residency import Residency, Resident
 from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import ComponentsKnown, Outcome, ResolveJob, StartFailed, StopTask, WorkerDown

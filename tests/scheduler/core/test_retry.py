@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.core.spec import RunErrorKind, TaskId, WorkerId
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.spec import RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.core.retry import RULES, Rule, Verdict, verdict
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, RunTask

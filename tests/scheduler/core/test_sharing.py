@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelpool.pool.core.spec import JobId, JobSpec, RunErrorKind, TaskId
+from modelpool.pool.specs.spec import JobId, JobSpec, RunErrorKind, TaskId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, ResolveJob, RunTask
 from tests.scheduler.world import DRAW, Shell, alone, decode, encode, picture, sample

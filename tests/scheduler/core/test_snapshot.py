@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from modelpool.pool.core.spec import RunCost, TaskId, UserId, WorkerId
+from modelpool.pool.specs.spec import RunCost, TaskId, UserId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import TaskStatus

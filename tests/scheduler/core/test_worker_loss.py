@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.core.spec import RunCost, RunErrorKind, TaskId, WorkerId
+from modelpool.pool.specs.spec import RunCost, RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import EndWorker, Outcome, RunTask, StartFailed, StartWorker, WorkerDown
 from modelpool.scheduler.tables.workers import restart_delay_seconds

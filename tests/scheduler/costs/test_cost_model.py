@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.spec import ComponentSpec, Division, NodeId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.pool.plan.residency import Residency, Resident, plan
+from modelpool.pool.specs.spec import ComponentSpec, Division, NodeId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.costs.cost_model import LEAST_SWITCHES, MOST_SPARE_KNOWN, Costs, least_extra_seconds
 from modelpool.scheduler.tables.workers import Worker
 from tests.scheduler.world import COMPONENTS, DRAW, PAINT, SPECS, encode, sample

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.core.spec import Division, RunCost, WorkerId
 from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.spec import Division, RunCost, WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.core.spec import (
+from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     NodeId,
@@ -18,7 +19,6 @@ from modelpool.pool.core.spec import (
     WorkerId,
     WorkerSpec,
 )
-from modelpool.pool.plan.residency import Residency, Resident
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.tables.workers import Worker
 from tests.scheduler.world import sample

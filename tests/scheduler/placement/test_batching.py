@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.spec import (
+from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.specs.spec import (
     UNPATCHED,
     Division,
     JobId,
@@ -27,7 +28,6 @@ from modelpool.pool.core.spec import (
     UserId,
     WorkerId,
 )
-from modelpool.pool.plan.residency import Residency, Resident
 from modelpool.scheduler.queue.shares import UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, Outcome, StopTask

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, Role, TaskId, WorkerId
 from modelpool.pool.plan.residency import Resident
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Role, TaskId, WorkerId
 from modelpool.scheduler.placement.eviction_hints import MOST_FOLLOWERS, MOST_TOLD, followers, needed_next
 from tests.scheduler.placement.test_rules import Scene, whole
 from tests.scheduler.world import DRAW, PAINT, TEXT, VAE, Shell, decode, encode, picture, sample

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, Division, Role, TaskSpec
 from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Division, Role, TaskSpec
 from modelpool.scheduler.placement.idle_workers import MOST_IDLE
 from modelpool.scheduler.placement.reservations import MOST_BUSY
 from modelpool.scheduler.tables.jobs import Task

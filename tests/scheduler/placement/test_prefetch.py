@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.spec import ComponentKey, NodeId
+from modelpool.pool.specs.spec import ComponentKey, NodeId
 from modelpool.scheduler.placement.prefetch import Wanted, next_for, within
 from modelpool.scheduler.tables.nodes import Node, Reads
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.core.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, TaskId, WorkerId
 from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, RunTask, UploadAhead
 from modelpool.scheduler.tables.workers import Worker

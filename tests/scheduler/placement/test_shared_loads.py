@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.pool.plan.residency import Resident
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.scheduler.placement.shared_loads import seconds_of_others
 from tests.scheduler.scene import Scene, whole
 from tests.scheduler.world import DRAW, PAINT, sample

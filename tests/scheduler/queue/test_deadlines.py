@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.core.spec import JobId, JobSpec, RunCost, TaskId, UserId
+from modelpool.pool.specs.spec import JobId, JobSpec, RunCost, TaskId, UserId
 from modelpool.scheduler.queue.deadlines import LEAST_LOOK_SECONDS, SAFETY, Deadlines
 from modelpool.scheduler.queue.shares import UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig

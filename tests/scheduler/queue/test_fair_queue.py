@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.core.spec import JobSpec, TaskId, UserId, WorkerId
+from modelpool.pool.specs.spec import JobSpec, TaskId, UserId, WorkerId
 from modelpool.scheduler.placement.batching import Batching
 from modelpool.scheduler.queue.deadlines import SAFETY, Deadlines
 from modelpool.scheduler.queue.shares import Shares

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.spec import JobSpec, RunCost, UserId
+from modelpool.pool.specs.spec import JobSpec, RunCost, UserId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.user_account import NO_TAG
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare

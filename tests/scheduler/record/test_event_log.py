@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import UnknownName, UnusableField
-from modelpool.pool.core.spec import (
+from modelpool.pool.plan.residency import Residency
+from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     JobId,
@@ -26,7 +27,6 @@ from modelpool.pool.core.spec import (
     WorkerId,
     WorkerSpec,
 )
-from modelpool.pool.plan.residency import Residency
 from modelpool.scheduler.record.event_log import Entry, Header, entry_line, header_line, read_entries, read_header
 from modelpool.scheduler.record.plain_values import in_full, plain, read
 from modelpool.scheduler.tables.config import SchedulerConfig

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.core.spec import RunCost, RunErrorKind, Stage, TaskId
+from modelpool.pool.specs.spec import RunCost, RunErrorKind, Stage, TaskId
 from modelpool.scheduler.record.log_trace import live_trace
 from modelpool.scheduler.tables.messages import Submitted
 from modelpool.scheduler.workloads.trace_lines import from_lines, to_lines

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.core.spec import RunCost, RunErrorKind, UserId
+from modelpool.pool.specs.spec import RunCost, RunErrorKind, UserId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.record.event_log import Entry, Header
 from modelpool.scheduler.record.replay import replay

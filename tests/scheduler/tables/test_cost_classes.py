@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec
 from modelpool.pool.plan.residency import Resident
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.costs.predict import predict, predict_by_plan, predict_whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.core.spec import JobId, JobSpec, TaskId
+from modelpool.pool.specs.spec import JobId, JobSpec, TaskId
 from modelpool.scheduler.tables.jobs import (
     JOB_MOVES,
     TASK_MOVES,

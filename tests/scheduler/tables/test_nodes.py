@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.spec import ComponentKey, NodeId, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.nodes import Node, Nodes, Reads
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.core.spec import JobId, RunErrorKind, Rung, TaskId, WorkerId
+from modelpool.pool.specs.spec import JobId, RunErrorKind, Rung, TaskId, WorkerId
 from modelpool.scheduler.core.quarantine import MOST_KEYS, Quarantine
 from modelpool.scheduler.core.recovery import PIN_SECONDS
 from modelpool.scheduler.core.retry import RULES, Rule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.pool.core.spec import WorkerId
+from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.tables.placement_record import Candidate, Rule, Start, Why
 
 HERE = WorkerId("gpu-1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.core.spec import ComponentKey, Stage
+from modelpool.pool.specs.spec import ComponentKey, Stage
 from modelpool.scheduler.tables.gpu_kinds import GPU_KINDS
 from modelpool.scheduler.tables.run_kinds import RunKind, RunKinds
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from modelpool.pool.core import resident, spec
-from modelpool.pool.core.resident import Residency, Resident
-from modelpool.pool.core.sent import Sent
-from modelpool.pool.core.spec import ComponentKey, TaskId, WorkerId
+from modelpool.pool.specs import resident, spec
+from modelpool.pool.specs.resident import Residency, Resident
+from modelpool.pool.specs.sent import Sent
+from modelpool.pool.specs.spec import ComponentKey, TaskId, WorkerId
 from modelpool.scheduler.record.plain_values import plain, read
 from modelpool.scheduler.tables import messages, placement_record
 from modelpool.scheduler.tables.messages import EndWorker, Mate, Prefetch, RunTask, UploadAhead

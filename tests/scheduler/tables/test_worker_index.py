@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.spec import NodeId, WorkerId, WorkerSpec
 from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.specs.spec import NodeId, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.worker_index import Whereabouts
 from modelpool.scheduler.tables.workers import Worker, WorkerStatus
 from tests.scheduler.world import DRAW, PAINT, TEXT

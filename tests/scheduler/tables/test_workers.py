@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.spec import ComponentKey, WorkerId
 from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.specs.spec import ComponentKey, WorkerId
 from modelpool.scheduler.tables.workers import Worker
 
 ENTRIES = st.builds(

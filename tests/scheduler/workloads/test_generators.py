@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from modelpool.pool.core.spec import JobSpec, Role
+from modelpool.pool.specs.spec import JobSpec, Role
 from modelpool.scheduler.tables.jobs import problem_with
 from modelpool.scheduler.tables.messages import Submitted
 from modelpool.scheduler.workloads.generators import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.core.spec import UNPATCHED, ComponentSpec, JobId, Role
+from modelpool.pool.specs.spec import UNPATCHED, ComponentSpec, JobId, Role
 from modelpool.scheduler.tables.messages import Submitted
 from modelpool.scheduler.workloads.models import InventedModel
 from modelpool.scheduler.workloads.workload import Workload

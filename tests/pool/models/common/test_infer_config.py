@@ -9,10 +9,10 @@ import pytest
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.spec import Role
 from modelpool.pool.families.family import SD1
 from modelpool.pool.models.common.infer_config import check, clip_text_config, latent_facts, unet_config
 from modelpool.pool.models.common.vae_configs import kl_config
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading import layouts
 from tests.pool.loading.layouts import Layout
 

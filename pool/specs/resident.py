@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from modelpool.pool.core.names import ComponentKey
-from modelpool.pool.core.sent import Sent
+from modelpool.pool.specs.names import ComponentKey
+from modelpool.pool.specs.sent import Sent
 
 
 @dataclass(slots=True, init=False, eq=False)
 class Resident(Sent):
     """The part of one component that is on the GPU.
 
-    patch_digest   the patch set that these bytes carry; as `pool.core.spec.UNPATCHED` the empty one
+    patch_digest   the patch set that these bytes carry; as `pool.specs.spec.UNPATCHED` the empty one
     patched_bytes  bytes of the modules that this patch set touches, resident or not
     """
 

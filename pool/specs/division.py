@@ -1,11 +1,11 @@
 """Which way a task is run where memory is short: whole, or in parts.
 
-Torch-free and pure. The ways themselves come with the task (`pool.core.spec.Division`).
+Torch-free and pure. The ways themselves come with the task (`pool.specs.spec.Division`).
 """
 
 from __future__ import annotations
 
-from modelpool.pool.core.spec import Division, TaskSpec
+from modelpool.pool.specs.spec import Division, TaskSpec
 
 
 def ways(task: TaskSpec) -> tuple[Division, ...]:

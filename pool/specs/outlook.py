@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from modelpool.pool.core.spec import ComponentKey
+from modelpool.pool.specs.spec import ComponentKey
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from modelpool.pool.core.names import ComponentKey as ComponentKey
-from modelpool.pool.core.names import JobId as JobId
-from modelpool.pool.core.names import NodeId as NodeId
-from modelpool.pool.core.names import TaskId as TaskId
-from modelpool.pool.core.names import UserId as UserId
-from modelpool.pool.core.names import WorkerId as WorkerId
-from modelpool.pool.core.resident import Residency
-from modelpool.pool.core.sent import Sent
+from modelpool.pool.specs.names import ComponentKey as ComponentKey
+from modelpool.pool.specs.names import JobId as JobId
+from modelpool.pool.specs.names import NodeId as NodeId
+from modelpool.pool.specs.names import TaskId as TaskId
+from modelpool.pool.specs.names import UserId as UserId
+from modelpool.pool.specs.names import WorkerId as WorkerId
+from modelpool.pool.specs.resident import Residency
+from modelpool.pool.specs.sent import Sent
 
 UNPATCHED = ""  #: the digest of the empty patch set
 NO_USER = UserId("")  #: whoever has no name

@@ -1,6 +1,6 @@
 """What a plan of `pool.plan.residency` says: which bytes leave a GPU, and which arrive. Values; decides nothing.
 
-Made with every event of the scheduler: their `__init__` is written out (`pool.core.resident` says why).
+Made with every event of the scheduler: their `__init__` is written out (`pool.specs.resident` says why).
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from modelpool.pool.core.names import ComponentKey
-from modelpool.pool.core.resident import Residency
+from modelpool.pool.specs.names import ComponentKey
+from modelpool.pool.specs.resident import Residency
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
