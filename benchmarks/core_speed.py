@@ -156,7 +156,7 @@ def table(sizes: Sequence[Size], times: int, compiled: Path | None) -> list[tupl
 
 
 def plot(points: Sequence[tuple[Size, float]], path: str) -> None:
-    """Microseconds an event against workers, as a picture."""
+    """Microseconds an event against workers, as an image."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,6 +1,6 @@
 """What the way through the pool costs, with engines that do nothing: driver, controller, worker and back.
 
-    python -m benchmarks.overhead [--workers N] [--pictures N] [--stages N]
+    python -m benchmarks.overhead [--workers N] [--images N] [--stages N]
 
 Prints a Markdown table. The engines are those of the tests; Ray, the core and the client are the real ones.
 """
@@ -31,14 +31,14 @@ def main() -> None:
         warm_up(pool)
         calls = latencies(wanted.stages, lambda i: pool._line.ask(Controller.enter, pool._client_id))
         stages = latencies(wanted.stages, lambda i: pool.encode(f"text {i}", model="shapes").result())
-        seconds, tasks = batch(pool, wanted.pictures)
+        seconds, tasks = batch(pool, wanted.images)
     one, five, fifteen = os.getloadavg()
     print(f"{wanted.workers} workers, {os.cpu_count()} cores, load {one:.1f} {five:.1f} {fifteen:.1f}\n")
     print("| what | p50 ms | p99 ms | a second |")
     print("|---|---|---|---|")
     print(row("a call to the controller that does nothing", calls))
     print(row("one task: submitted, run, result in the driver", stages))
-    print(f"| {tasks} tasks of {wanted.pictures} pictures, submitted at once | | | {tasks / seconds:.0f} tasks |")
+    print(f"| {tasks} tasks of {wanted.images} images, submitted at once | | | {tasks / seconds:.0f} tasks |")
 
 
 def warm_up(pool: ModelPool) -> None:
@@ -56,10 +56,10 @@ def latencies(count: int, call: Callable[[int], object]) -> list[float]:
     return seconds
 
 
-def batch(pool: ModelPool, pictures: int) -> tuple[float, int]:
-    """Seconds for a batch of pictures, and the tasks that were run for it."""
+def batch(pool: ModelPool, images: int) -> tuple[float, int]:
+    """Seconds for a batch of images, and the tasks that were run for it."""
     wanted = [
-        GenerateRequest(model="shapes", prompt="a red circle", seed=seed, steps=1, cfg=1.0) for seed in range(pictures)
+        GenerateRequest(model="shapes", prompt="a red circle", seed=seed, steps=1, cfg=1.0) for seed in range(images)
     ]
     started = time.perf_counter()
     summary = pool.submit(wanted).wait()

@@ -38,7 +38,7 @@ from modelpool.scheduler.workloads.models import InventedModel
 from modelpool.scheduler.workloads.sizes import SDXL
 from modelpool.scheduler.workloads.workload import Workload
 
-#: seconds of one SDXL picture on the GPU that speed is measured by
+#: seconds of one SDXL image on the GPU that speed is measured by
 SDXL_SECONDS = SDXL.encode_seconds + 20 * SDXL.step_seconds + SDXL.decode_seconds
 #: one host with some GPUs of people: 64 GiB and one NVMe disk
 HOST = NodeShape(gpus=4, host_bytes=64 * GIB, storage_bytes_per_second=3e9)

@@ -1,6 +1,6 @@
 """The price of a task through the pool's controller, beside actor calls that do nothing, on one local Ray.
 
-    python -m benchmarks.task_price [--workers N] [--calls N] [--pictures N] [--rounds N]
+    python -m benchmarks.task_price [--workers N] [--calls N] [--images N] [--rounds N]
 
 Prints a Markdown table. The engines do nothing; Ray, the core, the controller, the dispatcher, the workers and the
 client are the real ones. What is compared:
@@ -11,7 +11,7 @@ client are the real ones. What is compared:
    the same group from the same event loop: the difference is what the pool adds to the call that any scheduler must
    make.
 2. The same from the driver: a call of an async actor, a call that such an actor passes on to a worker (the least that a
-   service between driver and workers can do), and a picture's stage whose result is in the driver's hands.
+   service between driver and workers can do), and an image's stage whose result is in the driver's hands.
 3. With all workers busy: calls a second when the controller's process keeps one call at each worker, and tasks a second
    when a whole batch is waiting; each worker has one task at a time there too.
 4. A batch: tasks a second taken in (until `submit` returns, all checked and queued), and done.
@@ -36,7 +36,16 @@ from modelpool.actors.api.client import ModelPool
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.pool.core.stage_params import DecodeWork, Encoded, EncodeWork, Latent, Picture, Result, SampleWork, Work
+from modelpool.pool.core.stage_params import (
+    DecodeWork,
+    Encoded,
+    EncodeWork,
+    ImagePixels,
+    Latent,
+    Result,
+    SampleWork,
+    Work,
+)
 from modelpool.pool.specs.spec import RunCost, TaskSpec
 from tests.actors.fakes import MODELS, FakeEngine, fake_plan
 
@@ -59,7 +68,7 @@ def empty_result(work: Work) -> Result:
         case SampleWork():
             return Latent(np.zeros((4, 1, 1), np.float32))
         case DecodeWork():
-            return Picture(np.zeros((1, 1, 3), np.uint8))
+            return ImagePixels(np.zeros((1, 1, 3), np.uint8))
 
 
 def idle_plan(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
@@ -86,11 +95,11 @@ class Figures:
 class Measured:
     """A pool that does nothing, on a Ray of its own, and the rows that are measured with it."""
 
-    def __init__(self, pool: ModelPool, controller, calls: int, pictures: int) -> None:
+    def __init__(self, pool: ModelPool, controller, calls: int, images: int) -> None:
         self._pool = pool
         self._controller = controller
         self._calls = calls
-        self._pictures = pictures
+        self._images = images
         self._labels = (f"round {number}" for number in itertools.count())
         self.rows: dict[str, Figures] = {name: Figures() for name in ROWS}
 
@@ -128,10 +137,10 @@ class Measured:
         return self._pool.encode(text, model=MODELS[0]).result()
 
     def _batch(self, label: str) -> tuple[float, float, int]:
-        """Tasks a second taken in and done, of pictures of one prompt, and how many they were."""
+        """Tasks a second taken in and done, of images of one prompt, and how many they were."""
         wanted = [
             GenerateRequest(model=MODELS[0], prompt=label, seed=number, steps=1, cfg=1.0)
-            for number in range(self._pictures)
+            for number in range(self._images)
         ]
         started = time.perf_counter()
         jobs = self._pool.submit(wanted)
@@ -196,7 +205,7 @@ def table(rows: dict[str, Figures]) -> str:
     return "\n".join(lines)
 
 
-def measure(workers: int, calls: int, pictures: int, rounds: int) -> dict[str, Figures]:
+def measure(workers: int, calls: int, images: int, rounds: int) -> dict[str, Figures]:
     """Open a pool, measure it `rounds` times, and close it."""
     from modelpool.actors.ray.ray_session import open_session
 
@@ -210,7 +219,7 @@ def measure(workers: int, calls: int, pictures: int, rounds: int) -> dict[str, F
 
         with ModelPool(RayLine(controller), lambda: None, None) as pool:
             pool.wait_ready(300)
-            measured = Measured(pool, controller, calls, pictures)
+            measured = Measured(pool, controller, calls, images)
             measured.round()  # lets every process import what it needs
             measured.rows = {name: Figures() for name in ROWS}
             for _ in range(rounds):
@@ -229,7 +238,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=5)
     wanted = parser.parse_args()
-    rows = measure(wanted.workers, wanted.calls, wanted.pictures, wanted.rounds)
+    rows = measure(wanted.workers, wanted.calls, wanted.images, wanted.rounds)
     load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
     print(f"{wanted.workers} workers, {wanted.rounds} rounds, {os.cpu_count()} cores, load {load}\n")
     print(table(rows))

@@ -75,7 +75,7 @@ CAPACITY_BYTES = WEIGHTS_BYTES + ACTIVATION_BYTES[Role.DIFFUSION_MODEL] + SCRATC
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One stage of one picture."""
+    """One stage of one image."""
 
     use: ComponentUse
     activation_bytes: int
@@ -101,20 +101,20 @@ def task(spec: ComponentSpec) -> Task:
 
 
 def zipf(rng: Random) -> Iterator[int]:
-    """Models by popularity, each picture for itself."""
+    """Models by popularity, each image for itself."""
     ranks = rng.sample(range(len(MODELS)), len(MODELS))
     while True:
         yield rng.choices(ranks, zipf_weights(len(MODELS)))[0]
 
 
 def bursts(rng: Random) -> Iterator[int]:
-    """1 to 8 pictures of one model in a row, models by popularity."""
+    """1 to 8 images of one model in a row, models by popularity."""
     for model in zipf(rng):
         yield from [model] * rng.randint(1, 8)
 
 
 def phases(rng: Random) -> Iterator[int]:
-    """40 pictures at a time of 4 models by popularity, then of 4 others."""
+    """40 images at a time of 4 models by popularity, then of 4 others."""
     while True:
         yield from rng.choices(rng.sample(range(len(MODELS)), 4), zipf_weights(4), k=40)
 
@@ -123,7 +123,7 @@ MIXES: Mapping[str, Callable[[Random], Iterator[int]]] = {"zipf": zipf, "bursts"
 
 
 def sequence(mix: str, seed: int, jobs: int) -> list[Task]:
-    """The tasks of `jobs` pictures, one picture after the other."""
+    """The tasks of `jobs` images, one image after the other."""
     models = MIXES[mix](Random(f"{mix} {seed}"))
     return [task(spec) for _, model in zip(range(jobs), models, strict=False) for spec in COMPONENTS[model]]
 
@@ -211,7 +211,7 @@ def main(jobs: int = 250, seeds: int = 7) -> None:
     """Measure and print the table for RESULTS.md: bytes as multiples of the least possible."""
     runs = {mix: [sequence(mix, seed, jobs) for seed in range(seeds)] for mix in MIXES}
     least = {mix: [_least(tasks) for tasks in held] for mix, held in runs.items()}
-    print(f"{len(MODELS)} models, {jobs} pictures, {seeds} seeds; room for weights {WEIGHTS_BYTES / GIB:.1f} GiB")
+    print(f"{len(MODELS)} models, {jobs} images, {seeds} seeds; room for weights {WEIGHTS_BYTES / GIB:.1f} GiB")
     print("| bytes over the bus / least possible: median (least - most) |", " | ".join(runs), "| all |")
     print("|---" * (len(runs) + 2) + "|")
     for name, policy in POLICIES.items():

@@ -1,4 +1,4 @@
-"""A driver script: many pictures of a few prompts, each with its own seed, on whatever GPUs there are.
+"""A driver script: many images of a few prompts, each with its own seed, on whatever GPUs there are.
 
 .venv/bin/python examples/driver.py            from the repository; two simulated GPUs where there is no real one
 """
@@ -9,7 +9,7 @@ PROMPTS = ("a red circle", "a blue square", "a green triangle")
 
 
 def main() -> None:
-    """Start a pool, submit, and look at each picture as it finishes."""
+    """Start a pool, submit, and look at each image as it finishes."""
     with ModelPool.start("configs/laptop.toml") as pool:
         jobs = pool.submit(
             GenerateRequest(model="shapes", prompt=prompt, seed=seed, loras=[("light", 0.8)])
@@ -20,7 +20,7 @@ def main() -> None:
             print(f"{image.path}  {image.pil.size}  seed {image.seed}  {image.worker}  {image.seconds:.1f} s")
         summary = jobs.summary()
     resident = sum(task.resident for task in summary.tasks)
-    print(f"{summary.succeeded} pictures in {summary.seconds:.1f} s; ", end="")
+    print(f"{summary.succeeded} images in {summary.seconds:.1f} s; ", end="")
     print(f"{resident} of {len(summary.tasks)} tasks found their weights on the GPU")
 
 

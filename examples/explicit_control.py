@@ -18,7 +18,7 @@ STEPS = 6
 
 
 def main(path: str = str(SHAPES), prompt: str = "a red circle") -> None:
-    """Move a model there and back, in whole and in part; make the same picture at three residencies; stop one."""
+    """Move a model there and back, in whole and in part; make the same image at three residencies; stop one."""
     with load_checkpoint(path, device="auto") as model:
         print(f"{Path(path).name} on {model.device_name}")
         there_and_back(model)
@@ -38,17 +38,15 @@ def there_and_back(model: LoadedModel) -> None:
 def three_residencies(model: LoadedModel, prompt: str) -> None:
     """All weights on the GPU, about half of the diffusion model's, none: what is not there streams while it is used."""
     unet = model.diffusion_model
-    pictures = []
+    images = []
     for name, bytes_wanted in (("all", unet.size_bytes), ("half", unet.size_bytes // 2), ("none", 0)):
         if bytes_wanted < unet.resident_bytes:
             unet.partially_unload(unet.resident_bytes - bytes_wanted)
         else:
             unet.partially_load(bytes_wanted - unet.resident_bytes)
-        pictures.append(model.generate(prompt, steps=STEPS, seed=7))
-        print(
-            f"{name:<5} {unet.resident_bytes:>12,} of {unet.size_bytes:,} bytes resident: {pictures[-1].shape} pixels"
-        )
-    print("the same picture each time:", all(np.array_equal(pictures[0], other) for other in pictures[1:]))
+        images.append(model.generate(prompt, steps=STEPS, seed=7))
+        print(f"{name:<5} {unet.resident_bytes:>12,} of {unet.size_bytes:,} bytes resident: {images[-1].shape} pixels")
+    print("the same image each time:", all(np.array_equal(images[0], other) for other in images[1:]))
 
 
 def stopped_from_a_thread(model: LoadedModel, prompt: str) -> None:

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from modelpool.actors.request.control_fields import Control
     from modelpool.actors.request.image_fields import Hires, Region
     from modelpool.actors.request.requests import GenerateRequest, LoraChoice
-    from modelpool.actors.results.outcomes import FilmResult, ImageResult, JobFailed, JobFailure, PoolLost, SoundResult
+    from modelpool.actors.results.outcomes import AudioResult, ImageResult, JobFailed, JobFailure, PoolLost, VideoResult
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.pool.core.errors import UserError
 
 __all__ = [
+    "AudioResult",
     "Control",
     "DeadlineTooSoon",
-    "FilmResult",
     "GenerateRequest",
     "Hires",
     "ImageResult",
@@ -49,8 +49,8 @@ __all__ = [
     "PoolConfig",
     "PoolLost",
     "Region",
-    "SoundResult",
     "UserError",
+    "VideoResult",
     "WorkersFailed",
 ]
 
@@ -59,9 +59,9 @@ _HOMES = {
     "Hires": "modelpool.actors.request.image_fields",
     "Region": "modelpool.actors.request.image_fields",
     "GenerateRequest": "modelpool.actors.request.requests",
-    "FilmResult": "modelpool.actors.results.outcomes",
+    "VideoResult": "modelpool.actors.results.outcomes",
     "ImageResult": "modelpool.actors.results.outcomes",
-    "SoundResult": "modelpool.actors.results.outcomes",
+    "AudioResult": "modelpool.actors.results.outcomes",
     "JobFailed": "modelpool.actors.results.outcomes",
     "JobFailure": "modelpool.actors.results.outcomes",
     "Jobs": "modelpool.actors.api.jobs",

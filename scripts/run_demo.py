@@ -1,6 +1,6 @@
-"""The demo: a batch through the real command, then a look at each picture with the example's own checker.
+"""The demo: a batch through the real command, then a look at each image with the example's own checker.
 
-Makes outputs/demo anew. Ends with 0 only when every picture was made and listed, enough of them show what their prompt
+Makes outputs/demo anew. Ends with 0 only when every image was made and listed, enough of them show what their prompt
 and LoRAs say, and most tasks found their weights on the GPU.
 """
 
@@ -33,9 +33,9 @@ def main() -> int:
     made = subprocess.run(
         [sys.executable, "-m", "modelpool", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )
-    pictures = [json.loads(line) for line in made.stdout.splitlines()]
+    images = [json.loads(line) for line in made.stdout.splitlines()]
     complaints = [f"the command ended with exit code {made.returncode}"] if made.returncode else []
-    complaints += what_is_wrong(pictures)
+    complaints += what_is_wrong(images)
     for complaint in complaints:
         print(f"demo: {complaint}", file=sys.stderr)
     return 1 if complaints else 0
@@ -51,22 +51,22 @@ def device_options() -> list[str]:
     return ["--device", "sim", "--gpus", "2", "--vram", SIMULATED_VRAM]
 
 
-def what_is_wrong(pictures: list[dict[str, Any]]) -> list[str]:
+def what_is_wrong(images: list[dict[str, Any]]) -> list[str]:
     """Check what was made against the job file, the files on disk and the checker; complaints."""
     complaints = []
     wanted = len((ROOT / JOBS).read_text().splitlines())
-    if len(pictures) != wanted:
-        complaints.append(f"{len(pictures)} pictures were made, expected {wanted}")
-    listed = (ROOT / OUTPUT / "manifest.jsonl").read_text().splitlines() if pictures else []
+    if len(images) != wanted:
+        complaints.append(f"{len(images)} images were made, expected {wanted}")
+    listed = (ROOT / OUTPUT / "manifest.jsonl").read_text().splitlines() if images else []
     if len(listed) != wanted:
-        complaints.append(f"the manifest lists {len(listed)} pictures, expected {wanted}")
+        complaints.append(f"the manifest lists {len(listed)} images, expected {wanted}")
     if not (ROOT / OUTPUT / "contact_sheet.png").is_file():
         complaints.append("there is no contact sheet")
-    right = count_right(pictures)
-    print(f"{right} of {len(pictures)} pictures show what their prompt and LoRAs say", file=sys.stderr)
+    right = count_right(images)
+    print(f"{right} of {len(images)} images show what their prompt and LoRAs say", file=sys.stderr)
     if right < max(FEWEST_RIGHT, RIGHT_SHARE * wanted):
-        complaints.append(f"{right} right pictures are too few")
-    tasks = [task for picture in pictures for task in picture["tasks"] if not task["shared"]]
+        complaints.append(f"{right} right images are too few")
+    tasks = [task for image in images for task in image["tasks"] if not task["shared"]]
     resident = sum(task["resident"] for task in tasks)
     print(f"{resident} of {len(tasks)} tasks found their weights on the GPU", file=sys.stderr)
     if 2 * resident <= len(tasks):
@@ -74,24 +74,24 @@ def what_is_wrong(pictures: list[dict[str, Any]]) -> list[str]:
     return complaints
 
 
-def count_right(pictures: Iterable[Mapping[str, Any]]) -> int:
-    """How many pictures show what was asked for. Prints those that do not."""
+def count_right(images: Iterable[Mapping[str, Any]]) -> int:
+    """How many images show what was asked for. Prints those that do not."""
     import numpy as np
     from PIL import Image
 
-    from examples.shapes.checker import matches, read_picture
+    from examples.shapes.checker import matches, read_image
 
     right = 0
-    for picture in pictures:
-        loras = {lora["name"] for lora in picture["recipe"]["loras"]}
-        with Image.open(ROOT / picture["path"]) as opened:
-            reading = read_picture(np.asarray(opened))
+    for image in images:
+        loras = {lora["name"] for lora in image["recipe"]["loras"]}
+        with Image.open(ROOT / image["path"]) as opened:
+            reading = read_image(np.asarray(opened))
         background = "light" if "light" in loras else "dark"
-        as_asked = matches(reading, picture["prompt"]) and reading.background == background
+        as_asked = matches(reading, image["prompt"]) and reading.background == background
         if as_asked and reading.filled == ("outline" not in loras):
             right += 1
         else:
-            print(f"not right: {picture['path']}: {reading}", file=sys.stderr)
+            print(f"not right: {image['path']}: {reading}", file=sys.stderr)
     return right
 
 

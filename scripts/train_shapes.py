@@ -34,15 +34,15 @@ TEXT_TARGETS = ("self_attn.", "mlp.")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The seed, the steps of each stage and the number of drawn pictures they learn from."""
+    """The seed, the steps of each stage and the number of drawn images they learn from."""
 
     seed: int = 20261121
     vae_steps: int = 1700
     vae_polish_steps: int = 400
     decoder_steps: int = 300
     unet_steps: int = 2200
-    pictures: int = 5120
-    lora_pictures: int = 1536
+    images: int = 5120
+    lora_images: int = 1536
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +122,14 @@ def trained_vae(shop: Workshop) -> AutoencoderKL:
         model.load_state_dict(load_file(path))
         return model
     seed = shop.budget.seed
-    pictures = vae.training_pictures(4096, np.random.default_rng(seed))
-    trained = vae.train(pictures, shop.budget.vae_steps, seed, shop.log(stage))
+    images = vae.training_images(4096, np.random.default_rng(seed))
+    trained = vae.train(images, shop.budget.vae_steps, seed, shop.log(stage))
     trained.requires_grad_(True).train()
-    vae.polish(trained, shop.budget.vae_polish_steps, 0.006, pictures, seed + 1, shop.log("vae polish"))
+    vae.polish(trained, shop.budget.vae_polish_steps, 0.006, images, seed + 1, shop.log("vae polish"))
     trained.eval().requires_grad_(False)
-    pictures = vae.training_pictures(512, np.random.default_rng(shop.budget.seed + 1))
-    print(f"vae: {vae.psnr_decibels(trained, pictures):.1f} dB on pictures it has not seen")
-    fold_scale(trained, 1 / (float(vae.encode_all(trained, pictures).std()) * LATENT_SCALE))
+    images = vae.training_images(512, np.random.default_rng(shop.budget.seed + 1))
+    print(f"vae: {vae.psnr_decibels(trained, images):.1f} dB on images it has not seen")
+    fold_scale(trained, 1 / (float(vae.encode_all(trained, images).std()) * LATENT_SCALE))
     save_file({name: value.contiguous() for name, value in trained.state_dict().items()}, path)
     model.load_state_dict(load_file(path))
     return model
@@ -140,11 +140,11 @@ def refined_vae(shop: Workshop) -> AutoencoderKL:
     path, steps = shop.work / "decoder.safetensors", shop.budget.decoder_steps
     model = trained_vae(shop)
     if steps and not path.exists():
-        pictures = vae.training_pictures(2048, np.random.default_rng(shop.budget.seed + 7))
-        latents = vae.encode_all(model, pictures)
-        vae.refine_decoder(model, latents, pictures, steps, 0.004, shop.budget.seed + 7, shop.log("decoder"))
-        unseen = vae.training_pictures(256, np.random.default_rng(shop.budget.seed + 8))
-        print(f"decoder: {vae.psnr_decibels(model, unseen):.1f} dB on pictures it has not seen")
+        images = vae.training_images(2048, np.random.default_rng(shop.budget.seed + 7))
+        latents = vae.encode_all(model, images)
+        vae.refine_decoder(model, latents, images, steps, 0.004, shop.budget.seed + 7, shop.log("decoder"))
+        unseen = vae.training_images(256, np.random.default_rng(shop.budget.seed + 8))
+        print(f"decoder: {vae.psnr_decibels(model, unseen):.1f} dB on images it has not seen")
         save_file({name: value.contiguous() for name, value in model.state_dict().items()}, path)
     if path.exists():
         model.load_state_dict(load_file(path))
@@ -166,7 +166,7 @@ def trained_base(shop: Workshop, autoencoder: AutoencoderKL) -> tuple[UNet2DCond
     path, stage = shop.work / "base.safetensors", "text+unet"
     if not path.exists():
         rng = np.random.default_rng(shop.budget.seed + 2)
-        examples = diffusion.make_examples(autoencoder, shop.budget.pictures, rng, LATENT_SCALE)
+        examples = diffusion.make_examples(autoencoder, shop.budget.images, rng, LATENT_SCALE)
         modules = diffusion.train(examples, shop.encode, shop.budget.unet_steps, shop.budget.seed, shop.log(stage))
         state = {
             f"{number}.{name}": value.contiguous()
@@ -211,7 +211,7 @@ def export_lora(shop: Workshop, name: str) -> None:
     if recipe.text_too:
         trained.include(lora.attach(encoder, "lora_te_text_model", TEXT_TARGETS, LORA_RANK, LORA_ALPHA))
     rng = np.random.default_rng(shop.budget.seed + recipe.number)
-    count = shop.budget.lora_pictures
+    count = shop.budget.lora_images
     lesson = lora.Lesson(
         diffusion.make_examples(autoencoder, count, rng, LATENT_SCALE, recipe.background, recipe.filled)
     )
@@ -270,16 +270,16 @@ def report(shop: Workshop, seeds: int) -> None:
         for path, strength in zip(paths, strengths.values(), strict=True):
             evaluate.merge_lora(model, path, strength)
         for sampler in evaluate.SAMPLERS:
-            score, pictures, failures = evaluate.measure(model, shop.encode, sampler, seeds, background, filled)
+            score, images, failures = evaluate.measure(model, shop.encode, sampler, seeds, background, filled)
             label = " + ".join(f"{name} {strength}" for name, strength in strengths.items()) or "model alone"
             print(
-                f"{label} | {sampler} | {score.pictures} pictures | subject {score.subject:.3f} | "
+                f"{label} | {sampler} | {score.images} images | subject {score.subject:.3f} | "
                 f"style {score.style:.3f} | both {score.both:.3f}",
                 flush=True,
             )
             for caption, seed, reading in failures[:5]:
                 print(f"    {caption!r}, seed {seed}: {reading}")
-            sheet = pictures.reshape(-1, seeds, *pictures.shape[1:]).transpose(1, 2, 0, 3, 4)
+            sheet = images.reshape(-1, seeds, *images.shape[1:]).transpose(1, 2, 0, 3, 4)
             image = Image.fromarray(np.ascontiguousarray(sheet.reshape(seeds * sheet.shape[1], -1, 3)))
             image.save(shop.work / f"{label} {sampler}.png".replace(" ", "_").replace("+", "p").replace(",", ""))
 
@@ -290,7 +290,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("examples/shapes"), help="holds models/, loras/, training/")
     parser.add_argument("--work", type=Path, default=Path("build/shapes"), help="finished stages; remove to start over")
     parser.add_argument("--threads", type=int, default=2, help="torch threads; results are reproducible for one number")
-    parser.add_argument("--seeds", type=int, default=5, help="pictures a caption in the report")
+    parser.add_argument("--seeds", type=int, default=5, help="images a caption in the report")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

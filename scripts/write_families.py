@@ -147,9 +147,9 @@ def _pair_row(name: str, pair: Family) -> str:
 
 
 def _makes(family: Family) -> str:
-    if family.sampling.film is not None:
-        return "film"
-    return "picture" if family.sampling.sound is None else "sound"
+    if family.sampling.video is not None:
+        return "video"
+    return "image" if family.sampling.audio is None else "audio"
 
 
 def _unique(rows: Iterable[Signature]) -> list[Signature]:

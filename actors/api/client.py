@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from modelpool.actors.api.jobs import Jobs
-from modelpool.actors.api.output_writer import PictureWriter
+from modelpool.actors.api.output_writer import ImageWriter
 from modelpool.actors.api.stage_result import StageResult
 from modelpool.actors.control.connection import Line
 from modelpool.actors.control.controller import Controller
@@ -23,7 +23,7 @@ from modelpool.actors.control.event_reader import Listener, NewsReader
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
 from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, GivenLatent, Order, SampleOrder
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.qos import TOO_LATE, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
@@ -49,7 +49,7 @@ _READY_SECONDS = 5.0
 
 
 class DeadlineTooSoon(UserWarning):
-    """Pictures that cannot be made by their deadline. The message says how many, and what they take."""
+    """Images that cannot be made by their deadline. The message says how many, and what they take."""
 
 
 class PartialLora(UserWarning):
@@ -72,7 +72,7 @@ class ModelPool:
         #: whose share jobs count for that do not say
         self._user = user_of_this_process()
         self._client_id = ClientId(uuid.uuid4().hex)
-        self._writers: dict[Path, PictureWriter] = {}
+        self._writers: dict[Path, ImageWriter] = {}
         self._reader = NewsReader(line, self._client_id)
         #: where another driver on this machine, or one of the cluster, can connect to
         self.address = address
@@ -115,7 +115,7 @@ class ModelPool:
         user: str | None = None,
         deadline: float | str | None = None,
     ) -> Jobs:
-        """Queue pictures. Seeds that are left out are drawn now. `output` is where they are written as they arrive:
+        """Queue images. Seeds that are left out are drawn now. `output` is where they are written as they arrive:
         left out, the folder of the configuration; False, nowhere.
 
         A list or tuple is checked whole before anything is queued. From another iterable, chunks of some hundred are
@@ -135,11 +135,11 @@ class ModelPool:
         )
         self._reader.listen(submission_id, jobs)
         count = len(requests) if isinstance(requests, Sequence) else 0
-        ended_at, pictures = 0, GivenPictures(self._line.give)
+        ended_at, images = 0, InputImages(self._line.give)
         try:
             for chunk in _chunks(map(terms.fill_in, requests)):
                 jobs.add(chunk)
-                sent, given = pictures.bring_all(chunk)
+                sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
                 name = self._user if terms.user is None else terms.user
@@ -156,9 +156,9 @@ class ModelPool:
     def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
         """What each request would be made by, or what is wrong with it. Queues nothing."""
         found: list[Recipe | UserError] = []
-        pictures = GivenPictures(lambda picture: None)
+        images = InputImages(lambda image: None)
         for chunk in _chunks(requests):
-            sent = pictures.bring_each(chunk)
+            sent = images.bring_each(chunk)
             usable = tuple(one for one in sent if not isinstance(one, UserError))
             answers = iter(self._line.ask(Controller.recipes, usable))
             found += [one if isinstance(one, UserError) else next(answers) for one in sent]
@@ -194,8 +194,8 @@ class ModelPool:
         frame_rate: float | None = None,
         seconds: float | None = None,
     ) -> StageResult:
-        """A denoised `Latent`, of a film or a sound where `model` makes those. Without `negative`, guidance is against
-        the empty text. Raises UserError."""
+        """A denoised `Latent`, of a video or an audio clip where `model` makes those. Without `negative`, guidance is
+        against the empty text. Raises UserError."""
         checked = _with_seed(
             GenerateRequest(
                 model=model,
@@ -234,7 +234,8 @@ class ModelPool:
         return self._stage(order, {**positive.held, **(negative.held if negative else {})})
 
     def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
-        """The `Picture`, `Film` or `Sound` of a latent, which may be the driver's own. Raises UserError."""
+        """The `ImagePixels`, `VideoFrames` or `AudioSamples` of a latent, which may be the driver's own. Raises
+        UserError."""
         if isinstance(latent, Latent):
             shape_CHW = latent.samples_CHW.shape
             digest = hashlib.sha256(latent.samples_CHW.tobytes()).hexdigest()[:20]
@@ -313,13 +314,13 @@ class ModelPool:
         except PoolLost:
             return  # it left first
 
-    def _writer(self, output: str | Path | Literal[False] | None) -> PictureWriter | None:
+    def _writer(self, output: str | Path | Literal[False] | None) -> ImageWriter | None:
         folder = self._output if output is None else None if output is False else Path(output)
         if folder is None:
             return None
         folder = folder.absolute()
         if folder not in self._writers:
-            self._writers[folder] = PictureWriter(folder, self._line)
+            self._writers[folder] = ImageWriter(folder, self._line)
         return self._writers[folder]
 
     def _stage(self, order: Order, given: dict[TaskId, ResultRef] | None = None) -> StageResult:

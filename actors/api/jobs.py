@@ -1,7 +1,7 @@
-"""`Jobs`: a submission in the driver's hands. Iterate over its pictures, watch it, cancel it from any thread.
+"""`Jobs`: a submission in the driver's hands. Iterate over its images, watch it, cancel it from any thread.
 
 Results stay references until they are handed out, and each is handed out once: a batch of any size takes the memory of
-the pictures that the program keeps.
+the images that the program keeps.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from modelpool.actors.api.output_writer import PictureWriter
+from modelpool.actors.api.output_writer import ImageWriter
 from modelpool.actors.control.connection import Line, ResultGone
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import (
-    FilmResult,
+    AudioResult,
     ImageResult,
     JobFailure,
     MadeResult,
-    SoundResult,
     Summary,
     TaskSummary,
+    VideoResult,
     own_seconds,
     sampled_by,
 )
 from modelpool.actors.results.progress import Progress, RunningJob
 from modelpool.actors.wire.messages import ClientId, JobEnded, RunningTask, SubmissionId
-from modelpool.pool.core.stage_params import Film, Picture, Sound
+from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
 from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
 
@@ -44,7 +44,7 @@ _SIGNAL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """A picture that is ready to be handed out."""
+    """An image that is ready to be handed out."""
 
     job: JobEnded
     path: Path | None
@@ -58,7 +58,7 @@ class Jobs:
         line: Line,
         client_id: ClientId,
         submission_id: SubmissionId,
-        writer: PictureWriter | None,
+        writer: ImageWriter | None,
         on_over: Callable[[], None],
     ) -> None:
         self._line = line
@@ -75,26 +75,26 @@ class Jobs:
         self._succeeded = 0
         self._ended = 0
         self._ended_at = self._started_at
-        self._without_picture: list[JobFailure] = []
+        self._without_image: list[JobFailure] = []
         self._tasks: list[TaskSummary] = []
         self._running: tuple[RunningTask, ...] = ()
         self._lost: Exception | None = None
 
     def images(self) -> Iterator[ImageResult]:
-        """The pictures as they finish, each once: a second iterator goes on where the first one stopped.
+        """The images as they finish, each once: a second iterator goes on where the first one stopped.
 
-        Jobs without a picture are passed over; see `failures`, and `results` for submissions that make films too.
+        Jobs without an image are passed over; see `failures`, and `results` for submissions that make videos too.
         Raises PoolLost when no more can come.
         """
         return self._made(ImageResult)
 
-    def films(self) -> Iterator[FilmResult]:
-        """As `images`, for films."""
-        return self._made(FilmResult)
+    def videos(self) -> Iterator[VideoResult]:
+        """As `images`, for videos."""
+        return self._made(VideoResult)
 
-    def sounds(self) -> Iterator[SoundResult]:
-        """As `images`, for sounds."""
-        return self._made(SoundResult)
+    def audios(self) -> Iterator[AudioResult]:
+        """As `images`, for audio clips."""
+        return self._made(AudioResult)
 
     def results(self) -> Iterator[MadeResult | JobFailure]:
         """All that was made as it finishes, each once, with the jobs that failed or were cancelled."""
@@ -107,7 +107,7 @@ class Jobs:
             yield result
 
     def wait(self, timeout: float | None = None) -> Summary:
-        """Wait until every job ended; pictures stay to be iterated. Raises TimeoutError, or PoolLost."""
+        """Wait until every job ended; images stay to be iterated. Raises TimeoutError, or PoolLost."""
         with self._changed:
             if not self._settled(lambda: self._over or self._lost is not None, timeout):
                 raise TimeoutError(f"{len(self._requests) - self._ended} of {len(self._requests)} jobs have not ended")
@@ -123,11 +123,11 @@ class Jobs:
     def progress(self) -> Progress:
         """How far it is."""
         with self._changed:
-            cancelled = sum(f.cancelled for f in self._without_picture)
+            cancelled = sum(f.cancelled for f in self._without_image)
             return Progress(
                 total=len(self._requests),
                 done=self._succeeded,
-                failed=len(self._without_picture) - cancelled,
+                failed=len(self._without_image) - cancelled,
                 cancelled=cancelled,
                 running=tuple(self._running_job(task) for task in self._running),
             )
@@ -141,7 +141,7 @@ class Jobs:
     def failures(self) -> tuple[JobFailure, ...]:
         """The jobs that failed so far. Cancelled ones are not among them."""
         with self._changed:
-            return tuple(f for f in self._without_picture if not f.cancelled)
+            return tuple(f for f in self._without_image if not f.cancelled)
 
     def summary(self) -> Summary:
         """The numbers so far."""
@@ -188,7 +188,7 @@ class Jobs:
         with self._changed:
             self._tasks.extend(task for task in job.tasks if not task.shared)
             if isinstance(end, JobFailure):
-                self._without_picture.append(end)
+                self._without_image.append(end)
             else:
                 self._succeeded += 1
             self._ended += 1
@@ -232,10 +232,10 @@ class Jobs:
         try:
             made = self._line.fetch(job.result)
         except ResultGone as gone:
-            failure = self._no_picture(job, RunErrorKind.INPUT_LOST, str(gone))
+            failure = self._no_image(job, RunErrorKind.INPUT_LOST, str(gone))
             with self._changed:
                 self._succeeded -= 1
-                self._without_picture.append(failure)
+                self._without_image.append(failure)
             return failure
         assert job.recipe is not None, f"job {job.job_id} is a request's and has a recipe"
         about: dict[str, Any] = {
@@ -249,25 +249,25 @@ class Jobs:
             "tasks": job.tasks,
         }
         match made:
-            case Picture():
+            case ImagePixels():
                 return ImageResult(pixels=made.pixels_HWC, **about)
-            case Film():
-                return FilmResult(frames=made.frames_THWC, frame_rate=made.frame_rate, **about)
-            case Sound():
-                return SoundResult(samples=made.samples_SC, samples_per_second=made.samples_per_second, **about)
+            case VideoFrames():
+                return VideoResult(frames=made.frames_THWC, frame_rate=made.frame_rate, **about)
+            case AudioSamples():
+                return AudioResult(samples=made.samples_SC, samples_per_second=made.samples_per_second, **about)
         raise AssertionError(f"job {job.job_id} was a request's and made {type(made).__name__}")
 
     def _written(self, job: JobEnded, path: Path | Exception) -> _Finished | JobFailure:
         if isinstance(path, Exception):
-            return self._no_picture(job, RunErrorKind.INTERNAL, f"the picture could not be written: {path}")
+            return self._no_image(job, RunErrorKind.INTERNAL, f"the image could not be written: {path}")
         return _Finished(job, path)
 
     def _failure(self, job: JobEnded) -> JobFailure:
         if job.error is None:
-            return self._no_picture(job, RunErrorKind.CANCELLED, "it was cancelled")
-        return self._no_picture(job, job.error.kind, job.error.message, job.error.traceback_text)
+            return self._no_image(job, RunErrorKind.CANCELLED, "it was cancelled")
+        return self._no_image(job, job.error.kind, job.error.message, job.error.traceback_text)
 
-    def _no_picture(self, job: JobEnded, kind: RunErrorKind, message: str, traceback_text: str = "") -> JobFailure:
+    def _no_image(self, job: JobEnded, kind: RunErrorKind, message: str, traceback_text: str = "") -> JobFailure:
         return JobFailure(job.index, job.job_id, self._requests[job.index], kind, message, traceback_text)
 
     def _running_job(self, task: RunningTask) -> RunningJob:
@@ -275,12 +275,12 @@ class Jobs:
         return RunningJob(task.job_id, task.index, prompt, task.worker, task.stage, task.step, task.steps)
 
     def _summary(self) -> Summary:
-        cancelled = sum(f.cancelled for f in self._without_picture)
+        cancelled = sum(f.cancelled for f in self._without_image)
         until = self._ended_at if self._over else time.monotonic()
         return Summary(
             jobs=len(self._requests),
             succeeded=self._succeeded,
-            failed=len(self._without_picture) - cancelled,
+            failed=len(self._without_image) - cancelled,
             cancelled=cancelled,
             seconds=until - self._started_at,
             tasks=tuple(self._tasks),

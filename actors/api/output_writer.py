@@ -1,4 +1,5 @@
-"""`PictureWriter`: writes finished pictures, films and sounds to one folder as they arrive, in a thread of its own."""
+"""`ImageWriter`: writes finished images, videos and audio clips to one folder as they arrive, in a thread of its
+own."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING
 from modelpool.actors.control.connection import Line
 from modelpool.actors.results.outcomes import own_seconds, sampled_by
 from modelpool.actors.wire.messages import JobEnded
-from modelpool.pool.core.stage_params import Film, Picture, Sound
+from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
 
 if TYPE_CHECKING:
     from modelpool.actors.outputs.folder import OutputFolder
 
 
-class PictureWriter:
+class ImageWriter:
     """One folder of a driver."""
 
     def __init__(self, folder: Path, line: Line) -> None:
@@ -25,10 +26,10 @@ class PictureWriter:
 
         self._folder: OutputFolder = OutputFolder(folder)
         self._line = line
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="modelpool pictures")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="modelpool images")
 
     def write(self, job: JobEnded, done: Callable[[Path | Exception], None]) -> None:
-        """Fetch and write the picture of `job`, soon; `done` is told where it is, or why it is nowhere."""
+        """Fetch and write the image of `job`, soon; `done` is told where it is, or why it is nowhere."""
 
         def write() -> None:
             try:
@@ -47,7 +48,9 @@ class PictureWriter:
         from modelpool.actors.outputs.folder import Finished
 
         made = self._line.fetch(job.result)
-        assert isinstance(made, Picture | Film | Sound), f"job {job.job_id} made {type(made).__name__}"
+        assert isinstance(made, ImagePixels | VideoFrames | AudioSamples), (
+            f"job {job.job_id} made {type(made).__name__}"
+        )
         assert job.recipe is not None, f"job {job.job_id} is a request's and has a recipe"
         return self._folder.write(
             Finished(

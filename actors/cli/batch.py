@@ -1,4 +1,4 @@
-"""`modelpool batch`: a file of requests to pictures in a folder; the same command again goes on where it stopped."""
+"""`modelpool batch`: a file of requests to images in a folder; the same command again goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.session import session_of
 
 BATCH_HELP = (
-    "Make the pictures of a file, a request a line. Broken lines are told by number; the others are made."
+    "Make the images of a file, a request a line. Broken lines are told by number; the others are made."
     "\n\n"
     "A line is a JSON object with fields of a request (prompt, model, negative, loras, steps, cfg, sampler, schedule, "
     "width, height, seed, clip_skip, decoder, low_noise, image, mask, strength, paste, hires, controls, regions, "
@@ -29,7 +29,7 @@ def batch(
     job_file: Annotated[
         Path, typer.Argument(metavar="JOBS", help="JOBS.jsonl or JOBS.csv: a request a line.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for pictures, manifest, contact sheet.", metavar="DIR")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for images, manifest, contact sheet.", metavar="DIR")],
     model: Annotated[
         str | None, typer.Option("--model", help="For lines that name no model.", metavar="NAME", show_default=False)
     ] = None,

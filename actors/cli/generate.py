@@ -1,4 +1,4 @@
-"""`modelpool generate`: prompts on the command line to pictures in a folder."""
+"""`modelpool generate`: prompts on the command line to images in a folder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelpool.actors.cli import image_options as picture_options
+from modelpool.actors.cli import image_options as image_options
 from modelpool.actors.cli import options
-from modelpool.actors.cli import video_options as film_options
+from modelpool.actors.cli import video_options as video_options
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.session import session_of
 from modelpool.pool.core.errors import unusable_field
@@ -42,27 +42,27 @@ def generate(
     low_noise: options.LowNoise = None,
     seed: options.Seed = None,
     n: options.Number = 1,
-    image: picture_options.Image = None,
-    mask: picture_options.Mask = None,
-    strength: picture_options.Strength = None,
-    no_paste: picture_options.NoPaste = False,
-    hires: picture_options.Hires = None,
-    control: picture_options.Controls = None,
-    region: picture_options.Regions = None,
-    reference: picture_options.Reference = None,
-    reference_as: picture_options.ReferenceAs = None,
-    image_cfg: picture_options.ImageCfg = None,
-    noise_level: picture_options.NoiseLevel = None,
-    frames: film_options.Frames = None,
-    fps: film_options.Rate = None,
-    seconds: film_options.Seconds = None,
-    format_name: film_options.Format = None,
-    last_image: film_options.LastImage = None,
-    motion: film_options.Motion = None,
-    image_noise: film_options.ImageNoise = None,
-    elevation: film_options.Elevation = None,
-    video: film_options.Video = None,
-    video_mask: film_options.VideoMask = None,
+    image: image_options.Image = None,
+    mask: image_options.Mask = None,
+    strength: image_options.Strength = None,
+    no_paste: image_options.NoPaste = False,
+    hires: image_options.Hires = None,
+    control: image_options.Controls = None,
+    region: image_options.Regions = None,
+    reference: image_options.Reference = None,
+    reference_as: image_options.ReferenceAs = None,
+    image_cfg: image_options.ImageCfg = None,
+    noise_level: image_options.NoiseLevel = None,
+    frames: video_options.Frames = None,
+    fps: video_options.Rate = None,
+    seconds: video_options.Seconds = None,
+    format_name: video_options.Format = None,
+    last_image: video_options.LastImage = None,
+    motion: video_options.Motion = None,
+    image_noise: video_options.ImageNoise = None,
+    elevation: video_options.Elevation = None,
+    video: video_options.Video = None,
+    video_mask: video_options.VideoMask = None,
     priority: options.Priority = None,
     user: options.User = None,
     deadline: options.Deadline = None,
@@ -78,12 +78,12 @@ def generate(
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
-    """Make pictures, or what the model makes: -n of each PROMPT, as PNG, MP4 or WAV files that carry their recipe."""
+    """Make images, or what the model makes: -n of each PROMPT, as PNG, MP4 or WAV files that carry their recipe."""
     fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size, clip_skip, decoder, low_noise)
-    fields |= picture_options.picture_fields(image, mask, strength, no_paste, hires, control, region)
-    fields |= picture_options.shown_fields(reference, reference_as, image_cfg, noise_level)
-    fields |= options.terms(priority, user, deadline) | film_options.film_fields(frames, fps, seconds, format_name)
-    fields |= film_options.told_fields(last_image, motion, image_noise, elevation, video, video_mask)
+    fields |= image_options.image_fields(image, mask, strength, no_paste, hires, control, region)
+    fields |= image_options.shown_fields(reference, reference_as, image_cfg, noise_level)
+    fields |= options.terms(priority, user, deadline) | video_options.video_fields(frames, fps, seconds, format_name)
+    fields |= video_options.told_fields(last_image, motion, image_noise, elevation, video, video_mask)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
     raise typer.Exit(_make(context, where, _Wanted.of(prompts, n, seed, model, fields), out, resume, as_json))
 
@@ -130,7 +130,7 @@ def _make(
 
 
 def prompts_and_seeds(prompts: Sequence[str], first_seed: int, n: int) -> list[tuple[str, int]]:
-    """Every prompt with the same `n` seeds, so that pictures of one seed can be compared."""
+    """Every prompt with the same `n` seeds, so that images of one seed can be compared."""
     return [(prompt, (first_seed + i) % _SEEDS) for prompt in prompts for i in range(n)]
 
 

@@ -1,4 +1,4 @@
-"""`modelpool inspect`: what a file or folder of weights, a list of keys or a picture is, from itself alone."""
+"""`modelpool inspect`: what a file or folder of weights, a list of keys or an image is, from itself alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions
-from modelpool.actors.request.video_output_fields import FILM_FORMATS, SOUND_FORMATS
+from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS
 from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture, UserError, format_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def inspect_file(
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
-    """Show what a FILE is: a checkpoint or a part of one, a LoRA (and which models it belongs to), a picture's recipe.
+    """Show what a FILE is: a checkpoint or a part of one, a LoRA (and which models it belongs to), an image's recipe.
 
     Weights are recognised from the names and shapes of their tensors: which family, how large, how stored, what is
     inside, and whether this version can run it. A folder may be one of diffusers or hold loose files.
@@ -82,9 +82,9 @@ def look_at(file: Path, options: PoolOptions) -> Findings:
     with file.open("rb") as opened:
         start = opened.read(8)
     if start.startswith(b"\x89PNG"):
-        return _picture(file)
-    if file.suffix.lower().removeprefix(".") in (*FILM_FORMATS, *SOUND_FORMATS):
-        return _film(file)
+        return _image(file)
+    if file.suffix.lower().removeprefix(".") in (*VIDEO_FORMATS, *AUDIO_FORMATS):
+        return _video(file)
     return _key_list(file) if _is_key_list(file) else _weights(file, options)
 
 
@@ -94,7 +94,7 @@ def _checked(file: Path, found: Findings, options: PoolOptions) -> Findings:
     from modelpool.actors.cli.tables import facts_table
     from modelpool.pool.mapping.mapped_file import MappedFile, check_finite
 
-    if found.plain["kind"] in ("picture", "film", "sound") or _is_key_list(file):
+    if found.plain["kind"] in ("image", "video", "audio") or _is_key_list(file):
         raise UserError(f"--check: {file} holds no weights, expected a file or folder of weights")
     for each in files_of_weights(file):
         check_finite(MappedFile.open(each, allow_pickle=_models(options).allow_pickle))
@@ -177,7 +177,7 @@ def _recipe_lines(file: Path, recipe: Recipe) -> list[tuple[str, str]]:
         raise UserError(f"{file}: the recipe in this file cannot be read ({error})") from error
 
 
-def _picture(file: Path) -> Findings:
+def _image(file: Path) -> Findings:
     from modelpool.actors.cli.tables import facts_table
     from modelpool.actors.outputs.png import read_parameters, read_recipe
 
@@ -190,19 +190,19 @@ def _picture(file: Path) -> Findings:
             raise no_recipe from None
         facts = [("prompt", parameters.prompt), ("negative", parameters.negative), *parameters.values.items()]
         return Findings(
-            {"kind": "picture", "path": str(file), "parameters": dataclasses.asdict(parameters)},
-            (facts_table([("picture", f"{file} (A1111 parameters; no recipe of modelpool)"), *facts]),),
+            {"kind": "image", "path": str(file), "parameters": dataclasses.asdict(parameters)},
+            (facts_table([("image", f"{file} (A1111 parameters; no recipe of modelpool)"), *facts]),),
         )
-    plain = {"kind": "picture", "path": str(file), "digest": recipe.digest, "recipe": recipe.as_json()}
-    return Findings(plain, (facts_table([("picture", str(file)), *_recipe_lines(file, recipe)]),))
+    plain = {"kind": "image", "path": str(file), "digest": recipe.digest, "recipe": recipe.as_json()}
+    return Findings(plain, (facts_table([("image", str(file)), *_recipe_lines(file, recipe)]),))
 
 
-def _film(file: Path) -> Findings:
+def _video(file: Path) -> Findings:
     from modelpool.actors.cli.tables import facts_table
-    from modelpool.actors.outputs.output_file import read_film_recipe
+    from modelpool.actors.outputs.output_file import read_video_recipe
 
-    recipe = read_film_recipe(file)
-    kind = "film" if recipe.frames else "sound"
+    recipe = read_video_recipe(file)
+    kind = "video" if recipe.frames else "audio"
     plain = {"kind": kind, "path": str(file), "digest": recipe.digest, "recipe": recipe.as_json()}
     return Findings(plain, (facts_table([(kind, str(file)), *_recipe_lines(file, recipe)]),))
 

@@ -3,7 +3,7 @@
 Knows text and field names; not which models exist. Rules
 1. A line that cannot be used is reported by number; it does not touch the others.
 2. A line without a seed gets one made of what it says and of how often the file has said it before, so that the same
-   file asks for the same pictures each time, and a batch that was stopped can go on.
+   file asks for the same images each time, and a batch that was stopped can go on.
 """
 
 from __future__ import annotations

@@ -32,13 +32,13 @@ EXIT_FAILED = 1
 EXIT_WRONG = 2
 
 HELP = (
-    "Pictures from a pool of GPUs."
+    "Images from a pool of GPUs."
     "\n\n"
     "Without --config, the first of these that is there is used: the file that MODELPOOL_CONFIG names; modelpool.toml "
     "here; the folders ./models and ./loras here; what `modelpool models add` added; the small example model of a "
     "checkout. What --gpus, --device and --vram say goes before what a configuration says."
     "\n\n"
-    'Try:  modelpool generate "a red circle" "a blue square" -n 4 --out pictures'
+    'Try:  modelpool generate "a red circle" "a blue square" -n 4 --out images'
 )
 
 

@@ -41,7 +41,7 @@ LowNoise = Annotated[
 ]
 Vae = Annotated[str | None, _file("--vae", "The VAE, or a checkpoint that has it.")]
 TextEncoders = Annotated[list[str] | None, _file("--text-encoder", "May be given again; in any order.")]
-VisionEncoder = Annotated[str | None, _file("--vision-encoder", "CLIP's, for models that see a picture.")]
+VisionEncoder = Annotated[str | None, _file("--vision-encoder", "CLIP's, for models that see an image.")]
 WholeCheckpoint = Annotated[str | None, _file("--checkpoint", "A whole checkpoint, for all that is not given.")]
 _FOLDER = "Where to write it; all files lie there (default: the folder of models around them)."
 Folder = Annotated[Path | None, typer.Option("--folder", help=_FOLDER, metavar="DIR", show_default=False)]

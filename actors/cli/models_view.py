@@ -187,7 +187,7 @@ def _names_plain(entry: Entry, hashes: FileHashes | None) -> dict[str, Any]:
 
 
 def _kind_word(entry: Entry) -> str:
-    """As programs read it: "model" is what pictures can be made with."""
+    """As programs read it: "model" is what images can be made with."""
     from modelpool.pool.registry.kinds import MODELS
 
     if entry.kind is None:

@@ -31,7 +31,7 @@ def settings_for(options: PoolOptions) -> PoolConfig:
         config = PoolConfig.find(options.config)
     elif MODELS_FOLDER.is_dir():
         config = PoolConfig().override(models=[MODELS_FOLDER], loras=[LORAS_FOLDER], output=OUTPUT_FOLDER)
-    else:  # the example's models, but this folder's pictures
+    else:  # the example's models, but this folder's images
         config = PoolConfig.find().override(output=OUTPUT_FOLDER)
     device = options.device.value if options.device is not None else None
     policy = options.vram_policy.value if options.vram_policy is not None else None
@@ -46,7 +46,7 @@ def settings_for(options: PoolOptions) -> PoolConfig:
 
 
 def output_for(options: PoolOptions, given: Path | None) -> Path:
-    """The folder for pictures: as given, else as configured, else ./outputs."""
+    """The folder for images: as given, else as configured, else ./outputs."""
     if given is not None:
         return given
     configured = None if options.pool is not None else settings_for(options).output.folder

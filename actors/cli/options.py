@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.ports import Pool
 
 _POOL = "The pool"
-_PICTURE = "The picture"
+_IMAGE = "The image"
 _OUTPUT = "What comes out"
 _TERMS = "When, and for whom"
 #: in the place of a flag's value, where typer would write <bool>
@@ -53,25 +53,25 @@ _SCHEDULES = "normal, karras, simple, ... (default: the sampler's own)."
 _CLIP_SKIP = "Last layers of CLIP left out; A1111's number less one (default: 0)."
 _DECODER = "Of Stable Cascade: the model of stage B, its steps and guidance (default: the one beside --model)."
 _LOW_NOISE = "Of a model that is two: guidance of the second, and below which noise it begins (default: its own)."
-_FOLDER = "Folder for pictures, manifest, contact sheet (default: outputs)."
+_FOLDER = "Folder for images, manifest, contact sheet (default: outputs)."
 _DEVICES = "What to run on (default: cuda where there is a GPU, else sim)."
 _POLICIES = "How eagerly weights are kept on a GPU (default: what the device suggests, mostly normal)."
 _PICKLE = "Read PyTorch pickles (.ckpt, .pt) too; only weights are read (default: no)."
 _RESERVE = "Leave so much of each GPU to other programs (default: 400MiB)."
 
-Model = Annotated[str | None, _option("--model", "Model by name (default: the only one there is).", _PICTURE, "NAME")]
-Lora = Annotated[list[str] | None, _option("--lora", _LORA, _PICTURE, "NAME:X")]
-Negative = Annotated[str | None, _option("--negative", "What the picture should not show.", _PICTURE, "TEXT")]
-Steps = Annotated[int | None, _option("--steps", "Sampling steps (default: 20).", _PICTURE, "N")]
-Cfg = Annotated[float | None, _option("--cfg", "Guidance scale, 1 is none (default: 5).", _PICTURE, "X")]
-Sampler = Annotated[str | None, _option("--sampler", _SAMPLERS, _PICTURE, "NAME")]
-Schedule = Annotated[str | None, _option("--schedule", _SCHEDULES, _PICTURE, "NAME")]
-ClipSkip = Annotated[int | None, _option("--clip-skip", _CLIP_SKIP, _PICTURE, "N")]
-Decoder = Annotated[str | None, _option("--decoder", _DECODER, _PICTURE, "NAME:N:X")]
-LowNoise = Annotated[str | None, _option("--low-noise", _LOW_NOISE, _PICTURE, "X:B")]
-Size = Annotated[str | None, _option("--size", "Pixels, such as 512x768 (default: the model's own).", _PICTURE, "WxH")]
-Seed = Annotated[int | None, _option("--seed", "Of the first picture, then counting (default: drawn).", _PICTURE, "N")]
-Number = Annotated[int, _option("-n", "Pictures of each prompt (default: 1).", _PICTURE, "N")]
+Model = Annotated[str | None, _option("--model", "Model by name (default: the only one there is).", _IMAGE, "NAME")]
+Lora = Annotated[list[str] | None, _option("--lora", _LORA, _IMAGE, "NAME:X")]
+Negative = Annotated[str | None, _option("--negative", "What the image should not show.", _IMAGE, "TEXT")]
+Steps = Annotated[int | None, _option("--steps", "Sampling steps (default: 20).", _IMAGE, "N")]
+Cfg = Annotated[float | None, _option("--cfg", "Guidance scale, 1 is none (default: 5).", _IMAGE, "X")]
+Sampler = Annotated[str | None, _option("--sampler", _SAMPLERS, _IMAGE, "NAME")]
+Schedule = Annotated[str | None, _option("--schedule", _SCHEDULES, _IMAGE, "NAME")]
+ClipSkip = Annotated[int | None, _option("--clip-skip", _CLIP_SKIP, _IMAGE, "N")]
+Decoder = Annotated[str | None, _option("--decoder", _DECODER, _IMAGE, "NAME:N:X")]
+LowNoise = Annotated[str | None, _option("--low-noise", _LOW_NOISE, _IMAGE, "X:B")]
+Size = Annotated[str | None, _option("--size", "Pixels, such as 512x768 (default: the model's own).", _IMAGE, "WxH")]
+Seed = Annotated[int | None, _option("--seed", "Of the first image, then counting (default: drawn).", _IMAGE, "N")]
+Number = Annotated[int, _option("-n", "Images of each prompt (default: 1).", _IMAGE, "N")]
 
 Priority = Annotated[int | None, _option("--priority", "Higher ones go first (default: 0).", _TERMS, "N")]
 User = Annotated[str | None, _option("--user", "Whose share it counts for (default: your login name).", _TERMS, "NAME")]
@@ -80,7 +80,7 @@ Deadline = Annotated[
 ]
 
 Out = Annotated[Path | None, _option("--out", _FOLDER, _OUTPUT, "DIR")]
-Resume = Annotated[bool, _option("--resume", "Leave out pictures that are there already.", _OUTPUT, _NO_VALUE)]
+Resume = Annotated[bool, _option("--resume", "Leave out images that are there already.", _OUTPUT, _NO_VALUE)]
 AsJson = Annotated[bool, _option("--json", "JSON on stdout, an object a line.", _OUTPUT, _NO_VALUE)]
 
 Gpus = Annotated[int | None, _option("--gpus", "Workers, one for each GPU (default: all, or 2 simulated).", _POOL, "N")]
@@ -153,7 +153,7 @@ def request_fields(
 
 
 def terms(priority: int | None, user: str | None, deadline: str | None) -> dict[str, Any]:
-    """The fields of a request that were given and say nothing about the picture."""
+    """The fields of a request that were given and say nothing about the image."""
     said = {"priority": priority, "user": user, "deadline": deadline}
     return {name: value for name, value in said.items() if value is not None}
 

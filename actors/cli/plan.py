@@ -44,8 +44,8 @@ class MemoryPlan:
     link          bytes a second, and where that comes from
     reserve_bytes of the memory given, what is left to other programs
     ahead_bytes   of the memory given, what copies ahead of computing take beside the plan
-    batch_limit   how many pictures the pool would run together at most
-    batch_bytes   what a stage's activations would be with all pictures in one run
+    batch_limit   how many images the pool would run together at most
+    batch_bytes   what a stage's activations would be with all images in one run
     """
 
     model: str
@@ -70,7 +70,7 @@ def plan_memory(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model by name or path.", show_default=False)],
     vram: Annotated[str | None, options._option("--vram", _VRAM, _PLAN, "SIZE")] = None,
     size: options.Size = None,
-    batch: Annotated[int, options._option("--batch", "Pictures to make (default: 1).", _PLAN, "N")] = 1,
+    batch: Annotated[int, options._option("--batch", "Images to make (default: 1).", _PLAN, "N")] = 1,
     lora: options.Lora = None,
     steps: options.Steps = None,
     cfg: options.Cfg = None,
@@ -83,7 +83,7 @@ def plan_memory(
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
-    """Show what making pictures with a MODEL would do to a GPU's memory, and how much slower a small one would be.
+    """Show what making images with a MODEL would do to a GPU's memory, and how much slower a small one would be.
 
     Nothing is run and no GPU is needed. The figures are those that a pool would plan with.
     """
@@ -105,7 +105,7 @@ def plan_memory(
 def memory_plan(
     model: str, prompt: str, fields: dict[str, Any], batch: int, link: str | None, options: PoolOptions
 ) -> MemoryPlan:
-    """The plan for `batch` pictures. Raises UserError; DoesNotFit when they cannot be made in the memory given."""
+    """The plan for `batch` images. Raises UserError; DoesNotFit when they cannot be made in the memory given."""
     from modelpool.actors.cli.open_pool import settings_for
     from modelpool.actors.control.forecast import Speeds, forecast, needs_most
     from modelpool.actors.graph.build_graph import cut_request
@@ -165,7 +165,7 @@ def shown(found: MemoryPlan) -> tuple[RenderableType, ...]:
     from modelpool.actors.cli.tables import facts_table
 
     made = found.forecast
-    parts: list[RenderableType] = [facts_table(_given(found)), _stages_table("first picture", made.first)]
+    parts: list[RenderableType] = [facts_table(_given(found)), _stages_table("first image", made.first)]
     if made.again:
         parts.append(_stages_table("each later one", made.again))
     why = [(stage.stage.value, sentence) for stage in made.first for sentence in stage.why]
@@ -211,13 +211,13 @@ def _together(found: MemoryPlan) -> list[tuple[str, str]]:
     made = found.forecast
     facts = [
         (
-            counted(made.pictures, "picture"),
+            counted(made.images, "image"),
             f"one at a time: about {duration(made.seconds)}, {format_bytes(made.bus_bytes)} over the bus",
         )
     ]
     if found.batch_bytes:
         activations = ", ".join(f"{stage} {format_bytes(count)}" for stage, count in found.batch_bytes.items())
-        words = _batch_words(found.batch_limit, made.pictures)
+        words = _batch_words(found.batch_limit, made.images)
         facts.append(("in one run", f"would take activations of {activations}; {words}"))
     smallest, whole, resident = (
         format_bytes(memory_for(count, found.device_kind, found.reserve_bytes)) if count is not None else "never"
@@ -232,11 +232,11 @@ def _together(found: MemoryPlan) -> list[tuple[str, str]]:
     return facts
 
 
-def _batch_words(limit: int, pictures: int) -> str:
+def _batch_words(limit: int, images: int) -> str:
     """What the pool would do of it; that it pays is found out while it runs."""
     if limit == 1:
         return "the pool makes one at a time, as batch_limit is 1"
-    so_many = "all" if limit >= pictures else f"at most {limit}"
+    so_many = "all" if limit >= images else f"at most {limit}"
     return f"with batch_limit {limit} the pool makes {so_many} together where that fits and takes less time for each"
 
 
@@ -336,7 +336,7 @@ def _modules(catalog: Catalog, cut: CutJob, key: ComponentKey) -> Sequence[Modul
 
 
 def _batch_bytes(catalog: Catalog, cut: CutJob, request: GenerateRequest, batch: int) -> dict[str, int]:
-    """The activations of one run of all pictures, by stage, of that with most of them where a stage has several; texts
+    """The activations of one run of all images, by stage, of that with most of them where a stage has several; texts
     are encoded once in any case."""
     tokens = catalog.text_tokens(catalog.find_model(request.model), request.prompt)
     most_bytes = {Stage.SAMPLE.value: 0, Stage.DECODE.value: 0}

@@ -1,4 +1,4 @@
-"""A submission on its way, shown to people: bars on a terminal, a line a picture elsewhere.
+"""A submission on its way, shown to people: bars on a terminal, a line an image elsewhere.
 
 Knows how to draw a `Progress`; not how to get one.
 """
@@ -34,7 +34,7 @@ class View(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def update(self, progress: Progress) -> None: ...
-    def picture(self, text: str) -> None: ...
+    def image(self, text: str) -> None: ...
     def failure(self, text: str) -> None: ...
     def notice(self, text: str) -> None: ...
 
@@ -45,7 +45,7 @@ def view_for(console: Console) -> View:
 
 
 class BarsView:
-    """One bar for the submission and one for each running job. Finished pictures show in the bar only."""
+    """One bar for the submission and one for each running job. Finished images show in the bar only."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -67,7 +67,7 @@ class BarsView:
         rows = min(_MOST_RUNNING, max(1, self._console.height - 4))
         self._live.update(bars(progress, time.monotonic() - self._started, rows), refresh=True)
 
-    def picture(self, text: str) -> None:
+    def image(self, text: str) -> None:
         """Nothing: the bar has moved."""
 
     def failure(self, text: str) -> None:
@@ -80,7 +80,7 @@ class BarsView:
 
 
 class LinesView:
-    """A line for each picture and each failure. Nothing moves."""
+    """A line for each image and each failure. Nothing moves."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -99,7 +99,7 @@ class LinesView:
         """Keep the number of jobs for the lines to come."""
         self._total = progress.total
 
-    def picture(self, text: str) -> None:
+    def image(self, text: str) -> None:
         """One line."""
         self._count(text)
 
@@ -118,7 +118,7 @@ class LinesView:
 
 
 def bars(progress: Progress, elapsed_seconds: float, most_running: int = _MOST_RUNNING) -> RenderableType:
-    """The picture of `progress`: the submission first, then what runs, by worker."""
+    """The image of `progress`: the submission first, then what runs, by worker."""
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
@@ -126,7 +126,7 @@ def bars(progress: Progress, elapsed_seconds: float, most_running: int = _MOST_R
     grid.add_column(no_wrap=True, justify="right")
     grid.add_column(no_wrap=True, ratio=1)  # what is left of the line: prompts give way first
     grid.add_row(
-        Text("pictures", style="bold"),
+        Text("images", style="bold"),
         "",
         _bar(progress.ended, progress.total),
         f"{progress.ended}/{progress.total}",

@@ -1,4 +1,4 @@
-"""A recipe for people, line by line: what `modelpool inspect` shows of a picture, a film or a sound.
+"""A recipe for people, line by line: what `modelpool inspect` shows of an image, a video or an audio clip.
 
 Nothing that a digest is made of is left out, so that two files with different recipes never look alike.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipePictures, RecipeRegion
+    from modelpool.actors.graph.recipe import Recipe, RecipeControl, RecipeImages, RecipeRegion
 
 Fact = tuple[str, str]
 
@@ -24,7 +24,7 @@ def recipe_facts(recipe: Recipe) -> list[Fact]:
         ("sampler", f"{recipe.sampler}, {recipe.schedule} schedule, {recipe.steps} steps"),
         ("guidance", f"{recipe.cfg:g}"),
         *_extent_facts(recipe),
-        *(_picture_facts(recipe.pictures, recipe.steps) if recipe.pictures is not None else ()),
+        *(_image_facts(recipe.pictures, recipe.steps) if recipe.pictures is not None else ()),
         ("seed", str(recipe.seed)),
         ("recipe", recipe.digest),
         ("made with", ", ".join(f"{name} {version}" for name, version in sorted(recipe.versions.items()))),
@@ -58,42 +58,42 @@ def _extent_facts(recipe: Recipe) -> Iterator[Fact]:
     if not recipe.frames:
         return
     yield "frames", f"{recipe.frames}, {recipe.frame_rate:g} a second"
-    told = (("motion", recipe.motion), ("noise on its picture", recipe.image_noise), ("elevation", recipe.elevation))
+    told = (("motion", recipe.motion), ("noise on its image", recipe.image_noise), ("elevation", recipe.elevation))
     yield from ((name, f"{value:g}") for name, value in told if value)
 
 
-def _picture_facts(pictures: RecipePictures, steps: int) -> Iterator[Fact]:
+def _image_facts(pictures: RecipeImages, steps: int) -> Iterator[Fact]:
     """What it was made from beside texts. Hashes are of pixels, as they were used."""
     if pictures.image_sha256:
         first = pictures.first_step
         since = f", from step {first} of {steps} on" if first else ""
-        yield "image", _picture(pictures.image_file, pictures.image_sha256, since)
+        yield "image", _image(pictures.image_file, pictures.image_sha256, since)
     if pictures.mask_sha256:
         kept = ", what it keeps is pasted back" if pictures.paste else ""
-        yield "mask", _picture(pictures.mask_file, pictures.mask_sha256, kept)
+        yield "mask", _image(pictures.mask_file, pictures.mask_sha256, kept)
     if pictures.hires:
         yield "second pass", _second_pass(pictures.hires)
     yield from ((f"ControlNet {control.name}", _control(control)) for control in pictures.controls)
     yield from (("region", _region(region)) for region in pictures.regions)
     if pictures.reference_sha256:
         seen = f", seen {pictures.reference_as}" if pictures.reference_as else ""
-        yield "reference", _picture(pictures.reference_file, pictures.reference_sha256, seen)
+        yield "reference", _image(pictures.reference_file, pictures.reference_sha256, seen)
     for place, sha256 in enumerate(pictures.more_references):
         files = pictures.more_reference_files
-        yield "reference", _picture(files[place] if place < len(files) else "", sha256)
+        yield "reference", _image(files[place] if place < len(files) else "", sha256)
     others = (
         ("last image", pictures.last_image_file, pictures.last_image_sha256),
         ("video", pictures.video_file, pictures.video_sha256),
         ("video mask", pictures.video_mask_file, pictures.video_mask_sha256),
     )
-    yield from ((name, _picture(file, sha256)) for name, file, sha256 in others if sha256)
+    yield from ((name, _image(file, sha256)) for name, file, sha256 in others if sha256)
     if pictures.image_cfg:
         yield "image guidance", f"{pictures.image_cfg:g}"
     if pictures.noise_level:
         yield "noise level", str(pictures.noise_level)
 
 
-def _picture(file: str, sha256: str, more: str = "") -> str:
+def _image(file: str, sha256: str, more: str = "") -> str:
     return f"{file or 'from memory'}{more}  (sha256 of its pixels {sha256})"
 
 
@@ -113,7 +113,7 @@ def _control(control: RecipeControl) -> str:
     said += [f"{name} {'yes' if value else 'no'}" for name, value in control.said.items()]
     if control.mask_sha256:
         said.append(f"with a hole (sha256 of its pixels {control.mask_sha256})")
-    own = _picture(control.image_file, control.image_sha256)
+    own = _image(control.image_file, control.image_sha256)
     return f"{', '.join(said)}; reads {own}  (sha256 {control.sha256})"
 
 

@@ -1,8 +1,8 @@
 """Makes what was asked for and tells how it went: shared by `generate` and `batch`.
 
 Knows the pool through its port, and what people and programs want to read; not where requests come from. Rules
-1. A picture is safe as soon as it is finished: stopping loses only what is under way.
-2. `--json` prints one object a picture, in the order in which they finish, and nothing else.
+1. An image is safe as soon as it is finished: stopping loses only what is under way.
+2. `--json` prints one object an image, in the order in which they finish, and nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.options import PoolOptions
     from modelpool.actors.cli.ports import Jobs, Pool
     from modelpool.actors.cli.session import Session
-    from modelpool.actors.outputs.folder import KeptPicture
+    from modelpool.actors.outputs.folder import KeptImage
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.results.outcomes import JobFailure, MadeResult, Summary, TaskSummary
 
@@ -42,7 +42,7 @@ MOST_WHYS = 40
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One picture to have at the end. `place` is its number among all, from 0; `origin` is where it was asked for."""
+    """One image to have at the end. `place` is its number among all, from 0; `origin` is where it was asked for."""
 
     place: int
     request: GenerateRequest
@@ -54,18 +54,18 @@ class Sorted:
     """What is wanted, by what there is to do about it."""
 
     to_make: tuple[Wanted, ...]
-    kept: tuple[tuple[Wanted, KeptPicture], ...]
+    kept: tuple[tuple[Wanted, KeptImage], ...]
     #: with what is wrong
     refused: tuple[tuple[Wanted, str], ...]
-    #: what each of them is: picture, film, sound, or file where they are not all the same
-    noun: str = "picture"
+    #: what each of them is: image, video, audio, or file where they are not all the same
+    noun: str = "image"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """All that a command decided before anything is made.
 
-    resume          leave out pictures that are in `output` already
+    resume          leave out images that are in `output` already
     refused         how many could not even be asked for (that was told already)
     how_to_go_on    the command line that makes the rest after Ctrl-C
     all_or_nothing  one request that cannot be asked for is an error; otherwise the others are made
@@ -99,17 +99,17 @@ def started(session: Session, options: PoolOptions) -> Iterator[Pool]:
         raise
 
 
-def sort_wanted(wanted: Sequence[Wanted], pool: Pool, finished: Mapping[str, KeptPicture]) -> Sorted:
-    """Ask the pool what each request means, and look whether its picture is there."""
+def sort_wanted(wanted: Sequence[Wanted], pool: Pool, finished: Mapping[str, KeptImage]) -> Sorted:
+    """Ask the pool what each request means, and look whether its image is there."""
     to_make: list[Wanted] = []
-    kept: list[tuple[Wanted, KeptPicture]] = []
+    kept: list[tuple[Wanted, KeptImage]] = []
     refused: list[tuple[Wanted, str]] = []
     nouns: set[str] = set()
     for one, recipe in zip(wanted, pool.recipes([one.request for one in wanted]), strict=True):
         if isinstance(recipe, UserError):
             refused.append((one, str(recipe)))
             continue
-        nouns.add("film" if recipe.frames else "sound" if recipe.seconds else "picture")
+        nouns.add("video" if recipe.frames else "audio" if recipe.seconds else "image")
         if recipe.digest in finished:
             kept.append((one, finished[recipe.digest]))
         else:
@@ -150,8 +150,8 @@ def make_all(run: Run, pool: Pool) -> int:
     return EXIT_FAILED if failures or plan.refused or run.refused else 0
 
 
-def picture_json(one: Wanted, image: MadeResult) -> dict[str, Any]:
-    """What a program learns of a finished picture, film or sound."""
+def image_json(one: Wanted, image: MadeResult) -> dict[str, Any]:
+    """What a program learns of a finished image, video or audio."""
     from modelpool.actors.outputs.folder import pixels_sha256, plain
     from modelpool.actors.results.outcomes import array_of_result
 
@@ -170,8 +170,8 @@ def picture_json(one: Wanted, image: MadeResult) -> dict[str, Any]:
     }
 
 
-def kept_json(one: Wanted, kept: KeptPicture) -> dict[str, Any]:
-    """The same of a picture that was there already."""
+def kept_json(one: Wanted, kept: KeptImage) -> dict[str, Any]:
+    """The same of an image that was there already."""
     return {
         "index": one.place,
         "job": kept.entry.get("job_id"),
@@ -192,8 +192,8 @@ def _make(
 ) -> tuple[list[JobFailure], Summary | None, dict[int, str]]:
     """Make what is to be made; the failures, the numbers if anything was, and where each job ran, by place."""
     if stream is not None:
-        for one, picture in plan.kept:
-            print_json(stream, kept_json(one, picture))
+        for one, image in plan.kept:
+            print_json(stream, kept_json(one, image))
     if not plan.to_make:
         return [], None, {}
     jobs = pool.submit([one.request for one in plan.to_make], output=run.output)
@@ -214,11 +214,11 @@ def _follow(
         for result in jobs.results():
             one = wanted[result.index]
             if isinstance(result, MadeResult):
-                view.picture(_picture_line(result))
+                view.image(_image_line(result))
                 if len(whys) < MOST_WHYS:
                     whys[one.place] = where_and_why(result.tasks)
                 if stream is not None:
-                    print_json(stream, picture_json(one, result))
+                    print_json(stream, image_json(one, result))
             elif not result.cancelled:
                 failures.append(result)
                 view.failure(f"failed: {_failure_line(one, result)}")
@@ -280,7 +280,7 @@ def _tell(
 
 
 def _tell_whys(console: Console, whys: Mapping[int, str], jobs: int) -> None:
-    """Where jobs ran and why there: `whys` of all the `jobs` that have a picture."""
+    """Where jobs ran and why there: `whys` of all the `jobs` that have an image."""
     if whys:
         say(console, "where each job ran, and why there:", "bold")
     for place in sorted(whys):
@@ -315,11 +315,11 @@ def _tell_internal_error(console: Console, failures: Sequence[JobFailure]) -> No
         say(console, f"The first internal error in full (please report it):\n{ours[0].traceback_text}", "dim")
 
 
-def _picture_line(image: MadeResult) -> str:
+def _image_line(image: MadeResult) -> str:
     name = image.path.name if image.path else image.recipe.prompt
     return f"{name}  {image.worker}  {duration(image.seconds)}"
 
 
 def _failure_line(one: Wanted, failure: JobFailure) -> str:
-    origin = one.origin or f"picture {one.place + 1}: "
+    origin = one.origin or f"image {one.place + 1}: "
     return f"{origin}{one.request.prompt!r} (seed {one.request.seed}): {failure.kind.value}: {failure.message}"

@@ -96,5 +96,5 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """'1 picture', '8 pictures'."""
+    """'1 image', '8 images'."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

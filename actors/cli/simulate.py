@@ -27,7 +27,7 @@ EXIT_FAILED = 1
 _GPUS = "GPUs by kind, such as 64xH100,32x4090, 4xH100:48GiB (less memory), 4x24GiB (no kind)."
 _POLICIES = "Who decides, one or several, or all (default: modelpool)."
 _SEEDS = "Draw a built-in workload so many times; medians are told (default: 1)."
-_PLOT = "Draw a picture: what each GPU did over time; of several policies also how they compare."
+_PLOT = "Draw an image: what each GPU did over time; of several policies also how they compare."
 _SAVE = "Write the workload as a trace."
 
 
@@ -45,7 +45,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What pictures need of the first seed of one policy."""
+    """What images need of the first seed of one policy."""
 
     timeline: Timeline
     gpus: tuple[WorkerId, ...]

@@ -1,6 +1,6 @@
-"""Pictures of simulations: what each GPU did over time, and policies side by side. Drawn without a display.
+"""Images of simulations: what each GPU did over time, and policies side by side. Drawn without a display.
 
-Knows values and matplotlib, which is loaded when a picture is asked for; not where the values come from.
+Knows values and matplotlib, which is loaded when an image is asked for; not where the values come from.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Compared:
 
 
 def require_drawable(path: Path) -> None:
-    """Raise UserError where no picture can be written; said before anything is simulated."""
+    """Raise UserError where no image can be written; said before anything is simulated."""
     if path.suffix.lower() not in ENDINGS:
         raise unusable_field("--plot", str(path), f"a file that ends in {', '.join(ENDINGS)}")
     if path.is_dir():
@@ -201,7 +201,7 @@ def _draw_latencies(axes: Axes, policies: Mapping[str, Compared]) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_formatter(_some_minor_ticks)
-    axes.set_xlabel("seconds from submission to picture (first seed)")
+    axes.set_xlabel("seconds from submission to image (first seed)")
     axes.set_ylabel("of all jobs")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_ylim(0, 1.01)

@@ -1,4 +1,4 @@
-"""The options that say how long a film or a sound is, and what it is written as.
+"""The options that say how long a video or an audio clip is, and what it is written as.
 
 Knows words on a command line; what they mean stands in `actors.request.video_output_fields`.
 """
@@ -9,25 +9,25 @@ from typing import Annotated, Any
 
 import typer
 
-_PANEL = "Films and sounds"
+_PANEL = "Videos and audio clips"
 
 
 def _option(flag: str, text: str, metavar: str) -> Any:
     return typer.Option(flag, help=text, rich_help_panel=_PANEL, show_default=False, metavar=metavar)
 
 
-_FORMAT = "Write films as mp4, webm, gif (default: mp4), sounds as wav, flac (default: wav)."
+_FORMAT = "Write videos as mp4, webm, gif (default: mp4), audio clips as wav, flac (default: wav)."
 
-_LAST = "A picture that a film ends with, for models that are told one beside --image."
-_VIDEO = "A film to follow, with models that are told one (Wan VACE); sets size and frames."
-_VIDEO_MASK = "A film or a picture that is white where --video is made anew, black where it is kept."
+_LAST = "An image that a video ends with, for models that are told one beside --image."
+_VIDEO = "A video to follow, with models that are told one (Wan VACE); sets size and frames."
+_VIDEO_MASK = "A video or an image that is white where --video is made anew, black where it is kept."
 _MOTION = "How much moves, 0 to 255, with models that are told it (default: the model's own)."
 _NOISE = "Noise, 0 to 1, on the --image of a model that is told it (default: the model's own)."
-_ELEVATION = "Degrees above the middle, -90 to 90, that a film looks from which goes around a thing (default: 0)."
+_ELEVATION = "Degrees above the middle, -90 to 90, that a video looks from which goes around a thing (default: 0)."
 
-Frames = Annotated[int | None, _option("--frames", "Frames of a film (default: the model's own).", "N")]
+Frames = Annotated[int | None, _option("--frames", "Frames of a video (default: the model's own).", "N")]
 Rate = Annotated[float | None, _option("--fps", "Frames a second (default: the model's own).", "X")]
-Seconds = Annotated[float | None, _option("--seconds", "Seconds of sound (default: the most of the model).", "X")]
+Seconds = Annotated[float | None, _option("--seconds", "Seconds of audio (default: the most of the model).", "X")]
 Format = Annotated[str | None, _option("--format", _FORMAT, "NAME")]
 LastImage = Annotated[str | None, _option("--last-image", _LAST, "FILE")]
 Video = Annotated[str | None, _option("--video", _VIDEO, "FILE")]
@@ -37,7 +37,7 @@ ImageNoise = Annotated[float | None, _option("--image-noise", _NOISE, "X")]
 Elevation = Annotated[float | None, _option("--elevation", _ELEVATION, "X")]
 
 
-def film_fields(
+def video_fields(
     frames: int | None, frame_rate: float | None, seconds: float | None, format_name: str | None
 ) -> dict[str, Any]:
     """The fields of a request that were given."""
@@ -53,7 +53,7 @@ def told_fields(
     video: str | None,
     video_mask: str | None,
 ) -> dict[str, Any]:
-    """The fields of a request that were given, of what only some models are told of a film."""
+    """The fields of a request that were given, of what only some models are told of a video."""
     said = {
         "last_image": last_image,
         "motion": motion,

@@ -40,8 +40,8 @@ REMEMBERED = 4096
 #: runs that ended well and that the catalog was not told of yet, at most. To tell of each by itself would cost the
 #: event loop more than most of what it does for a task
 UNTOLD = 256
-#: distributions whose version can change a picture
-PICTURE_VERSIONS = ("modelpool", "torch", "diffusers", "transformers")
+#: distributions whose version can change an image
+IMAGE_VERSIONS = ("modelpool", "torch", "diffusers", "transformers")
 
 
 class ListingCatalog(Catalog, Protocol):
@@ -76,7 +76,7 @@ def open_catalog(
 
 
 @dataclass(frozen=True, slots=True)
-class CutPicture:
+class CutImage:
     """A request, cut."""
 
     recipe: Recipe
@@ -96,21 +96,21 @@ class CatalogDesk:
         #: filled on the event loop, emptied by the catalog's thread
         self._learnt: deque[tuple[TaskSpec, RunCost]] = deque()
 
-    async def cut_pictures(
+    async def cut_images(
         self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
-    ) -> list[CutPicture]:
+    ) -> list[CutImage]:
         """Cut each request. Raises UserError, naming the request unless it is the only one."""
 
-        def cut_all(catalog: Catalog) -> list[CutPicture]:
-            pictures = []
+        def cut_all(catalog: Catalog) -> list[CutImage]:
+            images = []
             for offset, (job_id, request) in enumerate(wanted):
                 try:
-                    pictures.append(self._cut_picture(catalog, job_id, request, capacity_bytes))
+                    images.append(self._cut_image(catalog, job_id, request, capacity_bytes))
                 except UserError as problem:
                     if first_index == 0 and len(wanted) == 1:
                         raise
                     raise type(problem)(f"request {first_index + offset}: {problem}") from None
-            return pictures
+            return images
 
         return await self._ask(cut_all)
 
@@ -124,7 +124,7 @@ class CatalogDesk:
 
         def recipe_of(catalog: Catalog, request: GenerateRequest) -> Recipe | UserError:
             try:
-                return self._cut_picture(catalog, JobId("asked"), request, capacity_bytes).recipe
+                return self._cut_image(catalog, JobId("asked"), request, capacity_bytes).recipe
             except UserError as problem:
                 return problem
 
@@ -166,13 +166,13 @@ class CatalogDesk:
         """Answer nothing any more."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _cut_picture(
+    def _cut_image(
         self, catalog: Catalog, job_id: JobId, request: GenerateRequest, capacity_bytes: int | None
-    ) -> CutPicture:
+    ) -> CutImage:
         recipe, job = cut_request(request, job_id, catalog)
         if capacity_bytes is not None:
             check_fits(job.job, capacity_bytes)
-        return CutPicture(replace(recipe, versions=self._versions), job)
+        return CutImage(replace(recipe, versions=self._versions), job)
 
     async def _ask(self, question: Callable[[_RememberingCatalog], T]) -> T:
         def answer() -> T:
@@ -281,7 +281,7 @@ def _once(known: dict[K, T], key: K, find: Callable[[], T]) -> T:
 def _installed_versions() -> dict[str, str]:
     """The versions that a recipe tells. What is not installed as a distribution is left out."""
     found = {}
-    for name in PICTURE_VERSIONS:
+    for name in IMAGE_VERSIONS:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -178,19 +178,19 @@ class Controller:
                 self._cancel(submission)
 
     async def submit(self, submission: Submission) -> tuple[Recipe, ...]:
-        """Check and queue pictures; their recipes. Raises UserError when one of them cannot be made."""
+        """Check and queue images; their recipes. Raises UserError when one of them cannot be made."""
         first = submission.first_index
         job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
         wanted = tuple(zip(job_ids, submission.requests, strict=True))
         with self._checking(submission.client_id, submission.submission_id) as mine:
-            pictures = await self._desk.cut_pictures(wanted, first, self._capacity_bytes())
-            for i, picture in enumerate(pictures, start=first):
-                cut = on_terms_of(submission.requests[i - first], picture.cut, submission, mine.began_at)
+            images = await self._desk.cut_images(wanted, first, self._capacity_bytes())
+            for i, image in enumerate(images, start=first):
+                cut = on_terms_of(submission.requests[i - first], image.cut, submission, mine.began_at)
                 given = {task_id: submission.given[task_id] for task_id in cut.job.given}
-                mine.held.append(_Job(submission.client_id, submission.submission_id, i, cut, picture.recipe, given))
+                mine.held.append(_Job(submission.client_id, submission.submission_id, i, cut, image.recipe, given))
             if not submission.hold:
                 await self._queue_held(mine)
-        recipes = tuple(picture.recipe for picture in pictures)
+        recipes = tuple(image.recipe for image in images)
         if mine.hopeless_seconds:
             warnings = (*recipes[0].warnings, too_late(mine.hopeless_seconds))
             recipes = (replace(recipes[0], warnings=warnings), *recipes[1:])

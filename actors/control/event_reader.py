@@ -1,6 +1,6 @@
-"""`NewsReader`: the thread in which a driver hears of its jobs. Knows who waits for what; nothing of pictures.
+"""`NewsReader`: the thread in which a driver hears of its jobs. Knows who waits for what; nothing of images.
 
-A thread of its own, so that jobs go on, pictures are written and the pool sees a living driver while the program does
+A thread of its own, so that jobs go on, images are written and the pool sees a living driver while the program does
 something else.
 """
 

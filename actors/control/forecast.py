@@ -1,4 +1,4 @@
-"""What making pictures would do to one GPU's memory: plans for each stage in turn, without running anything.
+"""What making images would do to one GPU's memory: plans for each stage in turn, without running anything.
 
 Pure arithmetic over a job as it was cut, with the functions that cut, check and plan real runs, so that the figures are
 theirs. Knows no file and no device; speeds are arguments.
@@ -22,8 +22,8 @@ from modelpool.pool.plan.streaming_order import ModuleBytes, choose_modules, pas
 from modelpool.pool.specs.division import choose_division
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Division, Role, Stage, TaskId, TaskSpec
 
-#: pictures whose plans are made one by one; every later one does what the last of these does
-PLANNED_PICTURES = 8
+#: images whose plans are made one by one; every later one does what the last of these does
+PLANNED_IMAGES = 8
 #: those of the policy "normal"
 USUAL_RULES = ResidencyRules()
 
@@ -74,11 +74,11 @@ class StageForecast:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Pictures made one after the other on one GPU, from an empty one.
+    """Images made one after the other on one GPU, from an empty one.
 
-    first            the stages of the first picture
-    again            those of a later picture of the same texts: they are encoded already
-    seconds          of all pictures
+    first            the stages of the first image
+    again            those of a later image of the same texts: they are encoded already
+    seconds          of all images
     bus_bytes        weights that cross the bus for all of them
     smallest_bytes   the least capacity that they run in, divided and (but for policies that do not) streamed as far as
                      can be
@@ -88,7 +88,7 @@ class Forecast:
     """
 
     capacity_bytes: int
-    pictures: int
+    images: int
     first: tuple[StageForecast, ...]
     again: tuple[StageForecast, ...]
     seconds: float
@@ -106,11 +106,11 @@ def forecast(
     cut: CutJob,
     capacity_bytes: int,
     speeds: Speeds,
-    pictures: int = 1,
+    images: int = 1,
     modules: Modules | None = None,
     rules: ResidencyRules = USUAL_RULES,
 ) -> Forecast:
-    """What `pictures` pictures of `cut`, which differ in their seeds, would do in `capacity_bytes` under `rules`.
+    """What `pictures` images of `cut`, which differ in their seeds, would do in `capacity_bytes` under `rules`.
 
     With `modules`, copies are hidden behind computing as the order of a pass allows it, and not as if each ran beside
     any other. Raises DoesNotFit when not even the most divided runs fit.
@@ -118,7 +118,7 @@ def forecast(
     specs = {component.key: component for component in cut.components}
     residency, samplers = Residency(capacity_bytes), _samplers(cut)
     made: list[tuple[StageForecast, ...]] = []
-    for number in range(min(pictures, PLANNED_PICTURES)):
+    for number in range(min(images, PLANNED_IMAGES)):
         stages = []
         for task in cut.job.tasks:
             if number and task.stage is Stage.ENCODE:
@@ -126,15 +126,15 @@ def forecast(
             stage, residency = _stage(task, residency, specs, speeds, modules, rules)
             stages.append(replace(stage, sampled_by=samplers.get(task.task_id, "")))
         made.append(tuple(stages))
-    times = [1] * (len(made) - 1) + [pictures - len(made) + 1]
+    times = [1] * (len(made) - 1) + [images - len(made) + 1]
     every = [(count, stage) for count, stages in zip(times, made, strict=True) for stage in stages]
     whole = whole_bytes(cut, rules)
     stays = rules.keeps_idle and rules.weights_share >= 1
     return Forecast(
         capacity_bytes=capacity_bytes,
-        pictures=pictures,
+        images=images,
         first=made[0],
-        again=made[1] if pictures > 1 else (),
+        again=made[1] if images > 1 else (),
         seconds=sum(count * (stage.seconds.load_seconds + stage.seconds.run_seconds) for count, stage in every),
         bus_bytes=sum(count * (stage.upload_bytes + stage.streamed_bytes) for count, stage in every),
         smallest_bytes=needs_most(cut, rules)[1],

@@ -13,18 +13,18 @@ from typing import TypeAlias
 
 from modelpool.actors.graph import decoder_cut
 from modelpool.actors.graph import vision_cut as seen_cut
-from modelpool.actors.graph.control_cut import control_pictures, control_refs
+from modelpool.actors.graph.control_cut import control_images, control_refs
 from modelpool.actors.graph.control_video_cut import fitting_video, leading_cells, video_read
 from modelpool.actors.graph.expert_cut import WHOLE, Half, as_usual_pair, check_halves, halves, hints
 from modelpool.actors.graph.graph_catalog import Catalog as Catalog
 from modelpool.actors.graph.graph_catalog import Controls as Controls
 from modelpool.actors.graph.graph_recipe import recipe_of
-from modelpool.actors.graph.image_concat_cut import fitting_picture, given_task, shown_picture, sized_as_reference
+from modelpool.actors.graph.image_concat_cut import fitting_image, given_task, shown_image, sized_as_reference
 from modelpool.actors.graph.model_defaults import as_usual, guided, usual_schedule
 from modelpool.actors.graph.orders import (
     DecodeOrder,
+    EncodeImageOrder,
     EncodeOrder,
-    EncodePictureOrder,
     GivenLatent,
     GivenOrder,
     Order,
@@ -42,18 +42,18 @@ from modelpool.actors.graph.reference_cut import (
 )
 from modelpool.actors.graph.region_cut import region_work
 from modelpool.actors.graph.request_checks import check_request
-from modelpool.actors.graph.video_output_cut import film_beginning
+from modelpool.actors.graph.video_output_cut import video_beginning
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import SamplingFacts, Shown
 from modelpool.pool.core.stage_params import (
     DecodeWork,
-    EncodePictureWork,
+    EncodeImageWork,
     EncodeWork,
     LoraRef,
     ModelRef,
     SampleWork,
-    SeePictureWork,
+    SeeImageWork,
     Work,
     stage_of,
     task_id,
@@ -87,7 +87,7 @@ def cut_request(request: GenerateRequest, job_id: JobId, catalog: Catalog) -> tu
     facts = made_for.sampling
     check_request(request, facts)
     request = as_usual(as_usual_pair(request, facts), facts.usual)
-    request = fitting_video(fitting_picture(request, facts), facts)
+    request = fitting_video(fitting_image(request, facts), facts)
     request = with_sight(sized_as_reference(request, made_for), facts, model)
     order = order_for(request, facts.rounds_steps_up)
     cutter = _Cutter(catalog)
@@ -120,7 +120,7 @@ class _Cutter:
         self._components: dict[ComponentKey, ComponentSpec] = {}
         self.works: dict[TaskId, Work] = {}
         self.warnings: dict[str, None] = {}
-        #: what the second model does, of a picture that two make
+        #: what the second model does, of an image that two make
         self.second: SampleWork | None = None
 
     def cut_job(self, job_id: JobId, wanted: TaskId, given: frozenset[TaskId] = frozenset()) -> CutJob:
@@ -152,8 +152,8 @@ class _Cutter:
         match order:
             case EncodeOrder():
                 return self._encode(order)
-            case EncodePictureOrder():
-                return self._encode_picture(order)
+            case EncodeImageOrder():
+                return self._encode_image(order)
             case SampleOrder():
                 return self._sample(order)[0]
             case DecodeOrder():
@@ -162,7 +162,7 @@ class _Cutter:
     def _encode(
         self, order: EncodeOrder, shown: tuple[TaskId, ...] = (), read: ReferencesRead = NO_REFERENCES
     ) -> TaskId:
-        """A text; beside what was seen of pictures, where its encoder is shown some."""
+        """A text; beside what was seen of images, where its encoder is shown some."""
         model = self._catalog.find_model(order.model)
         roles = tuple(role for role in self._catalog.components(model) if role.is_text_encoder)
         if not roles:
@@ -195,17 +195,17 @@ class _Cutter:
         facts = self._catalog.made_for(model).sampling
         if facts.reads_prior:
             raise unusable_field("model", order.model, "one that begins with noise, not with another model's latent")
-        shows = shown_picture(order, model.name, facts)
+        shows = shown_image(order, model.name, facts)
         width, height = (side * shows.enlarges for side in self._size(model, order))
         whole = self._size(model, replace(order, scale=1.0))
         sampler, schedule = usual_schedule(facts.usual, order.sampler, order.schedule)
         cfg, guidance = guided(facts.usual, order.cfg)
-        told = seen_cut.film_told(order, facts)
+        told = seen_cut.video_told(order, facts)
         self.warnings |= dict.fromkeys(seen_cut.unread_texts(order, model.name, facts, cfg))
-        duration, begins = duration_of(order, model.name, facts), film_beginning(order, model.name, facts)
+        duration, begins = duration_of(order, model.name, facts), video_beginning(order, model.name, facts)
         first = seen_cut.beginning_order(order, begins, duration.frames, told.image_noise)
         read, told_hidden = self._started(model, order, first)
-        pictured = begins is not None or shows.is_shown
+        imaged = begins is not None or shows.is_shown
         referred = references_read(order, facts, whole)
         work = SampleWork(
             model=model,
@@ -218,19 +218,19 @@ class _Cutter:
             sampler=sampler,
             schedule=schedule,
             seed=order.seed,
-            first_step=0 if pictured else order.first_step,
+            first_step=0 if imaged else order.first_step,
             frames=duration.frames,
             frame_rate=duration.frame_rate,
             seconds=duration.seconds,
-            pictured=pictured,
-            starts=order.start is not None and not pictured and not (told_hidden and order.first_step == 0),
+            imaged=imaged,
+            starts=order.start is not None and not imaged and not (told_hidden and order.first_step == 0),
             masked=order.hole is not None and not told_hidden,
             told_hidden=told_hidden,
             regions=tuple(region_work(region, whole) for region in order.regions),
             controls=control_refs(order, self._catalog.controls),
             reference=referred.sizes[0] if referred.sizes else None,
             more_references=referred.sizes[1:],
-            picture_cfg=shows.picture_cfg,
+            image_cfg=shows.image_cfg,
             noise_level=shows.noise_level,
             image_noise=told.image_noise,
             motion=told.motion,
@@ -255,71 +255,71 @@ class _Cutter:
         """What `work` reads, in its order, with `read` for what it begins with; and the lengths of its texts."""
         model, texts, looks = work.model, seen_cut.texts_read(order, facts, work.cfg), seen_cut.looks(order, facts)
         shown = tuple(self._add(see, (Role.VISION_ENCODER,), (), of) for see, of in referred.sights(model))
-        pictures = tuple(region.mask.task_id for region in order.regions if region.mask is not None)
-        pictures += tuple(self._picture(each) for each in control_pictures(order, work.controls))
+        images = tuple(region.mask.task_id for region in order.regions if region.mask is not None)
+        images += tuple(self._image(each) for each in control_images(order, work.controls))
         needs = (
             *(self._encode(text, shown or self._seen(model, facts, looks(text), False), referred) for text in texts),
-            *(read[0:1] if work.starts or work.pictured else ()),
+            *(read[0:1] if work.starts or work.imaged else ()),
             *read[1:],
             *self._followed(work, order),
             *self._seen(model, facts, looks(None)),
-            *(self._encode_picture(each) for each in referred.orders),
-            *pictures,
+            *(self._encode_image(each) for each in referred.orders),
+            *images,
         )
         seen = referred.seen, referred.numbered
         own = tuple(self._catalog.text_tokens(model, text.text, *seen) for text in texts)
         return needs, seen_cut.seen_lengths(facts, work.cfg) or own
 
     def _started(
-        self, model: ModelRef, order: SampleOrder, begins: EncodePictureOrder | None
+        self, model: ModelRef, order: SampleOrder, begins: EncodeImageOrder | None
     ) -> tuple[tuple[TaskId, ...], bool]:
         """The results that sampling begins with, the latent to start from first, and whether the model is told of a
         hole. Raises UnusableField for a model that fills holes where there is none."""
         told_hidden = self._catalog.made_for(model).sampling.fills_holes
-        if told_hidden and (order.hole is None or not isinstance(order.start, EncodePictureOrder)):
-            expected = f"a picture and a mask: model {model.name!r} was trained to fill a part of a picture"
+        if told_hidden and (order.hole is None or not isinstance(order.start, EncodeImageOrder)):
+            expected = f"an image and a mask: model {model.name!r} was trained to fill a part of an image"
             raise unusable_field("mask", "nothing", expected)
         if order.start is None:
             return (), told_hidden
         if self._catalog.made_for(model).sampling.shown is Shown.PIXELS:
             return (given_task(order.start),), told_hidden
         if begins is not None:
-            return (self._encode_picture(begins),), told_hidden
+            return (self._encode_image(begins),), told_hidden
         start = self.task_for(order.start)
         if order.hole is None:
             return (start,), told_hidden
         if not told_hidden:
             return (start, order.hole.mask.task_id), told_hidden
-        assert isinstance(order.start, EncodePictureOrder), "a hole is in a picture"
-        hidden = self._encode_picture(replace(order.start, hidden=order.hole.mask))
+        assert isinstance(order.start, EncodeImageOrder), "a hole is in an image"
+        hidden = self._encode_image(replace(order.start, hidden=order.hole.mask))
         return (start, order.hole.mask.task_id, hidden), told_hidden
 
-    def _encode_picture(self, order: EncodePictureOrder) -> TaskId:
+    def _encode_image(self, order: EncodeImageOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
-        decoder_cut.check_reads_pictures(model.name, self._catalog.made_for(model).sampling)
+        decoder_cut.check_reads_images(model.name, self._catalog.made_for(model).sampling)
         width, height = self._size(model, order)
-        picture = order.picture.task_id if isinstance(order.picture, GivenOrder) else self._decode(order.picture)
+        image = order.image.task_id if isinstance(order.image, GivenOrder) else self._decode(order.image)
         beside = tuple(given.task_id for given in (order.hidden, order.last) if given is not None)
-        needs, hides, ends = tuple(dict.fromkeys((picture, *beside))), order.hidden is not None, order.last is not None
+        needs, hides, ends = tuple(dict.fromkeys((image, *beside))), order.hidden is not None, order.last is not None
         how = order.frames, order.noise, order.seed, ends, order.bright
-        work = EncodePictureWork(model, width, height, hides, *how, black=order.black)
+        work = EncodeImageWork(model, width, height, hides, *how, black=order.black)
         return self._add(work, (Role.VAE,), (), needs)
 
-    def _picture(self, order: GivenOrder | EncodePictureOrder) -> TaskId:
-        return order.task_id if isinstance(order, GivenOrder) else self._encode_picture(order)
+    def _image(self, order: GivenOrder | EncodeImageOrder) -> TaskId:
+        return order.task_id if isinstance(order, GivenOrder) else self._encode_image(order)
 
     def _followed(self, work: SampleWork, order: SampleOrder) -> tuple[TaskId, ...]:
         """What the model of `work` is told of a video to follow."""
-        told = EncodePictureWork(work.model, work.width, work.height, frames=work.frames, follows=True)
+        told = EncodeImageWork(work.model, work.width, work.height, frames=work.frames, follows=True)
         return (self._add(told, (Role.VAE,), (), video_read(order)),) if work.follows else ()
 
     def _seen(
-        self, model: ModelRef, facts: SamplingFacts, pictures: tuple[TaskId, ...], is_told: bool = True
+        self, model: ModelRef, facts: SamplingFacts, images: tuple[TaskId, ...], is_told: bool = True
     ) -> tuple[TaskId, ...]:
-        """What the model's vision encoder says of pictures, where it is told that itself, or its text encoder is."""
-        if facts.sight is None or facts.film is None or facts.sight.is_told is not is_told:
+        """What the model's vision encoder says of images, where it is told that itself, or its text encoder is."""
+        if facts.sight is None or facts.video is None or facts.sight.is_told is not is_told:
             return ()
-        return (self._add(SeePictureWork(model, facts.film.pictures_seen), (Role.VISION_ENCODER,), (), pictures),)
+        return (self._add(SeeImageWork(model, facts.video.images_seen), (Role.VISION_ENCODER,), (), images),)
 
     def _decode(self, order: DecodeOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
@@ -336,7 +336,7 @@ class _Cutter:
         kept = latent.hole if latent.hole is not None and latent.hole.paste else None
         duration = sample.frames, sample.frame_rate, sample.seconds, sample.leading_made
         work = DecodeWork(model, sample.width, sample.height, kept is not None, *duration)
-        needs = (need,) if kept is None else (need, kept.picture.task_id, kept.mask.task_id)
+        needs = (need,) if kept is None else (need, kept.image.task_id, kept.mask.task_id)
         return self._add(work, (Role.VAE,), (), needs)
 
     def _second(self, first: TaskId, made: SampleWork, order: DecodeOrder) -> tuple[TaskId, SampleWork]:
@@ -349,8 +349,8 @@ class _Cutter:
         self.second = work
         return self._add(work, (Role.DIFFUSION_MODEL,), (), needs, work.steps_run, lengths), work
 
-    def _size(self, model: ModelRef, order: SampleOrder | EncodePictureOrder) -> tuple[int, int]:
-        """Width and height of what is made or encoded, in pixels; 0 for sound."""
+    def _size(self, model: ModelRef, order: SampleOrder | EncodeImageOrder) -> tuple[int, int]:
+        """Width and height of what is made or encoded, in pixels; 0 for audio."""
         own = self._catalog.made_for(model)
         return size_of(order, model.name, own.sampling, (own.width, own.height))
 
@@ -377,7 +377,7 @@ class _Cutter:
         new = task_id(work, needs)
         if new not in self._tasks:
             controls = work.controls if isinstance(work, SampleWork) else ()
-            # one that speaks of two pictures is there once
+            # one that speaks of two images is there once
             files = {control.content: control for control in controls}
             beside = [self._catalog.controls.beside(work.model, control, passes) for control in files.values()]
             uses = (*(self._use(work.model, role, loras, passes) for role in roles), *(use for _, use in beside))

@@ -26,10 +26,10 @@ def fitting_video(request: GenerateRequest, facts: SamplingFacts) -> GenerateReq
     """`request`, whose video is given, with the sizes and the frames of that where it leaves them out, in whole steps
     of the model: of more frames the first are followed."""
     video = request.video
-    if video is None or facts.film is None:
+    if video is None or facts.video is None:
         return request
     assert isinstance(video, GivenVideo), f"the client brings videos to the pool, found {video!r}"
-    step, multiple = facts.side_multiple or SIZE_STEP, facts.film.multiple
+    step, multiple = facts.side_multiple or SIZE_STEP, facts.video.multiple
     own: dict[str, Any] = {
         "width": max(step, video.width // step * step),
         "height": max(step, video.height // step * step),
@@ -40,14 +40,14 @@ def fitting_video(request: GenerateRequest, facts: SamplingFacts) -> GenerateReq
 
 def video_read(order: SampleOrder) -> tuple[TaskId, ...]:
     """What of the driver's own a model is told in a run of `order` that follows a video: the video, its mask, and the
-    pictures that it works from, each where there is one."""
-    given = (order.video, order.video_mask, *(each.picture for each in order.references))
+    images that it works from, each where there is one."""
+    given = (order.video, order.video_mask, *(each.image for each in order.references))
     return tuple(each.task_id for each in given if each is not None)
 
 
 def leading_cells(order: SampleOrder, facts: SamplingFacts) -> int:
-    """Cells of time before those of the film, in a run of `order`: of the pictures that a video is followed with, or
-    of the picture that leads the film."""
+    """Cells of time before those of the video, in a run of `order`: of the images that a video is followed with, or
+    of the image that leads the video."""
     if follows_video(facts):
         return len(order.references)
-    return 0 if facts.film is None else facts.film.leading
+    return 0 if facts.video is None else facts.video.leading

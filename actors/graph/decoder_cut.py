@@ -1,4 +1,4 @@
-"""What can be asked of models whose result another model makes a picture of (Stable Cascade's stage C), of those others
+"""What can be asked of models whose result another model makes an image of (Stable Cascade's stage C), of those others
 (stage B), and of all the rest; and the work of the second of the two.
 
 Pure functions over values. Every complaint names a field of a request.
@@ -21,10 +21,10 @@ _LAST_SEED = 2**64 - 1
 
 
 def check_decoder(request: GenerateRequest, facts: SamplingFacts) -> None:
-    """Raise UnusableField for what no model of `facts` can be asked for in a picture that two models make."""
+    """Raise UnusableField for what no model of `facts` can be asked for in an image that two models make."""
     if facts.reads_prior:
         expected = (
-            "a model that reads a text: this one makes pictures of what such a model made. Name that one here, and "
+            "a model that reads a text: this one makes images of what such a model made. Name that one here, and "
             "this one in the field decoder"
         )
         raise unusable_field("model", request.model, expected)
@@ -36,28 +36,26 @@ def check_decoder(request: GenerateRequest, facts: SamplingFacts) -> None:
     asked = {"image": request.image, "mask": request.mask, "controls": request.controls or None}
     for name, value in asked.items():
         if value is not None:
-            raise unusable_field(name, "one", f"none: model {request.model!r} makes pictures of texts alone")
+            raise unusable_field(name, "one", f"none: model {request.model!r} makes images of texts alone")
     if request.hires is not None and request.hires.via == "picture":
-        expected = f"'latent': model {request.model!r} reads no pictures"
+        expected = f"'latent': model {request.model!r} reads no images"
         raise unusable_field("hires.via", "picture", expected)
 
 
 def check_decodes(model: str, facts: SamplingFacts) -> None:
-    """Raise UnusableField for a latent of a driver's own of a model whose latents another one makes pictures of: that
+    """Raise UnusableField for a latent of a driver's own of a model whose latents another one makes images of: that
     reads the text too."""
     if facts.hands_on:
         expected = (
-            f"a result of sample(): what {model!r} makes becomes a picture by another model, which reads the text too"
+            f"a result of sample(): what {model!r} makes becomes an image by another model, which reads the text too"
         )
         raise unusable_field("latent", "numbers that the driver brings", expected)
 
 
-def check_reads_pictures(model: str, facts: SamplingFacts) -> None:
-    """Raise UnusableField for a model without the component that makes latents of pictures."""
+def check_reads_images(model: str, facts: SamplingFacts) -> None:
+    """Raise UnusableField for a model without the component that makes latents of images."""
     if facts.hands_on:
-        raise unusable_field(
-            "model", model, "one that makes latents of pictures: this one makes pictures of texts alone"
-        )
+        raise unusable_field("model", model, "one that makes latents of images: this one makes images of texts alone")
 
 
 def decoder_name(order: DecodeOrder) -> str:

@@ -74,7 +74,7 @@ def as_usual_pair(request: GenerateRequest, facts: SamplingFacts) -> GenerateReq
 def halves(
     order: SampleOrder, facts: SamplingFacts, size: tuple[int, int], frames: int
 ) -> Iterator[tuple[SampleOrder, Half]]:
-    """What each of two models makes of `order`, a film of so many `frames` of this width and height, in their order;
+    """What each of two models makes of `order`, a video of so many `frames` of this width and height, in their order;
     one alone where the levels of noise are such."""
     assert facts.low_noise is not None, "a model that is one has no halves"
     said = order.low_noise or LowNoiseOrder(facts.low_noise.boundary, order.cfg)

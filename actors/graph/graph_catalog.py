@@ -35,7 +35,7 @@ class Catalog(Protocol):
         """The checkpoint called `name`."""
 
     def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
-        """The model that makes pictures of what `model` makes: the one called `name`, else the one that is there."""
+        """The model that makes images of what `model` makes: the one called `name`, else the one that is there."""
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
         """The LoRA called `name`."""
@@ -69,7 +69,7 @@ class Catalog(Protocol):
     def text_tokens(
         self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
     ) -> int:
-        """Tokens of `text` as a diffusion model reads it, with pictures as `EncodeWork` has them."""
+        """Tokens of `text` as a diffusion model reads it, with images as `EncodeWork` has them."""
 
     def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
         """The ways to do it, the undivided one first, each needing less than the one before: device memory beside

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from modelpool.actors.graph.recipe import (
-    PICTURE_FORMAT,
+    IMAGE_FORMAT,
     Recipe,
     RecipeDecoder,
+    RecipeImages,
     RecipeLora,
     RecipeLowNoise,
-    RecipePictures,
 )
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.stage_params import LoraRef, SampleWork
@@ -27,8 +27,8 @@ def recipe_of(
     second: SampleWork | None,
 ) -> Recipe:
     """The recipe (without versions) of `request`, which leaves nothing open, and which `sample` was the first sampling
-    of. `second` is what another model did with what that made, of a picture that two make."""
-    pictures = RecipePictures.of(request, sample.controls)
+    of. `second` is what another model did with what that made, of an image that two make."""
+    pictures = RecipeImages.of(request, sample.controls)
     return Recipe(
         model=sample.model.name,
         model_sha256=sample.model.sha256,
@@ -50,7 +50,7 @@ def recipe_of(
         image_noise=sample.image_noise,
         elevation=sample.elevation,
         seconds=sample.seconds,
-        format="" if written_as == PICTURE_FORMAT else written_as,
+        format="" if written_as == IMAGE_FORMAT else written_as,
         clip_skip=request.clip_skip,
         embeddings=embeddings,
         decoder=RecipeDecoder.of(second),
@@ -58,6 +58,6 @@ def recipe_of(
     )
 
 
-def _as_used(pictures: RecipePictures, sample: SampleWork) -> RecipePictures:
-    first_step, image_cfg, noise_level = sample.first_step, sample.picture_cfg, sample.noise_level
+def _as_used(pictures: RecipeImages, sample: SampleWork) -> RecipeImages:
+    first_step, image_cfg, noise_level = sample.first_step, sample.image_cfg, sample.noise_level
     return replace(pictures, first_step=first_step, image_cfg=image_cfg, noise_level=noise_level)

@@ -1,4 +1,4 @@
-"""What a driver wants made, as a tree: a picture is a latent decoded, a latent is a text sampled.
+"""What a driver wants made, as a tree: an image is a latent decoded, a latent is a text sampled.
 
 A tree carries everything that its result depends on, so that a stage can be asked for before its input is made, and so
 that an input which nobody holds any more is made again. Names are as the driver gave them; `actors.graph.build_graph`
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.control_video_fields import GivenVideo, VideoSource
-from modelpool.actors.request.image_fields import GivenPicture, Hires, PictureSource, steps_left_out
+from modelpool.actors.request.image_fields import Hires, ImageSource, InputImage, steps_left_out
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.specs.spec import TaskId
 
@@ -30,20 +30,20 @@ class EncodeOrder:
 
 @dataclass(frozen=True, slots=True)
 class GivenOrder:
-    """A picture, a film or a mask that the driver brings, at the size that it is used in."""
+    """An image, a video or a mask that the driver brings, at the size that it is used in."""
 
     task_id: TaskId
 
 
 @dataclass(frozen=True, slots=True)
-class EncodePictureOrder:
-    """Turn a picture into a latent: the driver's own, or one that is made first. `hidden` is a mask of what the latent
-    is not to show, but grey, or `black`; with `frames` it is the first of a film of so many. Sizes are as of
-    `SampleOrder`, `noise`, its `seed` and `bright` as of `pool.core.stage_params.EncodePictureWork`; `last` is what
-    such a film ends
+class EncodeImageOrder:
+    """Turn an image into a latent: the driver's own, or one that is made first. `hidden` is a mask of what the latent
+    is not to show, but grey, or `black`; with `frames` it is the first of a video of so many. Sizes are as of
+    `SampleOrder`, `noise`, its `seed` and `bright` as of `pool.core.stage_params.EncodeImageWork`; `last` is what
+    such a video ends
     with."""
 
-    picture: GivenOrder | DecodeOrder
+    image: GivenOrder | DecodeOrder
     model: str
     width: int | None
     height: int | None
@@ -59,44 +59,44 @@ class EncodePictureOrder:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceOrder:
-    """A picture to work from, and its own width and height."""
+    """An image to work from, and its own width and height."""
 
-    picture: GivenOrder
+    image: GivenOrder
     size: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """What of a picture is made anew.
+    """What of an image is made anew.
 
-    paste  what is not is exactly as in the picture when it is decoded
+    paste  what is not is exactly as in the image when it is decoded
     """
 
-    picture: GivenOrder
+    image: GivenOrder
     mask: GivenOrder
     paste: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ControlOrder:
-    """A ControlNet by name, the picture that it speaks of, how strongly, and from which share of the steps to which; of
-    one that has several modes, which. `mask` is what of a picture is made anew, its own (`says_mask`) or that of all;
-    `image` is what the request starts from."""
+    """A ControlNet by name, the image that it speaks of, how strongly, and from which share of the steps to which; of
+    one that has several modes, which. `mask` is what of an image is made anew, its own (`says_mask`) or that of all;
+    `start_image` is what the request starts from."""
 
     model: str
-    picture: GivenOrder
+    image: GivenOrder
     strength: float
     start: float
     end: float
     mode: str | int | None = None
     mask: GivenOrder | None = None
     says_mask: bool = False
-    image: GivenOrder | None = None
+    start_image: GivenOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RegionOrder:
-    """A text for a part of the picture: in a box (left, top, width, height in pixels) or a mask."""
+    """A text for a part of the image: in a box (left, top, width, height in pixels) or a mask."""
 
     text: EncodeOrder
     box: tuple[int, int, int, int] | None
@@ -120,14 +120,14 @@ class SampleOrder:
     first_step  steps at the head of the schedule that are left out
     hole        what of `start` is made anew; None is all of it
     scale       the sizes are so many times these, in whole cells of a latent
-    frames, frame_rate, seconds  of a film, of a sound; None is the model's own
-    last        a picture that a film ends with
-    references  pictures to work from
+    frames, frame_rate, seconds  of a video, of an audio clip; None is the model's own
+    last        an image that a video ends with
+    references  images to work from
     reference_as  how the text encoder is shown them; None where it is shown none
-    image_cfg   how strongly the picture counts that the model is shown; None is the model's own
-    noise_level  how much noise is put on the picture that is enlarged; None is the model's own
-    image_noise, motion, elevation  of a film, as of `SampleWork`; None is the model's own
-    video, video_mask  a film to follow, and what of it is made anew
+    image_cfg   how strongly the image counts that the model is shown; None is the model's own
+    noise_level  how much noise is put on the image that is enlarged; None is the model's own
+    image_noise, motion, elevation  of a video, as of `SampleWork`; None is the model's own
+    video, video_mask  a video to follow, and what of it is made anew
     low_noise   of a model that is two, how the second is run; None is as the first, from where the model's own says
     """
 
@@ -142,7 +142,7 @@ class SampleOrder:
     width: int | None
     height: int | None
     seed: int
-    start: EncodePictureOrder | SampleOrder | None = None
+    start: EncodeImageOrder | SampleOrder | None = None
     first_step: int = 0
     hole: Hole | None = None
     scale: float = 1.0
@@ -167,7 +167,7 @@ class SampleOrder:
 @dataclass(frozen=True, slots=True)
 class GivenLatent:
     """A latent that the driver brings itself, under an id of its own making. `cells` are its sizes behind channels:
-    height and width, of a film those of time before, of a sound its length."""
+    height and width, of a video those of time before, of an audio clip its length."""
 
     task_id: TaskId
     cells: tuple[int, ...]
@@ -175,7 +175,7 @@ class GivenLatent:
 
 @dataclass(frozen=True, slots=True)
 class DecoderOrder:
-    """The second model of a picture that two make, "" for the one that is found; None is its own. `negative` is what it
+    """The second model of an image that two make, "" for the one that is found; None is its own. `negative` is what it
     is guided away from, whether or not the first model is guided; None where it is not guided."""
 
     model: str = ""
@@ -186,18 +186,18 @@ class DecoderOrder:
 
 @dataclass(frozen=True, slots=True)
 class DecodeOrder:
-    """Decode one latent: with `model`, or with the `decoder` that makes pictures of what that makes."""
+    """Decode one latent: with `model`, or with the `decoder` that makes images of what that makes."""
 
     latent: SampleOrder | GivenLatent
     model: str
     decoder: DecoderOrder | None = None
 
 
-Order: TypeAlias = EncodeOrder | EncodePictureOrder | SampleOrder | DecodeOrder
+Order: TypeAlias = EncodeOrder | EncodeImageOrder | SampleOrder | DecodeOrder
 
 
 def order_for(request: GenerateRequest, rounds_up: bool = False) -> DecodeOrder:
-    """The tree of `request`, whose seed must be set and whose pictures must be given. LoRAs,
+    """The tree of `request`, whose seed must be set and whose images must be given. LoRAs,
     ControlNets and regions of strength 0 change nothing and are left out. `rounds_up` says how its model counts the
     part of the steps that a strength means (`SamplingFacts.rounds_steps_up`)."""
     assert request.seed is not None, "the client draws missing seeds"
@@ -218,7 +218,7 @@ def order_for(request: GenerateRequest, rounds_up: bool = False) -> DecodeOrder:
         width=request.width,
         height=request.height,
         seed=request.seed,
-        start=None if image is None else EncodePictureOrder(image, request.model, request.width, request.height),
+        start=None if image is None else EncodeImageOrder(image, request.model, request.width, request.height),
         first_step=request.first_step(rounds_up),
         hole=None if image is None or mask is None else Hole(image, mask, request.paste),
         frames=request.frames,
@@ -270,45 +270,45 @@ def _decoder(request: GenerateRequest, negative: EncodeOrder) -> DecoderOrder | 
 def _second_pass(sample: SampleOrder, hires: Hires, rounds_up: bool) -> SampleOrder:
     """What `sample` makes, scaled up and made again in part."""
     steps, model = hires.steps or sample.steps, sample.model
-    start: EncodePictureOrder | SampleOrder = sample
+    start: EncodeImageOrder | SampleOrder = sample
     if hires.via == "picture":
-        start = EncodePictureOrder(DecodeOrder(sample, model), model, sample.width, sample.height, scale=hires.scale)
+        start = EncodeImageOrder(DecodeOrder(sample, model), model, sample.width, sample.height, scale=hires.scale)
     left_out = steps_left_out("hires.strength", hires.strength, steps, rounds_up)
     return replace(sample, steps=steps, start=start, first_step=left_out, scale=hires.scale)
 
 
-def given_id(given: GivenPicture, is_mask: bool = False) -> TaskId:
-    """What a picture or a mask of a driver's own is called among results."""
-    return TaskId(f"given-{'mask' if is_mask else 'picture'}-{given.sha256[:20]}")
+def given_id(given: InputImage, is_mask: bool = False) -> TaskId:
+    """What an image or a mask of a driver's own is called among results."""
+    return TaskId(f"given-{'mask' if is_mask else 'image'}-{given.sha256[:20]}")
 
 
 def given_video_id(given: GivenVideo, is_mask: bool = False) -> TaskId:
-    """What a film or the mask of one of a driver's own is called among results."""
-    return TaskId(f"given-film{'-mask' if is_mask else ''}-{given.sha256[:20]}")
+    """What a video or the mask of one of a driver's own is called among results."""
+    return TaskId(f"given-video{'-mask' if is_mask else ''}-{given.sha256[:20]}")
 
 
 def _given_video(source: VideoSource | None, is_mask: bool = False) -> GivenOrder | None:
     if source is None:
         return None
-    assert isinstance(source, GivenVideo), f"the client brings films to the pool, found {source!r}"
+    assert isinstance(source, GivenVideo), f"the client brings videos to the pool, found {source!r}"
     return GivenOrder(given_video_id(source, is_mask))
 
 
 def _control(control: Control, image: GivenOrder | None, mask: GivenOrder | None) -> ControlOrder:
-    """`control` of a request with this picture and this mask, which count where it has none of its own."""
-    picture, own_mask = _given(control.image) or image, _given(control.mask, is_mask=True)
-    assert picture is not None, "a ControlNet has a picture"
+    """`control` of a request with this image and this mask, which count where it has none of its own."""
+    control_image, own_mask = _given(control.image) or image, _given(control.mask, is_mask=True)
+    assert control_image is not None, "a ControlNet has an image"
     how = control.strength, control.start, control.end, control.mode
-    return ControlOrder(control.model, picture, *how, own_mask or mask, own_mask is not None, image)
+    return ControlOrder(control.model, control_image, *how, own_mask or mask, own_mask is not None, image)
 
 
-def _reference(source: PictureSource) -> ReferenceOrder:
-    assert isinstance(source, GivenPicture), f"the client brings pictures to the pool, found {source!r}"
+def _reference(source: ImageSource) -> ReferenceOrder:
+    assert isinstance(source, InputImage), f"the client brings images to the pool, found {source!r}"
     return ReferenceOrder(GivenOrder(given_id(source)), (source.width, source.height))
 
 
-def _given(source: PictureSource | None, is_mask: bool = False) -> GivenOrder | None:
+def _given(source: ImageSource | None, is_mask: bool = False) -> GivenOrder | None:
     if source is None:
         return None
-    assert isinstance(source, GivenPicture), f"the client brings pictures to the pool, found {source!r}"
+    assert isinstance(source, InputImage), f"the client brings images to the pool, found {source!r}"
     return GivenOrder(given_id(source, is_mask))

@@ -10,13 +10,13 @@ from typing import Literal, Protocol
 
 from modelpool.actors.request.image_fields import MOST_SIDE
 from modelpool.actors.request.requests import SIZE_STEP
-from modelpool.actors.request.video_output_fields import FILM_FORMATS, SOUND_FORMATS
+from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import FilmFacts, MadeFor, SamplingFacts, SoundFacts
+from modelpool.pool.core.sampling_facts import AudioFacts, MadeFor, SamplingFacts, VideoFacts
 
 #: what is made
-Kind = Literal["picture", "film", "sound"]
-_FORMATS: dict[Kind, tuple[str, ...]] = {"picture": ("png",), "film": FILM_FORMATS, "sound": SOUND_FORMATS}
+Kind = Literal["image", "video", "audio"]
+_FORMATS: dict[Kind, tuple[str, ...]] = {"image": ("png",), "video": VIDEO_FORMATS, "audio": AUDIO_FORMATS}
 
 
 class Sized(Protocol):
@@ -43,8 +43,8 @@ class Lasting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How long: frames and their rate of a film, seconds of a sound; all 0 for a picture. `leading` is how many cells
-    of time a film's latent has more, before it."""
+    """How long: frames and their rate of a video, seconds of an audio clip; all 0 for an image. `leading` is how many
+    cells of time a video's latent has more, before it."""
 
     frames: int = 0
     frame_rate: float = 0.0
@@ -54,16 +54,16 @@ class Duration:
 
 def kind_of(facts: SamplingFacts) -> Kind:
     """What a model of `facts` makes."""
-    return "film" if facts.film is not None else "sound" if facts.sound is not None else "picture"
+    return "video" if facts.video is not None else "audio" if facts.audio is not None else "image"
 
 
 def size_of(order: Sized, model: str, facts: SamplingFacts, own: tuple[int, int]) -> tuple[int, int]:
-    """Width and height in pixels, by an order for `model`, whose own are `own`; both 0 for sound. Raises
+    """Width and height in pixels, by an order for `model`, whose own are `own`; both 0 for audio. Raises
     UnusableField."""
-    if facts.sound is not None:
+    if facts.audio is not None:
         for name, side in (("width", order.width), ("height", order.height)):
             if side is not None:
-                raise unusable_field(name, side, f"none: model {model!r} makes sound")
+                raise unusable_field(name, side, f"none: model {model!r} makes audio")
         return 0, 0
     width, height, step = order.width or own[0], order.height or own[1], facts.side_multiple
     if order.scale == 1:
@@ -81,17 +81,17 @@ def size_of(order: Sized, model: str, facts: SamplingFacts, own: tuple[int, int]
 def duration_of(order: Lasting, model: str, facts: SamplingFacts) -> Duration:
     """How long what an order for `model` makes is. Raises UnusableField."""
     kind = kind_of(facts)
-    if kind != "film":
+    if kind != "video":
         for name, found in (("frames", order.frames), ("frame_rate", order.frame_rate)):
             if found is not None:
-                raise unusable_field(name, found, f"none: model {model!r} makes {_PLURALS[kind]}, and no films")
-    if kind != "sound" and order.seconds is not None:
-        raise unusable_field("seconds", order.seconds, f"none: model {model!r} makes {_PLURALS[kind]}, and no sound")
-    if facts.film is not None:
-        frames = facts.film.frames if order.frames is None else order.frames
-        return Duration(_fitting_frames(frames, model, facts.film), order.frame_rate or facts.film.rate)
-    if facts.sound is not None:
-        return Duration(seconds=_fitting_seconds(order.seconds, model, facts.sound))
+                raise unusable_field(name, found, f"none: model {model!r} makes {_PLURALS[kind]}, and no videos")
+    if kind != "audio" and order.seconds is not None:
+        raise unusable_field("seconds", order.seconds, f"none: model {model!r} makes {_PLURALS[kind]}, and no audio")
+    if facts.video is not None:
+        frames = facts.video.frames if order.frames is None else order.frames
+        return Duration(_fitting_frames(frames, model, facts.video), order.frame_rate or facts.video.rate)
+    if facts.audio is not None:
+        return Duration(seconds=_fitting_seconds(order.seconds, model, facts.audio))
     return Duration()
 
 
@@ -99,13 +99,13 @@ def extent_of(cells: tuple[int, ...], model: str, made_for: MadeFor) -> tuple[in
     """Width and height in pixels, and how long it is, what `model` decodes from a latent of so many `cells` behind
     channels. Raises UnusableField for those of another kind."""
     facts, sides = made_for.sampling, tuple(cell * made_for.downscale for cell in cells[-2:])
-    if facts.sound is not None and cells == (facts.sound.cells,):
-        return 0, 0, Duration(seconds=facts.sound.seconds)
-    if facts.film is not None and len(cells) == 3 and cells[0] > facts.film.leading:
-        leading = facts.film.leading
-        frames = 1 + (cells[0] - 1 - leading) * facts.film.multiple
-        return sides[1], sides[0], Duration(frames, facts.film.rate, leading=leading)
-    if kind_of(facts) == "picture" and len(cells) == 2:
+    if facts.audio is not None and cells == (facts.audio.cells,):
+        return 0, 0, Duration(seconds=facts.audio.seconds)
+    if facts.video is not None and len(cells) == 3 and cells[0] > facts.video.leading:
+        leading = facts.video.leading
+        frames = 1 + (cells[0] - 1 - leading) * facts.video.multiple
+        return sides[1], sides[0], Duration(frames, facts.video.rate, leading=leading)
+    if kind_of(facts) == "image" and len(cells) == 2:
         return sides[1], sides[0], Duration()
     expected = f"those of a {kind_of(facts)}: model {model!r} makes {_PLURALS[kind_of(facts)]}"
     raise unusable_field("latent", f"cells {cells}", expected)
@@ -126,23 +126,23 @@ def made_by(facts: SamplingFacts) -> str:
     return _PLURALS[kind_of(facts)]
 
 
-_PLURALS: dict[Kind, str] = {"picture": "pictures", "film": "films", "sound": "sounds"}
+_PLURALS: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "audio clips"}
 
 
-def _fitting_frames(frames: int, model: str, film: FilmFacts) -> int:
-    beyond = (frames - 1) % film.multiple
+def _fitting_frames(frames: int, model: str, video: VideoFacts) -> int:
+    beyond = (frames - 1) % video.multiple
     if beyond:
-        fewer, more = frames - beyond, frames - beyond + film.multiple
-        expected = f"a multiple of {film.multiple} and one more, as model {model!r} makes them ({fewer} or {more})"
+        fewer, more = frames - beyond, frames - beyond + video.multiple
+        expected = f"a multiple of {video.multiple} and one more, as model {model!r} makes them ({fewer} or {more})"
         raise unusable_field("frames", frames, expected)
     return frames
 
 
-def _fitting_seconds(seconds: float | None, model: str, sound: SoundFacts) -> float:
+def _fitting_seconds(seconds: float | None, model: str, audio: AudioFacts) -> float:
     if seconds is None:
-        return sound.seconds
-    if seconds > sound.seconds:
-        raise unusable_field("seconds", seconds, f"up to the {sound.seconds:g} that model {model!r} makes")
+        return audio.seconds
+    if seconds > audio.seconds:
+        raise unusable_field("seconds", seconds, f"up to the {audio.seconds:g} that model {model!r} makes")
     return seconds
 
 

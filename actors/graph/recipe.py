@@ -1,6 +1,7 @@
-"""All that a picture, a film or a sound depends on, resolved: the names made hashes, the defaults made numbers.
+"""All that an image, a video or an audio clip depends on, resolved: the names made hashes, the defaults made numbers.
 
-Values only. Two pictures with equal recipes have equal pixels; two films have equal frames, two sounds equal samples.
+Values only. Two images with equal recipes have equal pixels; two videos have equal frames, two audio clips equal
+samples.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
     from modelpool.pool.core.stage_params import ControlRef, SampleWork
 
 
-#: what pictures are written as
-PICTURE_FORMAT = "png"
+#: what images are written as
+IMAGE_FORMAT = "png"
 #: fields that recipes had not always
-_LATER_PICTURES = (
+_LATER_IMAGES = (
     *("controls", "regions", "reference_sha256", "last_image_sha256", "image_cfg", "noise_level"),
     *("more_references", "reference_as", "video_sha256", "video_mask_sha256"),
 )
@@ -54,7 +55,7 @@ class RecipeLora:
 @dataclass(frozen=True, slots=True)
 class RecipeControl:
     """A ControlNet as it was used. `mode` is of those that have several; `said` is `pool.core.refs.ControlRef.said`;
-    `mask_sha256` is of the hole in its picture, empty where it has none."""
+    `mask_sha256` is of the hole in its image, empty where it has none."""
 
     name: str
     sha256: str
@@ -70,7 +71,7 @@ class RecipeControl:
 
 @dataclass(frozen=True, slots=True)
 class RecipeRegion:
-    """A text for a part of the picture: in a box (left, top, width, height in pixels) or a mask."""
+    """A text for a part of the image: in a box (left, top, width, height in pixels) or a mask."""
 
     prompt: str
     strength: float
@@ -80,7 +81,7 @@ class RecipeRegion:
 
 @dataclass(frozen=True, slots=True)
 class RecipeDecoder:
-    """The second model of a picture that two made, as it was used."""
+    """The second model of an image that two made, as it was used."""
 
     model: str
     sha256: str
@@ -109,8 +110,8 @@ class RecipeLowNoise:
 
 
 @dataclass(frozen=True, slots=True)
-class RecipePictures:
-    """Pictures that a picture was made from, and how; the names are those of a request. Hashes are of the pixels as
+class RecipeImages:
+    """Images that an image was made from, and how; the names are those of a request. Hashes are of the pixels as
     they were used; names of files are told, and not part of the digest."""
 
     image_sha256: str = ""
@@ -135,13 +136,13 @@ class RecipePictures:
     video_file: str = ""
     video_mask_sha256: str = ""
     video_mask_file: str = ""
-    #: as it was used; 0 where no picture counts so
+    #: as it was used; 0 where no image counts so
     image_cfg: float = 0.0
     noise_level: int = 0
 
     @classmethod
-    def of(cls, request: GenerateRequest, controls: Sequence[ControlRef] = ()) -> RecipePictures | None:
-        """What `request`, whose pictures are given, says of them; None where it says nothing. `controls` are what its
+    def of(cls, request: GenerateRequest, controls: Sequence[ControlRef] = ()) -> RecipeImages | None:
+        """What `request`, whose images are given, says of them; None where it says nothing. `controls` are what its
         ControlNets are."""
         regions = tuple(region for region in request.regions if region.strength != 0)
         told_of = (request.image, request.reference, request.hires, request.video)
@@ -186,19 +187,19 @@ class RecipePictures:
         )
 
     def of_the_digest(self) -> dict[str, Any]:
-        """What of it makes the picture. What is not used is left out, so that what is added here later changes no
+        """What of it makes the image. What is not used is left out, so that what is added here later changes no
         digest that is known."""
         content = {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith(("_file", "_files"))}
         unused: tuple[tuple[str, Any], ...] = ("mode", None), ("said", {}), ("mask_sha256", "")
         content["controls"] = [
             {k: v for k, v in c.items() if k != "image_file" and (k, v) not in unused} for c in content["controls"]
         ]
-        return {k: v for k, v in content.items() if v or k not in _LATER_PICTURES}
+        return {k: v for k, v in content.items() if v or k not in _LATER_IMAGES}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to do again to get the same picture, film or sound. `versions` and `warnings` are told, and not part of the
+    """What to do again to get the same image, video or audio. `versions` and `warnings` are told, and not part of the
     digest."""
 
     model: str
@@ -215,18 +216,18 @@ class Recipe:
     seed: int
     versions: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    #: None for a picture that is made of texts alone
-    pictures: RecipePictures | None = None
-    #: of a film
+    #: None for an image that is made of texts alone
+    pictures: RecipeImages | None = None
+    #: of a video
     frames: int = 0
     frame_rate: float = 0.0
     #: what its model was told of it, as it was used
     motion: int = 0
     image_noise: float = 0.0
     elevation: float = 0.0
-    #: of a sound, whose width and height are 0
+    #: of an audio clip, whose width and height are 0
     seconds: float = 0.0
-    #: what a film or a sound is written as; empty for pictures
+    #: what a video or an audio clip is written as; empty for images
     format: str = ""
     clip_skip: int = 0
     #: textual inversions that the texts name, and the SHA-256 of each
@@ -250,7 +251,7 @@ class Recipe:
     @property
     def ending(self) -> str:
         """Of the name of the file that it is written to, without a dot."""
-        return self.format or PICTURE_FORMAT
+        return self.format or IMAGE_FORMAT
 
     @property
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""What can be asked of models that see a picture through a vision encoder and of those that are told of a film in
+"""What can be asked of models that see an image through a vision encoder and of those that are told of a video in
 numbers, and what of the others: checks, numbers, which texts are read.
 
 Pure functions over values. Every complaint names a field of a request.
@@ -9,50 +9,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from modelpool.actors.graph.orders import EncodeOrder, EncodePictureOrder, GivenOrder, SampleOrder
+from modelpool.actors.graph.orders import EncodeImageOrder, EncodeOrder, GivenOrder, SampleOrder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import Beginning, FilmNumbers, SamplingFacts
+from modelpool.pool.core.sampling_facts import Beginning, SamplingFacts, VideoNumbers
 from modelpool.pool.specs.spec import TaskId
 
 #: what requests call the numbers that a model may be told, and which of them it must know
-_NUMBERS: dict[str, frozenset[FilmNumbers]] = {
-    "motion": frozenset({FilmNumbers.MOTION}),
-    "image_noise": frozenset(FilmNumbers),
-    "elevation": frozenset({FilmNumbers.VIEWS}),
+_NUMBERS: dict[str, frozenset[VideoNumbers]] = {
+    "motion": frozenset({VideoNumbers.MOTION}),
+    "image_noise": frozenset(VideoNumbers),
+    "elevation": frozenset({VideoNumbers.VIEWS}),
 }
 _MEANINGS = {
     "motion": "is told of no amount of motion",
-    "image_noise": "puts no noise on a picture that a film begins with",
+    "image_noise": "puts no noise on an image that a video begins with",
     "elevation": "is told of no place to look from",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class FilmTold:
-    """What a model is told of a film, as `SampleWork` has it; all 0 where it is told nothing."""
+class VideoTold:
+    """What a model is told of a video, as `SampleWork` has it; all 0 where it is told nothing."""
 
     image_noise: float = 0.0
     motion: int = 0
     elevation: float = 0.0
 
 
-def check_film_numbers(request: GenerateRequest, facts: SamplingFacts) -> None:
+def check_video_numbers(request: GenerateRequest, facts: SamplingFacts) -> None:
     """Raise UnusableField for a number that no model of `facts` is told."""
-    known = None if facts.film is None else facts.film.numbers
+    known = None if facts.video is None else facts.video.numbers
     for name, kinds in _NUMBERS.items():
         value = getattr(request, name)
         if value is not None and known not in kinds:
             raise unusable_field(name, value, f"nothing: model {request.model!r} {_MEANINGS[name]}")
 
 
-def film_told(order: SampleOrder, facts: SamplingFacts) -> FilmTold:
-    """What a run of `order` is told of its film: what it says, and otherwise the model's own."""
-    if facts.film is None or facts.film.numbers is None:
-        return FilmTold()
-    usual, numbers = facts.usual, facts.film.numbers
+def video_told(order: SampleOrder, facts: SamplingFacts) -> VideoTold:
+    """What a run of `order` is told of its video: what it says, and otherwise the model's own."""
+    if facts.video is None or facts.video.numbers is None:
+        return VideoTold()
+    usual, numbers = facts.usual, facts.video.numbers
     assert usual is not None, "a model that is told numbers has usual ones"
-    return FilmTold(
+    return VideoTold(
         image_noise=usual.image_noise if order.image_noise is None else order.image_noise,
         motion=0 if numbers not in _NUMBERS["motion"] else usual.motion if order.motion is None else order.motion,
         elevation=order.elevation or 0.0 if numbers in _NUMBERS["elevation"] else 0.0,
@@ -60,7 +60,7 @@ def film_told(order: SampleOrder, facts: SamplingFacts) -> FilmTold:
 
 
 def texts_read(order: SampleOrder, facts: SamplingFacts, cfg: float) -> list[EncodeOrder]:
-    """The texts that a run with this guidance reads, in order; none for a model that is told of pictures alone."""
+    """The texts that a run with this guidance reads, in order; none for a model that is told of images alone."""
     if not facts.reads_text:
         return []
     negative = [] if order.negative is None or cfg == 1 else [order.negative]
@@ -76,36 +76,34 @@ def unread_texts(order: SampleOrder, model: str, facts: SamplingFacts, cfg: floa
 
 
 def seen_lengths(facts: SamplingFacts, cfg: float) -> tuple[int, ...] | None:
-    """The lengths of what a model reads that is told of pictures alone: of one state, and of zeros as long. None for
+    """The lengths of what a model reads that is told of images alone: of one state, and of zeros as long. None for
     models that read texts."""
     return None if facts.reads_text else (1,) * (1 if cfg == 1 else 2)
 
 
-def seen_pictures(order: SampleOrder, facts: SamplingFacts) -> tuple[TaskId, ...]:
-    """The pictures of the driver's own that a model sees, each once; none for models that see none. That they are there
-    was checked with how its films begin."""
+def seen_images(order: SampleOrder, facts: SamplingFacts) -> tuple[TaskId, ...]:
+    """The images of the driver's own that a model sees, each once; none for models that see none. That they are there
+    was checked with how its videos begin."""
     if facts.sight is None:
         return ()
     start = order.start
-    picture = start.picture if isinstance(start, EncodePictureOrder) else None
-    assert isinstance(picture, GivenOrder), f"a model sees pictures of the driver's own alone, found {start}"
-    return tuple(dict.fromkeys((picture.task_id, *(() if order.last is None else (order.last.task_id,)))))
+    image = start.image if isinstance(start, EncodeImageOrder) else None
+    assert isinstance(image, GivenOrder), f"a model sees images of the driver's own alone, found {start}"
+    return tuple(dict.fromkeys((image.task_id, *(() if order.last is None else (order.last.task_id,)))))
 
 
 def looks(order: SampleOrder, facts: SamplingFacts) -> Callable[[EncodeOrder | None], tuple[TaskId, ...]]:
-    """The pictures that are seen for a text, or for the model itself where that is None: those of the driver's own, and
-    none for what a film is not to show."""
-    pictures = seen_pictures(order, facts)
-    return lambda text: () if text is not None and text.is_negative else pictures
+    """The images that are seen for a text, or for the model itself where that is None: those of the driver's own, and
+    none for what a video is not to show."""
+    images = seen_images(order, facts)
+    return lambda text: () if text is not None and text.is_negative else images
 
 
-def beginning_order(
-    order: SampleOrder, begins: Beginning | None, frames: int, noise: float
-) -> EncodePictureOrder | None:
-    """The picture that a film of so many frames begins with, as it is encoded for a model that is told it so; None
+def beginning_order(order: SampleOrder, begins: Beginning | None, frames: int, noise: float) -> EncodeImageOrder | None:
+    """The image that a video of so many frames begins with, as it is encoded for a model that is told it so; None
     where it is encoded as any other."""
     start = order.start
-    if not isinstance(start, EncodePictureOrder):
+    if not isinstance(start, EncodeImageOrder):
         return None
     match begins:
         case Beginning.JOINED:

@@ -1,13 +1,13 @@
-"""Brings the pictures that requests name to the pool: read, at the size that they are used in, hashed, in the object
+"""Brings the images that requests name to the pool: read, at the size that they are used in, hashed, in the object
 store. In the driver's process; what travels with a request is a hash and a reference.
 
 Rules
-1. Left out sizes are the picture's own, in whole steps of `SIZE_STEP`; of one left out, in proportion to the other.
+1. Left out sizes are the image's own, in whole steps of `SIZE_STEP`; of one left out, in proportion to the other.
    They stay left out of the request: in which steps its model has them is known where it is cut.
-2. The picture is scaled to cover that size and cropped about its centre (`pool.pixels.image_ops.covering`); the mask
+2. The image is scaled to cover that size and cropped about its centre (`pool.pixels.image_ops.covering`); the mask
 likewise,
-   so it must have the picture's own size.
-3. A picture that several requests of a submission use in the same size is read and brought once.
+   so it must have the image's own size.
+3. An image that several requests of a submission use in the same size is read and brought once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from modelpool.actors.inputs.input_sizes import times_of, wanted_size
 from modelpool.actors.inputs.input_videos import GivenVideos
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.image_fields import (
-    GivenPicture,
-    PictureSource,
+    ImageSource,
+    InputImage,
     Pixels,
     Region,
-    open_picture,
+    open_image,
     pixels_digest,
     plain_pixels,
 )
@@ -34,21 +34,21 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ResultRef
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.lru_cache import Recent
-from modelpool.pool.core.stage_params import Mask, Picture, PixelArray, Result
+from modelpool.pool.core.stage_params import ImagePixels, Mask, PixelArray, Result
 from modelpool.pool.pixels.image_ops import HALF, covering
 from modelpool.pool.specs.spec import TaskId
 
-#: pictures that are remembered for requests that use them again; what is remembered is a reference
+#: images that are remembered for requests that use them again; what is remembered is a reference
 REMEMBERED = 256
 #: what is said to whoever gives masks that are as good as black
 _BOOL = "; arrays of 0 and 1 are read as bool alone"
 
-Brought: TypeAlias = tuple[GivenPicture, ResultRef]
+Brought: TypeAlias = tuple[InputImage, ResultRef]
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A picture in memory, at its own size."""
+    """An image in memory, at its own size."""
 
     pixels: PixelArray
     file: str
@@ -58,25 +58,25 @@ class _Read:
         return self.pixels.shape[1], self.pixels.shape[0]
 
 
-class GivenPictures:
-    """The pictures of one submission."""
+class InputImages:
+    """The images of one submission."""
 
     def __init__(self, give: Callable[[Result], ResultRef]) -> None:
-        """`give` puts a picture where workers find it."""
+        """`give` puts an image where workers find it."""
         self._give = give
         self._brought: Recent[Hashable, tuple[Brought, ...]] = Recent(REMEMBERED)
-        #: the last one alone: it is as large as a picture can be
+        #: the last one alone: it is as large as an image can be
         self._read: Recent[Hashable, _Read] = Recent(2)
         self._videos = GivenVideos(give)
 
     def bring(self, request: GenerateRequest) -> tuple[GenerateRequest, dict[TaskId, ResultRef]]:
-        """`request` with its pictures given, and their references. Raises UserError naming the field for what cannot be
+        """`request` with its images given, and their references. Raises UserError naming the field for what cannot be
         read, or does not go together."""
         changed: dict[str, Any] = {}
         refs: dict[TaskId, ResultRef] = {}
-        if request.image is not None and not isinstance(request.image, GivenPicture):
+        if request.image is not None and not isinstance(request.image, InputImage):
             key = (_identity(request.image), _identity(request.mask), request.width, request.height)
-            (image, ref), *masks = self._brought.get(key, lambda: tuple(self._pictures_of(request)))
+            (image, ref), *masks = self._brought.get(key, lambda: tuple(self._images_of(request)))
             changed["image"] = image
             refs[given_id(image)] = ref
             for mask, mask_ref in masks:
@@ -96,7 +96,7 @@ class GivenPictures:
 
     def _bring_region(self, region: Region, refs: dict[TaskId, ResultRef]) -> Region:
         """`region` with its mask given, at its own size; its reference goes to `refs`."""
-        if region.mask is None or isinstance(region.mask, GivenPicture):
+        if region.mask is None or isinstance(region.mask, InputImage):
             return region
 
         def bring() -> tuple[Brought, ...]:
@@ -110,10 +110,10 @@ class GivenPictures:
         return region.model_copy(update={"mask": given})
 
     def _bring_control(self, request: GenerateRequest, control: Control, refs: dict[TaskId, ResultRef]) -> Control:
-        """`control` of `request` with its own picture and mask given, at their own size; their references go to
+        """`control` of `request` with its own image and mask given, at their own size; their references go to
         `refs`."""
-        given: dict[str, GivenPicture] = {}
-        if control.mask is not None and not isinstance(control.mask, GivenPicture):
+        given: dict[str, InputImage] = {}
+        if control.mask is not None and not isinstance(control.mask, InputImage):
             name, source = ("image", request.image) if control.image is None else ("controls.image", control.image)
             image = self._pixels(name, source, is_mask=False)
             ((given["mask"], ref),) = self._brought.get(
@@ -125,14 +125,14 @@ class GivenPictures:
             given["image"] = self._bring_whole("controls.image", control.image, refs)
         return control.model_copy(update=given)
 
-    def _bring_whole(self, name: str, source: PictureSource, refs: dict[TaskId, ResultRef]) -> GivenPicture:
-        """The picture in the field `name`, given at its own size; its reference goes to `refs`, unless it is given."""
-        if isinstance(source, GivenPicture):
+    def _bring_whole(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage:
+        """The image in the field `name`, given at its own size; its reference goes to `refs`, unless it is given."""
+        if isinstance(source, InputImage):
             return source
 
         def bring() -> tuple[Brought, ...]:
             read = self._pixels(name, source, is_mask=False)
-            return (self._brought_as(read, read.pixels, Picture),)
+            return (self._brought_as(read, read.pixels, ImagePixels),)
 
         ((given, ref),) = self._brought.get(("whole", _identity(source)), bring)
         refs[given_id(given)] = ref
@@ -146,7 +146,7 @@ class GivenPictures:
         return tuple(request for request, _ in brought), {key: ref for _, own in brought for key, ref in own.items()}
 
     def bring_each(self, requests: Iterable[GenerateRequest]) -> list[GenerateRequest | UserError]:
-        """Each of `requests` as `bring` gives it, or what is wrong with its pictures."""
+        """Each of `requests` as `bring` gives it, or what is wrong with its images."""
         found: list[GenerateRequest | UserError] = []
         for request in requests:
             try:
@@ -155,31 +155,31 @@ class GivenPictures:
                 found.append(problem)
         return found
 
-    def _pictures_of(self, request: GenerateRequest) -> Iterable[Brought]:
+    def _images_of(self, request: GenerateRequest) -> Iterable[Brought]:
         image = self._pixels("image", request.image, is_mask=False)
         size = wanted_size(request.width, request.height, image.size)
-        yield self._brought_as(image, covering(image.pixels, *size), Picture)
+        yield self._brought_as(image, covering(image.pixels, *size), ImagePixels)
         if request.mask is None:
             return
         yield self._mask_of("mask", request.mask, image.size, size)
 
-    def _mask_of(self, name: str, source: PictureSource, own: tuple[int, int], size: tuple[int, int]) -> Brought:
-        """The mask in the field `name` of a picture with its `own` size, which is used in `size`."""
+    def _mask_of(self, name: str, source: ImageSource, own: tuple[int, int], size: tuple[int, int]) -> Brought:
+        """The mask in the field `name` of an image with its `own` size, which is used in `size`."""
         mask = self._pixels(name, source, is_mask=True)
         if mask.size != own:
             raise unusable_field(name, times_of(mask.size), f"{times_of(own)} pixels, the size of the image")
         values = covering(mask.pixels, *size)
         if (brightest := int(values.max())) < HALF:
-            expected = f"white (255) where the picture is to be made anew{_BOOL}"
+            expected = f"white (255) where the image is to be made anew{_BOOL}"
             raise unusable_field(name, _brightest(brightest), expected)
         return self._brought_as(mask, values, Mask)
 
     def _brought_as(self, read: _Read, pixels: PixelArray, kind: Callable[[PixelArray], Result]) -> Brought:
-        given = GivenPicture(pixels_digest(pixels), pixels.shape[1], pixels.shape[0], read.file)
+        given = InputImage(pixels_digest(pixels), pixels.shape[1], pixels.shape[0], read.file)
         return given, self._give(kind(pixels))
 
-    def _pixels(self, name: str, source: PictureSource, is_mask: bool) -> _Read:
-        assert not isinstance(source, GivenPicture), f"{name}: a picture is given, and its mask is not"
+    def _pixels(self, name: str, source: ImageSource, is_mask: bool) -> _Read:
+        assert not isinstance(source, InputImage), f"{name}: an image is given, and its mask is not"
         if isinstance(source, Pixels):
             return _Read(source.pixels, "")
         return self._read.get((is_mask, _identity(source)), lambda: _read_file(name, source, is_mask))
@@ -190,11 +190,11 @@ def _brightest(value: int) -> str:
 
 
 def _read_file(name: str, path: str, is_mask: bool) -> _Read:
-    with open_picture(name, path) as picture:
-        return _Read(plain_pixels(name, picture, is_mask), os.path.basename(path))
+    with open_image(name, path) as image:
+        return _Read(plain_pixels(name, image, is_mask), os.path.basename(path))
 
 
-def _identity(source: PictureSource | None) -> Hashable:
+def _identity(source: ImageSource | None) -> Hashable:
     """What is the same for the same pixels, as far as can be told without reading them."""
     if not isinstance(source, str):
         return None if source is None else source.sha256

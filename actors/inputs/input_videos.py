@@ -1,6 +1,6 @@
-"""Brings the films that requests name to the pool, as `actors.inputs.input_images` brings pictures, and by its rules.
+"""Brings the videos that requests name to the pool, as `actors.inputs.input_images` brings images, and by its rules.
 
-Of a film whose request says how many frames are made, no more are read. A mask has the size of its film, and as many
+Of a video whose request says how many frames are made, no more are read. A mask has the size of its video, and as many
 frames or one.
 """
 
@@ -28,11 +28,11 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ResultRef
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.lru_cache import Recent
-from modelpool.pool.core.stage_params import Film, FilmMask, PixelArray, Result
+from modelpool.pool.core.stage_params import PixelArray, Result, VideoFrames, VideoMask
 from modelpool.pool.pixels.image_ops import covering
 from modelpool.pool.specs.spec import TaskId
 
-#: films that are remembered for requests that use them again; what is remembered is a reference
+#: videos that are remembered for requests that use them again; what is remembered is a reference
 REMEMBERED = 64
 
 Brought: TypeAlias = tuple[GivenVideo, ResultRef]
@@ -47,21 +47,21 @@ class _Read:
 
 
 class GivenVideos:
-    """The films of one submission."""
+    """The videos of one submission."""
 
     def __init__(self, give: Callable[[Result], ResultRef]) -> None:
-        """`give` puts a film where workers find it."""
+        """`give` puts a video where workers find it."""
         self._give = give
         self._brought: Recent[Hashable, tuple[Brought, ...]] = Recent(REMEMBERED)
 
     def bring(self, request: GenerateRequest, refs: dict[TaskId, ResultRef]) -> dict[str, Any]:
-        """The fields of `request` that name films, given; their references go to `refs`. Raises UserError naming the
+        """The fields of `request` that name videos, given; their references go to `refs`. Raises UserError naming the
         field for what cannot be read, or does not go together."""
         if request.video is None or isinstance(request.video, GivenVideo):
             return {}
         sources = _identity(request.video), _identity(request.video_mask)
         key = (*sources, request.width, request.height, request.frames)
-        (video, ref), *masks = self._brought.get(key, lambda: tuple(self._films_of(request)))
+        (video, ref), *masks = self._brought.get(key, lambda: tuple(self._videos_of(request)))
         refs[given_video_id(video)] = ref
         changed: dict[str, Any] = {"video": video}
         for mask, mask_ref in masks:
@@ -69,12 +69,12 @@ class GivenVideos:
             changed["video_mask"] = mask
         return changed
 
-    def _films_of(self, request: GenerateRequest) -> Iterable[Brought]:
+    def _videos_of(self, request: GenerateRequest) -> Iterable[Brought]:
         said = request.width, request.height
         video = _read("video", request.video, False, said, request.frames)
         height, width = video.frames.shape[1:3]
         # the rate is not read: frames are followed one by one
-        yield self._brought_as(video.frames, request.video, Film(video.frames, 0.0))
+        yield self._brought_as(video.frames, request.video, VideoFrames(video.frames, 0.0))
         if request.video_mask is None:
             return
         mask = _read("video_mask", request.video_mask, True, (width, height), request.frames)
@@ -84,7 +84,7 @@ class GivenVideos:
         if len(mask.frames) not in (1, len(video.frames)):
             expected = f"1 or {len(video.frames)}, as many as the video has"
             raise unusable_field("video_mask", f"{len(mask.frames)} frames", expected)
-        yield self._brought_as(mask.frames, request.video_mask, FilmMask(mask.frames))
+        yield self._brought_as(mask.frames, request.video_mask, VideoMask(mask.frames))
 
     def _brought_as(self, frames: PixelArray, source: VideoSource, result: Result) -> Brought:
         count, height, width = frames.shape[:3]

@@ -1,4 +1,4 @@
-"""Samples as the bytes of a sound file, and on disk: WAV, FLAC. What is written is read back exactly, at 16 bits.
+"""Samples as the bytes of an audio clip file, and on disk: WAV, FLAC. What is written is read back exactly, at 16 bits.
 
 Knows formats, by the ending of a file's name; not recipes, folders or where anything ran.
 """
@@ -26,22 +26,22 @@ _CHUNK = 4096
 _MOST_SAMPLES_PER_SECOND = 384_000
 
 
-class SoundKind(Enum):
-    """A format of sound, by the ending of its files."""
+class AudioKind(Enum):
+    """A format of audio, by the ending of its files."""
 
     WAV = ".wav"
     FLAC = ".flac"
 
 
-_CODECS = {SoundKind.WAV: ("wav", "pcm_s16le"), SoundKind.FLAC: ("flac", "flac")}
+_CODECS = {AudioKind.WAV: ("wav", "pcm_s16le"), AudioKind.FLAC: ("flac", "flac")}
 
 
-def sound_kind(path: str | Path) -> SoundKind:
+def audio_kind(path: str | Path) -> AudioKind:
     """The format that a file of this name has. Raises UnknownName listing those that there are."""
     ending = Path(path).suffix.lower()
-    if ending not in {kind.value for kind in SoundKind}:
-        raise unknown_name("sound format", ending or str(path), [kind.value for kind in SoundKind])
-    return SoundKind(ending)
+    if ending not in {kind.value for kind in AudioKind}:
+        raise unknown_name("audio format", ending or str(path), [kind.value for kind in AudioKind])
+    return AudioKind(ending)
 
 
 def as_16_bits(wave_CL: npt.NDArray[np.floating]) -> SampleArray:
@@ -55,16 +55,16 @@ def as_16_bits(wave_CL: npt.NDArray[np.floating]) -> SampleArray:
     return samples_CL
 
 
-def write_sound(
+def write_audio(
     path: str | Path, samples_CL: SampleArray, samples_per_second: int, *, title: str = "", comment: str = ""
 ) -> Path:
-    """Put `samples_CL` at `path`, whose ending names the format; the name never stands for a part of a sound.
+    """Put `samples_CL` at `path`, whose ending names the format; the name never stands for a part of an audio clip.
 
     `title` and `comment` go into the file. Returns the path. Raises UnknownName for another ending, UnusableField for
     samples or a rate that cannot be, OutputFailed naming the file when it cannot be written.
     """
     whole = Path(path)
-    content = encode_sound(samples_CL, samples_per_second, sound_kind(whole), title=title, comment=comment)
+    content = encode_audio(samples_CL, samples_per_second, audio_kind(whole), title=title, comment=comment)
     try:
         write_whole(whole, content)
     except OSError as error:
@@ -72,10 +72,10 @@ def write_sound(
     return whole
 
 
-def encode_sound(
+def encode_audio(
     samples_CL: SampleArray,
     samples_per_second: int,
-    kind: SoundKind = SoundKind.WAV,
+    kind: AudioKind = AudioKind.WAV,
     *,
     title: str = "",
     comment: str = "",
@@ -84,7 +84,7 @@ def encode_sound(
 
     Raises UnusableField for samples or a rate that cannot be.
     """
-    import av  # it takes its time, and most programs write no sound
+    import av  # it takes its time, and most programs write no audio
 
     if samples_CL.dtype != np.int16 or samples_CL.ndim != 2 or samples_CL.shape[0] not in _LAYOUTS:
         found = f"{samples_CL.dtype} {samples_CL.shape}"

@@ -1,7 +1,7 @@
-"""Many pictures on one sheet, each with its prompt, seed and LoRAs under it: of films the first frame, of sounds the
-wave.
+"""Many images on one sheet, each with its prompt, seed and LoRAs under it: of videos the first frame, of audio clips
+the wave.
 
-Knows drawing; not where pictures come from or where the sheet goes.
+Knows drawing; not where images come from or where the sheet goes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.outputs.preview_image import first_picture
+from modelpool.actors.outputs.preview_image import first_image
 
 #: more than this many would make a sheet that nobody can open; the sheet says how many it leaves out
-MOST_PICTURES = 400
+MOST_IMAGES = 400
 _CELL_PIXELS = 192
 _GAP_PIXELS = 20
 _MARGIN_PIXELS = 28
@@ -35,31 +35,31 @@ _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledPicture:
-    """The file of a picture, film or sound, and the recipe that its label tells."""
+class LabelledImage:
+    """The file of an image, video or audio, and the recipe that its label tells."""
 
     path: Path
     recipe: Recipe
 
 
-def make_contact_sheet(pictures: Sequence[LabelledPicture]) -> bytes:
-    """The sheet as the bytes of a PNG. Raises OSError for a file that cannot be read as a picture."""
-    shown = pictures[:MOST_PICTURES]
+def make_contact_sheet(images: Sequence[LabelledImage]) -> bytes:
+    """The sheet as the bytes of a PNG. Raises OSError for a file that cannot be read as an image."""
+    shown = images[:MOST_IMAGES]
     columns = columns_for(len(shown))
     rows = math.ceil(len(shown) / columns)
     pitch_x, pitch_y = _CELL_PIXELS + _GAP_PIXELS, _CELL_PIXELS + _LABEL_PIXELS + _GAP_PIXELS
-    note_pixels = _LINE_PIXELS + 10 if len(shown) < len(pictures) or not shown else 0
+    note_pixels = _LINE_PIXELS + 10 if len(shown) < len(images) or not shown else 0
     width = 2 * _MARGIN_PIXELS + columns * pitch_x - _GAP_PIXELS
     height = 2 * _MARGIN_PIXELS + max(0, rows * pitch_y - _GAP_PIXELS) + note_pixels
     sheet = Image.new("RGB", (width, height), _BACKGROUND)
     pen = ImageDraw.Draw(sheet)
-    for place, picture in enumerate(shown):
+    for place, image in enumerate(shown):
         row, column = divmod(place, columns)
         x, y = _MARGIN_PIXELS + column * pitch_x, _MARGIN_PIXELS + row * pitch_y
-        _draw_picture(sheet, pen, picture.path, x, y)
-        _draw_label(pen, picture.recipe, x, y + _CELL_PIXELS + 8)
+        _draw_image(sheet, pen, image.path, x, y)
+        _draw_label(pen, image.recipe, x, y + _CELL_PIXELS + 8)
     if note_pixels:
-        note = f"the first {len(shown)} of {len(pictures)} pictures" if shown else "no pictures"
+        note = f"the first {len(shown)} of {len(images)} images" if shown else "no images"
         pen.text((_MARGIN_PIXELS, height - _MARGIN_PIXELS - _LINE_PIXELS), note, _FAINT_INK, _font())
     buffer = io.BytesIO()
     sheet.save(buffer, format="PNG", optimize=True)
@@ -67,7 +67,7 @@ def make_contact_sheet(pictures: Sequence[LabelledPicture]) -> bytes:
 
 
 def columns_for(count: int) -> int:
-    """How many columns make a sheet of `count` pictures somewhat wider than high, with a last row as full as can be."""
+    """How many columns make a sheet of `count` images somewhat wider than high, with a last row as full as can be."""
     if count <= 4:
         return max(1, count)
     widest = min(12, max(4, math.ceil(math.sqrt(count * 1.6))))
@@ -76,7 +76,7 @@ def columns_for(count: int) -> int:
 
 
 def fitted_size(width: int, height: int, cell_pixels: int) -> tuple[int, int]:
-    """The size of a picture that just fits a square cell with its sides in proportion, at least a pixel each."""
+    """The size of an image that just fits a square cell with its sides in proportion, at least a pixel each."""
     factor = cell_pixels / max(width, height)
     return max(1, round(width * factor)), max(1, round(height * factor))
 
@@ -102,12 +102,12 @@ def _shortened(line: str, width_pixels: int, font: _Font) -> str:
     return line.rstrip() + "..."
 
 
-def _draw_picture(sheet: Image.Image, pen: ImageDraw.ImageDraw, path: Path, x: int, y: int) -> None:
-    picture = first_picture(path)
-    size = fitted_size(*picture.size, _CELL_PIXELS)
-    # Lanczos keeps drawn edges smooth; very small pictures would only blur, so their pixels are shown as they are
-    tiny = max(picture.size) * 6 <= _CELL_PIXELS
-    scaled = picture.resize(size, Image.Resampling.NEAREST if tiny else Image.Resampling.LANCZOS)
+def _draw_image(sheet: Image.Image, pen: ImageDraw.ImageDraw, path: Path, x: int, y: int) -> None:
+    image = first_image(path)
+    size = fitted_size(*image.size, _CELL_PIXELS)
+    # Lanczos keeps drawn edges smooth; very small images would only blur, so their pixels are shown as they are
+    tiny = max(image.size) * 6 <= _CELL_PIXELS
+    scaled = image.resize(size, Image.Resampling.NEAREST if tiny else Image.Resampling.LANCZOS)
     left, top = x + (_CELL_PIXELS - size[0]) // 2, y + (_CELL_PIXELS - size[1]) // 2
     pen.rectangle((left - 1, top - 1, left + size[0], top + size[1]), outline=_FRAME)
     sheet.paste(scaled, (left, top))
@@ -124,10 +124,10 @@ def _draw_label(pen: ImageDraw.ImageDraw, recipe: Recipe, x: int, y: int) -> Non
 
 
 def _length(recipe: Recipe) -> list[str]:
-    """How long a film or a sound is."""
+    """How long a video or an audio clip is."""
     if recipe.frames:
-        return [f"{recipe.frames / recipe.frame_rate:.1f} s film"]
-    return [f"{recipe.seconds:g} s sound"] if recipe.seconds else []
+        return [f"{recipe.frames / recipe.frame_rate:.1f} s video"]
+    return [f"{recipe.seconds:g} s audio"] if recipe.seconds else []
 
 
 def _font() -> _Font:

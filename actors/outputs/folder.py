@@ -1,4 +1,4 @@
-"""A folder of finished pictures, films and sounds: one file a recipe, the manifest, the contact sheet.
+"""A folder of finished images, videos and audio clips: one file a recipe, the manifest, the contact sheet.
 
 Knows files and names; not jobs, workers or Ray. Rules
 1. A file under its own name is whole: it is written under a temporary name, synced and renamed.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
 from modelpool.actors.outputs.atomic_write import write_whole as write_whole
-from modelpool.actors.outputs.contact_sheet import LabelledPicture, make_contact_sheet
+from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
 from modelpool.actors.outputs.manifest import Manifest
 from modelpool.actors.outputs.output_file import Finished as Finished
 from modelpool.actors.outputs.output_file import array_of, encoded
@@ -50,8 +50,8 @@ class _Worded(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPicture:
-    """A picture, film or sound that the manifest lists and that is there."""
+class KeptImage:
+    """An image, video or audio that the manifest lists and that is there."""
 
     path: Path
     recipe: Recipe
@@ -61,7 +61,7 @@ class KeptPicture:
 
 
 class OutputFolder:
-    """Writes and finds pictures in one folder.
+    """Writes and finds images in one folder.
 
     Creating it makes the folder, proves that it can be written and clears what a killed run left half-written.
     Raises OutputFailed naming the folder or file, from every method.
@@ -80,49 +80,49 @@ class OutputFolder:
                 self._prove_writable()
                 self._read_new_entries()
 
-    def write(self, picture: Finished) -> Path:
-        """Keep `picture`, which may be a film or a sound, and list it. Returns its path, also when this recipe was kept
-        before."""
-        digest = picture.recipe.digest
-        path = self.path / file_name(picture.recipe)
+    def write(self, image: Finished) -> Path:
+        """Keep `image`, which may be a video or an audio clip, and list it. Returns its path, also when this recipe was
+        kept before."""
+        digest = image.recipe.digest
+        path = self.path / file_name(image.recipe)
         with self._failures_named(path):
-            content = encoded(picture.made, picture.recipe)
+            content = encoded(image.made, image.recipe)
             with self._locked():
                 self._read_new_entries()
                 listed = digest in self._entries
                 if not listed or not path.exists():  # an unlisted file is of a run that was killed in between
                     write_whole(path, content)
                 if not listed:
-                    self._append(digest, path, picture)
+                    self._append(digest, path, image)
         return path
 
     def finished(self) -> dict[str, Path]:
         """The files that are listed and there, by the digest of their recipe, in the order they were made."""
         return {digest: kept.path for digest, kept in self.kept().items()}
 
-    def kept(self) -> dict[str, KeptPicture]:
+    def kept(self) -> dict[str, KeptImage]:
         """`finished`, with all that the manifest says."""
         with self._failures_named(self.path):
             self._read_new_entries()
-        kept: dict[str, KeptPicture] = {}
+        kept: dict[str, KeptImage] = {}
         for digest, entry in self._entries.items():
             path = self.path / str(entry["file"])
             if path.exists():
                 recipe = recipe_from_json(entry["recipe"])
-                kept[digest] = KeptPicture(path, recipe, str(entry["pixels_sha256"]), entry)
+                kept[digest] = KeptImage(path, recipe, str(entry["pixels_sha256"]), entry)
         return kept
 
     def contact_sheet(self) -> Path:
-        """Draw the pictures of this folder on one sheet, run by run in the order of their submission; its path."""
-        pictures = sorted(self.kept().values(), key=lambda kept: (kept.entry["run"], kept.entry["index"]))
+        """Draw the images of this folder on one sheet, run by run in the order of their submission; its path."""
+        images = sorted(self.kept().values(), key=lambda kept: (kept.entry["run"], kept.entry["index"]))
         path = self.path / CONTACT_SHEET_NAME
         with self._failures_named(path):
-            content = make_contact_sheet([LabelledPicture(kept.path, kept.recipe) for kept in pictures])
+            content = make_contact_sheet([LabelledImage(kept.path, kept.recipe) for kept in images])
             with self._locked():
                 write_whole(path, content)
         return path
 
-    def _append(self, digest: str, path: Path, picture: Finished) -> None:
+    def _append(self, digest: str, path: Path, image: Finished) -> None:
         if self._run == 0:
             self._run = 1 + max((int(entry["run"]) for entry in self._entries.values()), default=0)
         self._manifest.repair()
@@ -131,13 +131,13 @@ class OutputFolder:
                 "digest": digest,
                 "file": path.name,
                 "run": self._run,
-                "index": picture.index,
-                "job_id": picture.job_id,
-                "worker": picture.worker,
-                "seconds": round(picture.seconds, 4),
-                "pixels_sha256": pixels_sha256(array_of(picture.made)),
-                "recipe": picture.recipe.as_json(),
-                "tasks": [plain(task) for task in picture.tasks],
+                "index": image.index,
+                "job_id": image.job_id,
+                "worker": image.worker,
+                "seconds": round(image.seconds, 4),
+                "pixels_sha256": pixels_sha256(array_of(image.made)),
+                "recipe": image.recipe.as_json(),
+                "tasks": [plain(task) for task in image.tasks],
             }
         )
         self._read_new_entries()
@@ -183,12 +183,12 @@ def file_name(recipe: Recipe) -> str:
 
 def kind_of_recipe(recipe: Recipe) -> str:
     """What a recipe makes."""
-    return "film" if recipe.frames else "sound" if recipe.seconds else "picture"
+    return "video" if recipe.frames else "audio" if recipe.seconds else "image"
 
 
 def pixels_sha256(pixels: PixelArray | FloatArray) -> str:
-    """What names these pixels, whatever file they are in: SHA-256 of the bytes, row by row, red green blue; of a film's
-    frames one after the other, of a sound's samples channel by channel."""
+    """What names these pixels, whatever file they are in: SHA-256 of the bytes, row by row, red green blue; of a
+    video's frames one after the other, of an audio clip's samples channel by channel."""
     return hashlib.sha256(pixels.tobytes()).hexdigest()
 
 

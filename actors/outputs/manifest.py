@@ -1,6 +1,6 @@
 """The list of what an output folder holds: `manifest.jsonl`, one JSON object a line, only ever appended to.
 
-Knows lines and bytes; not what a picture is. Rules
+Knows lines and bytes; not what an image is. Rules
 1. A line counts when it ends in a newline and is a JSON object. Everything is written in one piece and synced.
 2. A run that is killed while it writes leaves at most one torn line, the last. `repair` takes it away; readers skip it.
 3. Who appends holds the folder's lock (`OutputFolder` takes it), so two runs may share a folder.

@@ -1,4 +1,4 @@
-"""What was made, as the bytes of the file that it is kept in: a PNG, a film, a sound, with the recipe in it."""
+"""What was made, as the bytes of the file that it is kept in: a PNG, a video, an audio clip, with the recipe in it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.outputs.audio import SoundKind, as_16_bits, encode_sound
+from modelpool.actors.outputs.audio import AudioKind, as_16_bits, encode_audio
 from modelpool.actors.outputs.png import encode_png, recipe_from_json
-from modelpool.actors.outputs.video import FilmKind, encode_film
+from modelpool.actors.outputs.video import VideoKind, encode_video
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import Film, FloatArray, Made, Picture, PixelArray, Sound
+from modelpool.pool.core.stage_params import AudioSamples, FloatArray, ImagePixels, Made, PixelArray, VideoFrames
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -47,34 +47,35 @@ def encoded(made: Made, recipe: Recipe) -> bytes:
     """The bytes of the file that `recipe` asks for, which says how it was made. Raises UnusableField for what cannot be
     written so."""
     match made:
-        case Picture():
+        case ImagePixels():
             return encode_png(made.pixels_HWC, recipe)
-        case Film():
-            kind = FilmKind(f".{recipe.ending}")
-            return encode_film(made.frames_THWC, made.frame_rate, kind, **texts_of(recipe))
-        case Sound():
+        case VideoFrames():
+            kind = VideoKind(f".{recipe.ending}")
+            return encode_video(made.frames_THWC, made.frame_rate, kind, **texts_of(recipe))
+        case AudioSamples():
             samples = as_16_bits(made.samples_SC.T)
-            return encode_sound(samples, made.samples_per_second, SoundKind(f".{recipe.ending}"), **texts_of(recipe))
+            return encode_audio(samples, made.samples_per_second, AudioKind(f".{recipe.ending}"), **texts_of(recipe))
 
 
 def array_of(made: Made) -> PixelArray | FloatArray:
     """The numbers that it consists of."""
     match made:
-        case Picture():
+        case ImagePixels():
             return made.pixels_HWC
-        case Film():
+        case VideoFrames():
             return made.frames_THWC
-        case Sound():
+        case AudioSamples():
             return made.samples_SC
 
 
 def texts_of(recipe: Recipe) -> dict[str, str]:
-    """What stands in a film or a sound: its prompt as the title, and the whole recipe."""
+    """What stands in a video or an audio clip: its prompt as the title, and the whole recipe."""
     return {TITLE: recipe.prompt[:_LONGEST_TITLE], COMMENT: json.dumps(recipe.as_json())}
 
 
-def read_film_recipe(path: str | Path) -> Recipe:
-    """The recipe that a film or a sound carries. Raises UserError when it has none, or one that cannot be read."""
+def read_video_recipe(path: str | Path) -> Recipe:
+    """The recipe that a video or an audio clip carries. Raises UserError when it has none, or one that cannot be
+    read."""
     text = _metadata(Path(path)).get(COMMENT)
     if text is None:
         raise UserError(f"{path}: no {COMMENT!r} text in this file (not of modelpool, or stripped)")
@@ -85,7 +86,7 @@ def read_film_recipe(path: str | Path) -> Recipe:
 
 
 def _metadata(path: Path) -> Mapping[str, str]:
-    import av  # it takes its time, and most programs read no films
+    import av  # it takes its time, and most programs read no videos
 
     try:
         with av.open(str(path)) as container:
@@ -93,4 +94,4 @@ def _metadata(path: Path) -> Mapping[str, str]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, av.FFmpegError) as error:
-        raise UserError(f"{path}: cannot be read as a film or a sound ({error})") from error
+        raise UserError(f"{path}: cannot be read as a video or an audio clip ({error})") from error

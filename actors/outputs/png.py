@@ -1,4 +1,4 @@
-"""A picture as the bytes of a PNG that says how it was made.
+"""An image as the bytes of a PNG that says how it was made.
 
 Two texts go in: `parameters`, as the A1111 web UI writes it and many viewers read it, and `modelpool`, the whole recipe
 as JSON, which is the one to trust. Knows recipes and PNG; not folders, manifests or where anything ran.
@@ -24,9 +24,9 @@ from modelpool.actors.graph.recipe import (
     Recipe,
     RecipeControl,
     RecipeDecoder,
+    RecipeImages,
     RecipeLora,
     RecipeLowNoise,
-    RecipePictures,
     RecipeRegion,
 )
 from modelpool.pool.core.errors import UserError, unknown_name
@@ -83,10 +83,10 @@ def parse_parameters(text: str) -> Parameters:
 
 
 def read_parameters(path: str | Path) -> Parameters:
-    """The `parameters` text of a PNG. Raises UserError when the file has none or is no picture."""
+    """The `parameters` text of a PNG. Raises UserError when the file has none or is no image."""
     text = _texts(Path(path)).get(PARAMETERS_KEY)
     if text is None:
-        raise UserError(f"{path}: no {PARAMETERS_KEY!r} text in this picture")
+        raise UserError(f"{path}: no {PARAMETERS_KEY!r} text in this image")
     return parse_parameters(text)
 
 
@@ -94,11 +94,11 @@ def read_recipe(path: str | Path) -> Recipe:
     """The recipe that a PNG carries. Raises UserError when it has none, or one that cannot be read."""
     text = _texts(Path(path)).get(RECIPE_KEY)
     if text is None:
-        raise UserError(f"{path}: no {RECIPE_KEY!r} text in this picture (not of modelpool, or stripped)")
+        raise UserError(f"{path}: no {RECIPE_KEY!r} text in this image (not of modelpool, or stripped)")
     try:
         return recipe_from_json(json.loads(text))
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path}: the recipe in this picture cannot be read ({error})") from error
+        raise UserError(f"{path}: the recipe in this image cannot be read ({error})") from error
 
 
 def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
@@ -113,21 +113,21 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
             **fields,
             "loras": loras,
             "warnings": tuple(fields.get("warnings", ())),
-            "pictures": None if pictures is None else _pictures_from_json(pictures),
+            "pictures": None if pictures is None else _images_from_json(pictures),
             "decoder": None if second is None else RecipeDecoder(**second),
             "low_noise": None if low is None else RecipeLowNoise(**low),
         }
     )
 
 
-def _pictures_from_json(fields: Mapping[str, Any]) -> RecipePictures:
+def _images_from_json(fields: Mapping[str, Any]) -> RecipeImages:
     controls = tuple(RecipeControl(**control) for control in fields.get("controls", ()))
     regions = tuple(
         RecipeRegion(**{**region, "box": None if region["box"] is None else tuple(region["box"])})
         for region in fields.get("regions", ())
     )
     more = {name: tuple(fields.get(name, ())) for name in ("more_references", "more_reference_files")}
-    return RecipePictures(**{**fields, "controls": controls, "regions": regions, **more})
+    return RecipeImages(**{**fields, "controls": controls, "regions": regions, **more})
 
 
 def _pairs(recipe: Recipe) -> dict[str, str]:
@@ -142,7 +142,7 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
         "Model hash": recipe.model_sha256[:10],
         "Model": recipe.model,
     }
-    pairs |= _picture_pairs(recipe)
+    pairs |= _image_pairs(recipe)
     if (second := recipe.decoder) is not None:
         pairs |= {"Decoder": second.model, "Decoder hash": second.sha256[:10], "Decoder steps": str(second.steps)}
         pairs["Decoder CFG scale"] = f"{second.cfg:g}"
@@ -155,8 +155,8 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
     return pairs
 
 
-def _picture_pairs(recipe: Recipe) -> dict[str, str]:
-    """What a picture was made from, under the names of the A1111 web UI. Its strength is the part of the steps that was
+def _image_pairs(recipe: Recipe) -> dict[str, str]:
+    """What an image was made from, under the names of the A1111 web UI. Its strength is the part of the steps that was
     made."""
     pairs: dict[str, str] = {}
     made = recipe.pictures
@@ -198,12 +198,12 @@ def _storable(text: str) -> str:
 
 def _texts(path: Path) -> dict[str, str]:
     try:
-        with Image.open(path) as picture:
-            if picture.format != "PNG":
-                raise UserError(f"{path}: found a {picture.format} file, expected a PNG")
-            picture.load()  # texts may stand behind the pixels
-            return {str(key): value for key, value in picture.info.items() if isinstance(value, str)}
+        with Image.open(path) as image:
+            if image.format != "PNG":
+                raise UserError(f"{path}: found a {image.format} file, expected a PNG")
+            image.load()  # texts may stand behind the pixels
+            return {str(key): value for key, value in image.info.items() if isinstance(value, str)}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, SyntaxError) as error:
-        raise UserError(f"{path}: cannot be read as a picture ({error})") from error
+        raise UserError(f"{path}: cannot be read as an image ({error})") from error

@@ -1,7 +1,7 @@
-"""Frames as the bytes of a film, and on disk: MP4 (H.264), WebM (VP9), GIF.
+"""Frames as the bytes of a video, and on disk: MP4 (H.264), WebM (VP9), GIF.
 
 Knows formats, by the ending of a file's name; not recipes, folders or where anything ran. MP4 and WebM lose a little of
-the picture and keep its size and its frames; a GIF keeps 256 colours a frame, and times in hundredths of a second.
+the image and keep its size and its frames; a GIF keeps 256 colours a frame, and times in hundredths of a second.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MOST_FRAMES_PER_SECOND = 1000
 _SAME_BYTES = {"fflags": "+bitexact"}
 
 
-class FilmKind(Enum):
-    """A format of films, by the ending of its files."""
+class VideoKind(Enum):
+    """A format of videos, by the ending of its files."""
 
     MP4 = ".mp4"
     WEBM = ".webm"
@@ -43,7 +43,7 @@ class FilmKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Encoding:
-    """How a film is encoded.
+    """How a video is encoded.
 
     container  the format's name
     codec      the encoder
@@ -57,30 +57,30 @@ class _Encoding:
 
 _ENCODINGS = {
     # the index goes first, so that a browser plays what is still coming
-    FilmKind.MP4: _Encoding("mp4", "libx264", {"crf": "17", "preset": "medium"}),
-    FilmKind.WEBM: _Encoding("webm", "libvpx-vp9", {"crf": "24", "b": "0", "row-mt": "1", "cpu-used": "4"}),
+    VideoKind.MP4: _Encoding("mp4", "libx264", {"crf": "17", "preset": "medium"}),
+    VideoKind.WEBM: _Encoding("webm", "libvpx-vp9", {"crf": "24", "b": "0", "row-mt": "1", "cpu-used": "4"}),
 }
 
 
-def film_kind(path: str | Path) -> FilmKind:
+def video_kind(path: str | Path) -> VideoKind:
     """The format that a file of this name has. Raises UnknownName listing those that there are."""
     ending = Path(path).suffix.lower()
-    if ending not in {kind.value for kind in FilmKind}:
-        raise unknown_name("film format", ending or str(path), [kind.value for kind in FilmKind])
-    return FilmKind(ending)
+    if ending not in {kind.value for kind in VideoKind}:
+        raise unknown_name("video format", ending or str(path), [kind.value for kind in VideoKind])
+    return VideoKind(ending)
 
 
-def write_film(
+def write_video(
     path: str | Path, frames_THWC: FrameArray, frames_per_second: float, *, title: str = "", comment: str = ""
 ) -> Path:
-    """Put `frames_THWC` at `path`, whose ending names the format; the name never stands for a part of a film.
+    """Put `frames_THWC` at `path`, whose ending names the format; the name never stands for a part of a video.
 
     `title` and `comment` go into the file, the comment alone into a GIF. Returns the path. Raises UnknownName for
     another ending, UnusableField for frames or a rate that cannot be, OutputFailed naming the file when it cannot be
     written.
     """
     whole = Path(path)
-    content = encode_film(frames_THWC, frames_per_second, film_kind(whole), title=title, comment=comment)
+    content = encode_video(frames_THWC, frames_per_second, video_kind(whole), title=title, comment=comment)
     try:
         write_whole(whole, content)
     except OSError as error:
@@ -88,15 +88,16 @@ def write_film(
     return whole
 
 
-def encode_film(
+def encode_video(
     frames_THWC: FrameArray,
     frames_per_second: float,
-    kind: FilmKind = FilmKind.MP4,
+    kind: VideoKind = VideoKind.MP4,
     *,
     title: str = "",
     comment: str = "",
 ) -> bytes:
-    """The bytes of a film with these frames, at least one. Raises UnusableField for frames or a rate that cannot be."""
+    """The bytes of a video with these frames, at least one. Raises UnusableField for frames or a rate that cannot
+    be."""
     if frames_THWC.dtype != np.uint8 or frames_THWC.ndim != 4 or frames_THWC.shape[-1] != 3:
         found = f"{frames_THWC.dtype} {frames_THWC.shape}"
         raise unusable_field("frames", found, "uint8 numbers [frames, height, width, 3]")
@@ -104,13 +105,13 @@ def encode_film(
         raise unusable_field("frames", frames_THWC.shape, "at least one frame of at least one pixel")
     if not 0 < frames_per_second <= _MOST_FRAMES_PER_SECOND:
         raise unusable_field("frames per second", frames_per_second, f"more than 0, up to {_MOST_FRAMES_PER_SECOND}")
-    if kind is FilmKind.GIF:
+    if kind is VideoKind.GIF:
         return _gif(frames_THWC, frames_per_second, comment)
     return _encoded(frames_THWC, frames_per_second, _ENCODINGS[kind], {"title": title, "comment": comment})
 
 
 def _encoded(frames_THWC: FrameArray, frames_per_second: float, encoding: _Encoding, texts: Mapping[str, str]) -> bytes:
-    import av  # it takes its time, and most programs write no films
+    import av  # it takes its time, and most programs write no videos
     from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
     _, height, width, _ = frames_THWC.shape
@@ -123,7 +124,7 @@ def _encoded(frames_THWC: FrameArray, frames_per_second: float, encoding: _Encod
         stream.width, stream.height = width, height
         # colours of a quarter of the pixels, which every player knows, want even sides
         stream.pix_fmt = "yuv420p" if width % 2 == height % 2 == 0 else "yuv444p"
-        # said, because players guess otherwise for small films and for large ones
+        # said, because players guess otherwise for small videos and for large ones
         coded = stream.codec_context
         coded.colorspace, coded.color_range = Colorspace.ITU709, ColorRange.MPEG
         coded.color_primaries, coded.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
@@ -142,13 +143,13 @@ def _gif(frames_THWC: FrameArray, frames_per_second: float, comment: str) -> byt
     count = len(frames_THWC)
     ends = [round(_GIF_TICKS * (i + 1) / frames_per_second) for i in range(count)]
     durations = [max(1, end - start) * 1000 // _GIF_TICKS for start, end in zip([0, *ends], ends, strict=False)]
-    pictures = [Image.fromarray(np.ascontiguousarray(pixels_HWC)) for pixels_HWC in frames_THWC]
+    images = [Image.fromarray(np.ascontiguousarray(pixels_HWC)) for pixels_HWC in frames_THWC]
     buffer = io.BytesIO()
-    pictures[0].save(
+    images[0].save(
         buffer,
         format="GIF",
         save_all=True,
-        append_images=pictures[1:],
+        append_images=images[1:],
         duration=durations,
         loop=0,
         # frames that are alike are frames all the same

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from modelpool.actors.request.image_fields import checked_picture
+from modelpool.actors.request.image_fields import checked_image
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
 
@@ -20,12 +20,12 @@ _MODE_DIGITS = 9
 
 
 class Control(Strict):
-    """A ControlNet and the picture that it speaks of (edges, depth, a pose: made already). Accepts "NAME=FILE",
+    """A ControlNet and the image that it speaks of (edges, depth, a pose: made already). Accepts "NAME=FILE",
     "NAME=FILE:STRENGTH", "NAME=FILE:STRENGTH:START:END", the same without "=FILE", the same with "NAME@MODE", and
     {"model":, "mode":, "image":, "mask":, "strength":, "start":, "end":}.
 
     image       left out, the `image` of the request
-    mask        of one that fills holes: a picture of the size of its `image`, white where that is hidden from it; left
+    mask        of one that fills holes: an image of the size of its `image`, white where that is hidden from it; left
                 out, the `mask` of the request
     strength    how strongly; 0 is not at all
     start, end  from which share of the steps to which
@@ -33,13 +33,13 @@ class Control(Strict):
     """
 
     model: Annotated[str, Field(min_length=1)]
-    #: once checked, a `PictureSource`
+    #: once checked, a `ImageSource`
     image: Any = None
     strength: float = 1.0
     start: float = 0.0
     end: float = 1.0
     mode: str | int | None = None
-    #: once checked, a `PictureSource`
+    #: once checked, a `ImageSource`
     mask: Any = None
 
     @model_validator(mode="before")
@@ -55,8 +55,8 @@ class Control(Strict):
 
     @field_validator("image", "mask", mode="before")
     @classmethod
-    def _picture(cls, value: Any, info: Any) -> Any:
-        return checked_picture(f"controls.{info.field_name}", value, is_mask=info.field_name == "mask")
+    def _image(cls, value: Any, info: Any) -> Any:
+        return checked_image(f"controls.{info.field_name}", value, is_mask=info.field_name == "mask")
 
     @field_validator("strength")
     @classmethod

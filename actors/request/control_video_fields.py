@@ -1,9 +1,9 @@
-"""The fields of a request that name films: a video that a model is to follow, and what of it is made anew. Checked
-here, as `actors.request.image_fields` does pictures.
+"""The fields of a request that name videos: a video that a model is to follow, and what of it is made anew. Checked
+here, as `actors.request.image_fields` does images.
 
-A film is the path of a file (of a film, or of a picture, which is one frame), several paths or pictures in a list, or
+A video is the path of a file (of a video, or of an image, which is one frame), several paths or images in a list, or
 an array of numpy. Paths stay such until they are submitted; all else becomes `Frames` at once. Of files the headers are
-read. Torch-free, ray-free; imports PyAV, Pillow and numpy when a film is there.
+read. Torch-free, ray-free; imports PyAV, Pillow and numpy when a video is there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from modelpool.actors.request.image_fields import check_size, checked_picture, open_picture, plain_pixels
+from modelpool.actors.request.image_fields import check_size, checked_image, open_image, plain_pixels
 from modelpool.actors.request.video_output_fields import MOST_FRAMES
 from modelpool.pool.core.errors import CorruptFile, UnusableField, UserError, unusable_field
 from modelpool.pool.formats.regular_file import open_regular
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from modelpool.pool.core.stage_params import PixelArray
 
-#: endings of the names of films; every other file is read as a picture
-FILM_ENDINGS = (".mp4", ".webm", ".gif", ".mov", ".mkv", ".avi", ".m4v")
+#: endings of the names of videos; every other file is read as an image
+VIDEO_ENDINGS = (".mp4", ".webm", ".gif", ".mov", ".mkv", ".avi", ".m4v")
 #: what such files are read as, in FFmpeg's names: one file each, none of which names others
 _DEMUXERS = {"format_whitelist": "mov,matroska,avi,gif", "protocol_whitelist": "file"}
 #: most pixels of all frames together: what is read takes three times as many bytes
-MOST_FILM_PIXELS = 1 << 29
-_FILM = "the path of a film, paths or pictures in a list, or an array of numpy"
+MOST_VIDEO_PIXELS = 1 << 29
+_VIDEO = "the path of a video, paths or images in a list, or an array of numpy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class GivenVideo:
-    """A film or the mask of one on its way to the pool, at the size that it is used in.
+    """A video or the mask of one on its way to the pool, at the size that it is used in.
 
     sha256  of its sizes and pixels
     file    the name of the file that it came from, for people; empty for one from memory
@@ -57,7 +57,7 @@ class GivenVideo:
     file: str = ""
 
 
-#: what a field that names a film holds once it is checked
+#: what a field that names a video holds once it is checked
 VideoSource: TypeAlias = str | tuple[str, ...] | Frames | GivenVideo
 
 
@@ -69,7 +69,7 @@ def frames_digest(frames: PixelArray) -> str:
 
 
 def checked_video(name: str, value: Any, is_mask: bool = False) -> VideoSource | None:
-    """The film in the field `name`, or the mask of one. Raises UserError naming the field, and the file where it is
+    """The video in the field `name`, or the mask of one. Raises UserError naming the field, and the file where it is
     one."""
     if value is None or isinstance(value, (Frames, GivenVideo)):
         return value
@@ -78,90 +78,90 @@ def checked_video(name: str, value: Any, is_mask: bool = False) -> VideoSource |
     if isinstance(value, (list, tuple)):
         check_count(name, len(value))
         if all(isinstance(each, (str, os.PathLike)) for each in value):
-            return tuple(_checked_path(name, each, is_picture=True) for each in value)
+            return tuple(_checked_path(name, each, is_image=True) for each in value)
         return _framed(_stacked(name, [_pixels_of(name, each, is_mask) for each in value]))
     import numpy as np
 
     if not isinstance(value, np.ndarray):
-        raise unusable_field(name, type(value).__name__, _FILM)
+        raise unusable_field(name, type(value).__name__, _VIDEO)
     return _framed(_of_array(name, value, is_mask))
 
 
 def check_count(name: str, frames: int, pixels: int = 1) -> None:
-    """Raise UnusableField for a film without frames, or with too many, of so many pixels each."""
-    if not 0 < frames <= MOST_FRAMES or frames * pixels > MOST_FILM_PIXELS:
-        expected = f"1 to {MOST_FRAMES} of them, and up to {MOST_FILM_PIXELS} pixels in all"
+    """Raise UnusableField for a video without frames, or with too many, of so many pixels each."""
+    if not 0 < frames <= MOST_FRAMES or frames * pixels > MOST_VIDEO_PIXELS:
+        expected = f"1 to {MOST_FRAMES} of them, and up to {MOST_VIDEO_PIXELS} pixels in all"
         raise unusable_field(name, f"{frames} frames" + (f" of {pixels} pixels" if pixels > 1 else ""), expected)
 
 
 @contextmanager
-def open_film(name: str, path: str) -> Iterator[InputContainer]:
-    """The film at `path`, its header read and its size checked. Raises UserError naming the field `name`, for what is
-    no regular file, what cannot be read as a film, and what goes wrong inside of the block while it is read."""
+def open_video(name: str, path: str) -> Iterator[InputContainer]:
+    """The video at `path`, its header read and its size checked. Raises UserError naming the field `name`, for what is
+    no regular file, what cannot be read as a video, and what goes wrong inside of the block while it is read."""
     import av
 
     if not os.path.exists(path):
         raise unusable_field(name, path, "a file that is there")
     try:
-        with open_regular(path, "a film") as (file, _), av.open(file, "r", options=_DEMUXERS) as film:
-            if not film.streams.video:
-                raise UserError(f"{name}: {path} holds no pictures, expected a film")
-            stream = film.streams.video[0]
+        with open_regular(path, "a video") as (file, _), av.open(file, "r", options=_DEMUXERS) as video:
+            if not video.streams.video:
+                raise UserError(f"{name}: {path} holds no images, expected a video")
+            stream = video.streams.video[0]
             check_size(name, (stream.width, stream.height))
-            yield film
+            yield video
     except CorruptFile as problem:
         raise UserError(f"{name}: {problem}") from None
     except av.FFmpegError as error:
-        raise UserError(f"{name}: {path} cannot be read as a film ({error.strerror})") from None
+        raise UserError(f"{name}: {path} cannot be read as a video ({error.strerror})") from None
 
 
-def is_film(path: str) -> bool:
-    """Whether a file of this name is read as a film, not as a picture."""
-    return path.lower().endswith(FILM_ENDINGS)
+def is_video(path: str) -> bool:
+    """Whether a file of this name is read as a video, not as an image."""
+    return path.lower().endswith(VIDEO_ENDINGS)
 
 
 def read_frames(name: str, source: str | tuple[str, ...], is_mask: bool) -> Iterator[PixelArray]:
     """The frames in files, one after the other, each [H, W, 3] or of a mask [H, W]. Raises UserError."""
-    if isinstance(source, str) and is_film(source):
-        yield from _film_frames(name, source, is_mask)
+    if isinstance(source, str) and is_video(source):
+        yield from _video_frames(name, source, is_mask)
         return
     for path in (source,) if isinstance(source, str) else source:
-        with open_picture(name, path) as picture:
-            yield plain_pixels(name, picture, is_mask)
+        with open_image(name, path) as image:
+            yield plain_pixels(name, image, is_mask)
 
 
-def _film_frames(name: str, path: str, is_mask: bool) -> Iterator[PixelArray]:
+def _video_frames(name: str, path: str, is_mask: bool) -> Iterator[PixelArray]:
     import numpy as np
     from PIL import Image
 
-    with open_film(name, path) as film:
-        for frame in film.decode(video=0):
+    with open_video(name, path) as video:
+        for frame in video.decode(video=0):
             check_size(name, (frame.width, frame.height))  # which may be other than the first one's
             pixels_HWC = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-            picture = Image.fromarray(np.ascontiguousarray(pixels_HWC))
-            yield np.array(picture.convert("L") if is_mask else picture)
+            image = Image.fromarray(np.ascontiguousarray(pixels_HWC))
+            yield np.array(image.convert("L") if is_mask else image)
 
 
-def _checked_path(name: str, value: str | os.PathLike[str], is_picture: bool = False) -> str:
+def _checked_path(name: str, value: str | os.PathLike[str], is_image: bool = False) -> str:
     path = os.fsdecode(value)
     try:
-        with open_film(name, path) if is_film(path) and not is_picture else open_picture(name, path):
+        with open_video(name, path) if is_video(path) and not is_image else open_image(name, path):
             return path
     except UserError as problem:
-        if is_picture or is_film(path) or isinstance(problem, UnusableField):
+        if is_image or is_video(path) or isinstance(problem, UnusableField):
             raise
-        raise UserError(f"{problem}, or a film, whose name ends in {', '.join(FILM_ENDINGS)}") from None
+        raise UserError(f"{problem}, or a video, whose name ends in {', '.join(VIDEO_ENDINGS)}") from None
 
 
 def _pixels_of(name: str, value: Any, is_mask: bool) -> PixelArray:
     """One frame of several, which are not all paths."""
-    found = checked_picture(name, value, is_mask)
+    found = checked_image(name, value, is_mask)
     if isinstance(found, str):
-        with open_picture(name, found) as picture:
-            return plain_pixels(name, picture, is_mask)
+        with open_image(name, found) as image:
+            return plain_pixels(name, image, is_mask)
     pixels: PixelArray | None = getattr(found, "pixels", None)
     if pixels is None:
-        raise unusable_field(name, "nothing among several" if value is None else type(value).__name__, _FILM)
+        raise unusable_field(name, "nothing among several" if value is None else type(value).__name__, _VIDEO)
     return pixels
 
 

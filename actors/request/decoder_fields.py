@@ -1,4 +1,4 @@
-"""The field of a request that says which second model makes a picture of what the first one made, and how. Checked
+"""The field of a request that says which second model makes an image of what the first one made, and how. Checked
 here, as `actors.request.requests` is; whether a model needs one, and which there are, the catalog says.
 
 Torch-free, ray-free.
@@ -19,7 +19,7 @@ _FORMS = "NAME, NAME:STEPS or NAME:STEPS:CFG, such as stage_b:10:1.1"
 
 
 class Decoder(Strict):
-    """The second model of a picture that two make (Stable Cascade's stage B). Accepts "NAME", "NAME:STEPS",
+    """The second model of an image that two make (Stable Cascade's stage B). Accepts "NAME", "NAME:STEPS",
     "NAME:STEPS:CFG" and {"model":, "steps":, "cfg":}.
 
     model  its name; left out, the one that lies beside the first, or the only one that there is

@@ -1,9 +1,9 @@
-"""The fields of a request that name pictures, and what is to be done with them. Checked here, as
+"""The fields of a request that name images, and what is to be done with them. Checked here, as
 `actors.request.requests` is.
 
-A picture is the path of a file, an image of Pillow or an array of numpy. A path stays one until it is submitted; all
+An image is the path of a file, an image of Pillow or an array of numpy. A path stays one until it is submitted; all
 else becomes `Pixels` at once, so that what is changed afterwards changes no request. Reads headers of files only.
-Torch-free, ray-free; imports Pillow and numpy when a picture is there.
+Torch-free, ray-free; imports Pillow and numpy when an image is there.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
 
 #: most pixels along a side, and in all: what is read would take four times as many bytes
 MOST_SIDE, MOST_PIXELS = 16384, 1 << 26
-#: what files of pictures are read as, in Pillow's names: formats of pixels. Others that Pillow opens are read by other
-#: programs (EPS), are no pictures, or are hardly ever met
-PICTURE_FORMATS = (
+#: what files of images are read as, in Pillow's names: formats of pixels. Others that Pillow opens are read by other
+#: programs (EPS), are no images, or are hardly ever met
+IMAGE_FORMATS = (
     *("PNG", "JPEG", "MPO", "WEBP", "AVIF", "JPEG2000", "GIF", "BMP", "TIFF", "PPM"),
     *("TGA", "QOI", "ICO", "PCX", "SGI", "PSD"),
 )
 #: regions, and ControlNets, of one request: each is computed with at every step
 MOST_PARTS = 16
-#: pictures that a model works from at once; more than published ones were trained with
+#: images that a model works from at once; more than published ones were trained with
 MOST_REFERENCES = 4
-#: how much of a picture is made anew where nobody says: a part; of what a mask shows, all
+#: how much of an image is made anew where nobody says: a part; of what a mask shows, all
 USUAL_STRENGTH, USUAL_MASKED_STRENGTH = 0.6, 1.0
 #: a text that counts so much more than the prompt leaves nothing of it
 MOST_REGION = 100.0
-#: what a field that names a picture expects
-A_PICTURE = "the path of a picture, an image of Pillow or an array of numpy"
+#: what a field that names an image expects
+A_IMAGE = "the path of an image, an image of Pillow or an array of numpy"
 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A picture [H, W, 3] or a mask [H, W] of the driver's own, in memory. Equal when their pixels are."""
+    """An image [H, W, 3] or a mask [H, W] of the driver's own, in memory. Equal when their pixels are."""
 
     sha256: str
     pixels: PixelArray = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class GivenPicture:
-    """A picture or a mask on its way to the pool, at the size that it is used in.
+class InputImage:
+    """An image or a mask on its way to the pool, at the size that it is used in.
 
     sha256  of height, width and pixels
     file    the name of the file that it came from, for people; empty for one from memory
@@ -69,24 +69,24 @@ class GivenPicture:
     file: str = ""
 
 
-#: what a field that names a picture holds once it is checked
-PictureSource: TypeAlias = str | Pixels | GivenPicture
+#: what a field that names an image holds once it is checked
+ImageSource: TypeAlias = str | Pixels | InputImage
 
 
 def pixels_digest(pixels: PixelArray) -> str:
-    """SHA-256 of the shape and the bytes of a picture or a mask."""
+    """SHA-256 of the shape and the bytes of an image or a mask."""
     import numpy as np
 
     return hashlib.sha256(repr(pixels.shape).encode() + np.ascontiguousarray(pixels).tobytes()).hexdigest()
 
 
-def checked_picture(name: str, value: Any, is_mask: bool = False) -> PictureSource | None:
-    """The picture in the field `name`. Raises UserError naming the field, and the file where it is one."""
-    if value is None or isinstance(value, (Pixels, GivenPicture)):
+def checked_image(name: str, value: Any, is_mask: bool = False) -> ImageSource | None:
+    """The image in the field `name`. Raises UserError naming the field, and the file where it is one."""
+    if value is None or isinstance(value, (Pixels, InputImage)):
         return value
     if isinstance(value, (str, os.PathLike)):
         path = os.fsdecode(value)
-        with open_picture(name, path):
+        with open_image(name, path):
             return path
     import numpy as np
     from PIL import Image
@@ -97,79 +97,79 @@ def checked_picture(name: str, value: Any, is_mask: bool = False) -> PictureSour
     elif isinstance(value, np.ndarray):
         pixels = _of_array(name, value, is_mask)
     else:
-        raise unusable_field(name, type(value).__name__, A_PICTURE)
+        raise unusable_field(name, type(value).__name__, A_IMAGE)
     return Pixels(pixels_digest(pixels), pixels)
 
 
-def checked_references(value: Any) -> PictureSource | tuple[PictureSource, ...] | None:
-    """The picture to work from, or several, in order. Raises UserError."""
+def checked_references(value: Any) -> ImageSource | tuple[ImageSource, ...] | None:
+    """The image to work from, or several, in order. Raises UserError."""
     if not isinstance(value, (list, tuple)):
-        return checked_picture("reference", value)
+        return checked_image("reference", value)
     if not 1 <= len(value) <= MOST_REFERENCES:
-        raise unusable_field("reference", f"{len(value)} pictures", f"1 to {MOST_REFERENCES}")
-    found = tuple(checked_picture("reference", each) for each in value)
+        raise unusable_field("reference", f"{len(value)} images", f"1 to {MOST_REFERENCES}")
+    found = tuple(checked_image("reference", each) for each in value)
     sources = tuple(each for each in found if each is not None)
     if len(sources) < len(found):
-        raise unusable_field("reference", "nothing among several", A_PICTURE)
+        raise unusable_field("reference", "nothing among several", A_IMAGE)
     return sources if len(sources) > 1 else sources[0]
 
 
 @contextmanager
-def open_picture(name: str, path: str) -> Iterator[Image]:
-    """The picture at `path`, its header read and its size checked. Raises UserError naming the field `name`, for what
+def open_image(name: str, path: str) -> Iterator[Image]:
+    """The image at `path`, its header read and its size checked. Raises UserError naming the field `name`, for what
     is no regular file too."""
     from PIL import Image, UnidentifiedImageError
 
     if not os.path.exists(path):
         raise unusable_field(name, path, "a file that is there")
     try:
-        with open_regular(path, "a picture") as (file, _):
+        with open_regular(path, "an image") as (file, _):
             try:
-                picture = Image.open(file, formats=_readable())
+                image = Image.open(file, formats=_readable())
             except UnidentifiedImageError:
-                expected = f"expected one of {', '.join(PICTURE_FORMATS)}"
-                raise UserError(f"{name}: {path} cannot be read as a picture, {expected}") from None
+                expected = f"expected one of {', '.join(IMAGE_FORMATS)}"
+                raise UserError(f"{name}: {path} cannot be read as an image, {expected}") from None
             except Exception as error:  # what decoders raise over damaged files is not told beforehand
-                raise UserError(f"{name}: {path} cannot be read as a picture ({error})") from None
-            with picture:
-                check_size(name, picture.size)
-                yield picture
+                raise UserError(f"{name}: {path} cannot be read as an image ({error})") from None
+            with image:
+                check_size(name, image.size)
+                yield image
     except CorruptFile as problem:
         raise UserError(f"{name}: {problem}") from None
 
 
 def _readable() -> tuple[str, ...]:
-    """Those of `PICTURE_FORMATS` that this Pillow has."""
+    """Those of `IMAGE_FORMATS` that this Pillow has."""
     from PIL import Image
 
     Image.init()
-    return tuple(name for name in PICTURE_FORMATS if name in Image.OPEN)
+    return tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)
 
 
 def check_size(name: str, size: tuple[int, int]) -> None:
-    """Raise UnusableField for a picture without pixels, or with too many."""
+    """Raise UnusableField for an image without pixels, or with too many."""
     width, height = size
     if not (0 < width <= MOST_SIDE and 0 < height <= MOST_SIDE and width * height <= MOST_PIXELS):
         expected = f"up to {MOST_SIDE} on a side and {MOST_PIXELS} in all"
-        raise unusable_field(name, f"a picture of {width}x{height} pixels", expected)
+        raise unusable_field(name, f"an image of {width}x{height} pixels", expected)
 
 
-def plain_pixels(name: str, picture: Image, is_mask: bool) -> PixelArray:
-    """The pixels of `picture` as a camera held it upright: three colours, or one brightness for a mask. What can be
+def plain_pixels(name: str, image: Image, is_mask: bool) -> PixelArray:
+    """The pixels of `image` as a camera held it upright: three colours, or one brightness for a mask. What can be
     seen through is laid over white, of a mask over black. Raises UserError."""
     import numpy as np
     from PIL import Image, ImageOps
 
-    if picture.mode[0] in "IF":
-        raise unusable_field(name, f"a picture of mode {picture.mode}", "one of 8 bits for each colour")
+    if image.mode[0] in "IF":
+        raise unusable_field(name, f"an image of mode {image.mode}", "one of 8 bits for each colour")
     try:
-        picture = ImageOps.exif_transpose(picture)
-        if picture.has_transparency_data:
-            under = Image.new("RGBA", picture.size, "black" if is_mask else "white")
-            picture = Image.alpha_composite(under, picture.convert("RGBA"))
-        return np.array(picture.convert("L" if is_mask else "RGB"))
+        image = ImageOps.exif_transpose(image)
+        if image.has_transparency_data:
+            under = Image.new("RGBA", image.size, "black" if is_mask else "white")
+            image = Image.alpha_composite(under, image.convert("RGBA"))
+        return np.array(image.convert("L" if is_mask else "RGB"))
     except Exception as error:  # what decoders raise over damaged files is not told beforehand
-        raise UserError(f"{name}: the picture cannot be read ({error})") from None
+        raise UserError(f"{name}: the image cannot be read ({error})") from None
 
 
 def checked_parts(name: str, value: Any) -> Any:
@@ -214,17 +214,17 @@ def steps_left_out(name: str, strength: float, steps: int, rounds_up: bool = Fal
 
 
 class Region(Strict):
-    """A text for a part of the picture. Accepts "X,Y,WIDTH,HEIGHT=TEXT", "X,Y,WIDTH,HEIGHT:STRENGTH=TEXT" and
+    """A text for a part of the image. Accepts "X,Y,WIDTH,HEIGHT=TEXT", "X,Y,WIDTH,HEIGHT:STRENGTH=TEXT" and
     {"prompt":, "box": or "mask":, "strength":}.
 
-    box       left, top, width and height in pixels of the picture as it is asked for; its edges are soft
-    mask      a picture that is white where the text counts; it is scaled to the size of the picture
+    box       left, top, width and height in pixels of the image as it is asked for; its edges are soft
+    mask      an image that is white where the text counts; it is scaled to the size of the image
     strength  how much it counts there; the prompt counts 1 everywhere
     """
 
     prompt: str
     box: tuple[int, int, int, int] | None = None
-    #: once checked, a `PictureSource`
+    #: once checked, a `ImageSource`
     mask: Any = None
     strength: float = 1.0
 
@@ -244,7 +244,7 @@ class Region(Strict):
     @field_validator("mask", mode="before")
     @classmethod
     def _mask(cls, value: Any) -> Any:
-        return checked_picture("regions.mask", value, is_mask=True)
+        return checked_image("regions.mask", value, is_mask=True)
 
     @field_validator("strength")
     @classmethod
@@ -264,12 +264,12 @@ class Region(Strict):
 
 
 class Hires(Strict):
-    """A second pass: the picture is made small, scaled up, and made again in part. Accepts 2, "2:0.5" (scale and
+    """A second pass: the image is made small, scaled up, and made again in part. Accepts 2, "2:0.5" (scale and
     strength), "2:0.5:10" (and steps) and {"scale":, "strength":, "steps":, "via":}.
 
     strength  as of a request: which part of the steps of the second pass is made
     steps     of its whole schedule; left out, as many as of the first
-    via       what is scaled up: the "latent", or the "picture" that it is decoded to
+    via       what is scaled up: the "latent", or the "image" that it is decoded to
     """
 
     scale: float = 2.0

@@ -1,6 +1,6 @@
-"""On what terms a picture is made: for whom, how urgently, and by when. Words of drivers into those of the scheduler.
+"""On what terms an image is made: for whom, how urgently, and by when. Words of drivers into those of the scheduler.
 
-Nothing here changes a picture: seeds and digests leave these fields out (`TERMS`). Who somebody is, is taken on trust.
+Nothing here changes an image: seeds and digests leave these fields out (`TERMS`). Who somebody is, is taken on trust.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from modelpool.pool.core.errors import unusable_field
 if TYPE_CHECKING:
     pass
 
-#: fields of a request that say nothing about the picture
+#: fields of a request that say nothing about the image
 TERMS = frozenset({"priority", "user", "deadline"})
 #: priorities reach from minus this to this
 MOST_PRIORITY = 1000
@@ -70,7 +70,7 @@ def user_of_this_process() -> str:
 
 def too_late(least_seconds: Sequence[float]) -> str:
     """What to tell of jobs that take at least so long each, which is longer than until their deadlines."""
-    count = f"{len(least_seconds)} pictures" if len(least_seconds) > 1 else "a picture"
+    count = f"{len(least_seconds)} images" if len(least_seconds) > 1 else "an image"
     return (
         f"{TOO_LATE}{count} cannot be done in time: the runs alone should take {max(least_seconds):.1f} s. "
         "They are made all the same, as soon as can be"

@@ -19,14 +19,14 @@ from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.control_video_fields import checked_video
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.image_fields import (
-    A_PICTURE,
+    A_IMAGE,
     USUAL_MASKED_STRENGTH,
     USUAL_STRENGTH,
     Hires,
-    PictureSource,
+    ImageSource,
     Region,
+    checked_image,
     checked_parts,
-    checked_picture,
     checked_references,
     checked_strength,
     steps_left_out,
@@ -36,20 +36,20 @@ from modelpool.actors.request.number_fields import checked_cfg, checked_steps, w
 from modelpool.actors.request.qos import MOST_PRIORITY, check_user, parse_seconds
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.video_output_fields import (
-    FILM_NUMBERS,
-    checked_film_number,
+    VIDEO_NUMBERS,
     checked_format,
     checked_frame_rate,
     checked_frames,
     checked_seconds,
+    checked_video_number,
 )
 from modelpool.pool.core.errors import unknown_name, unusable_field
 from modelpool.pool.sampling.names import MAX_CFG, SCHEDULES, resolve_sampler
 
-#: sizes are multiples of this: the VAE halves a picture three times
+#: sizes are multiples of this: the VAE halves an image three times
 SIZE_STEP = 8
 MAX_SEED = 2**64 - 1
-#: with which pictures were enlarged in training. Source: `max_noise_level` of stabilityai/stable-diffusion-x4-upscaler
+#: with which images were enlarged in training. Source: `max_noise_level` of stabilityai/stable-diffusion-x4-upscaler
 MOST_NOISE_LEVEL = 350
 #: CLIP-G has 32 layers, and two are read
 MOST_SKIPPED = 30
@@ -90,49 +90,50 @@ class LoraChoice(Strict):
 
 
 class GenerateRequest(Strict):
-    """One picture, film or sound, as the model makes them. `width`, `height` left out are the model's own, or those of
+    """One image, video or audio, as the model makes them. `width`, `height` left out are the model's own, or those of
     `image`; `seed` left out is drawn when submitted.
 
-    image     a picture to start from: a path, an image of Pillow or an array of numpy. It is scaled to cover the size,
+    image     an image to start from: a path, an image of Pillow or an array of numpy. It is scaled to cover the size,
               proportions kept, and cropped about its centre; its own size counts in steps of 8 pixels
     strength  how much of it is made anew: so large a part of the steps at the end of the schedule is made. Left out,
               0.6, or 1 with a mask
-    mask      a picture of the size of `image`: what is white there is made anew, what is black is kept
+    mask      an image of the size of `image`: what is white there is made anew, what is black is kept
     paste     what is black is exactly as in `image` afterwards
-    hires     make the picture small, scale it up, and make a part of it again (`Hires`)
-    controls  ControlNets, each with the picture that it speaks of (`Control`)
-    regions   texts for parts of the picture (`Region`)
-    reference    a picture to work from, for models that are told one beside what they make: its proportions are kept,
+    hires     make the image small, scale it up, and make a part of it again (`Hires`)
+    controls  ControlNets, each with the image that it speaks of (`Control`)
+    regions   texts for parts of the image (`Region`)
+    reference    an image to work from, for models that are told one beside what they make: its proportions are kept,
                  and it is read in about as many pixels as what is made; sizes left out follow it. Several in a list,
                  for models that are told more (sizes follow the last)
     reference_as  how a text encoder that sees `reference` too is shown it: "whole", or "numbered" (smaller, and called
-                 "Picture 1"); left out, as the model was made for, and "numbered" where there are several
-    decoder      the model that makes the picture of what `model` made, where two make it (`Decoder`)
+                 "Image 1"); left out, as the model was made for, and "numbered" where there are several
+    decoder      the model that makes the image of what `model` made, where two make it (`Decoder`)
     low_noise    how the second diffusion model is run, of a model that is two (`LowNoiseRun`)
-    image_cfg    how strongly `image` counts where a model is guided by text and picture; left out, the model's own
+    image_cfg    how strongly `image` counts where a model is guided by text and image; left out, the model's own
     noise_level  how much noise, 0 to 350, is put on `image` where a model makes it larger; left out, the model's own
 
-    frames      of a film. Left out, as many as its model was made for; models make multiples of a number, and one more
+    frames      of a video. Left out, as many as its model was made for; models make multiples of a number, and one more
     frame_rate  frames a second of it; left out, the model's own
-    last_image  a picture that a film ends with, for models that are told one beside `image`
-    video       a film to follow, frame by frame, for models that are told one: a path, paths or pictures in a list, or
+    last_image  an image that a video ends with, for models that are told one beside `image`
+    video       a video to follow, frame by frame, for models that are told one: a path, paths or images in a list, or
                 an array of numpy. Sizes and frames left out follow it; where it is shorter, the rest is made freely
-    video_mask  a film or a picture of the size of `video`: what is white there is made anew (following what `video`
+    video_mask  a video or an image of the size of `video`: what is white there is made anew (following what `video`
                 shows there), what is black is kept. Left out, all is white
     motion      how much moves in it, 0 to 255, for models that are told so; left out, the model's own
     image_noise  how much noise, 0 to 1, is put on the `image` that it begins with, for models that are told so: with
-                more, the film leaves it further; left out, the model's own
-    elevation   from how many degrees above the middle, -90 to 90, a film looks that goes around a thing; left out, 0
-    seconds     of a sound; left out, as many as its model makes
+                more, the video leaves it further; left out, the model's own
+    elevation   from how many degrees above the middle, -90 to 90, a video looks that goes around a thing; left out, 0
+    seconds     of an audio clip; left out, as many as its model makes
     clip_skip   of the last layers of CLIP left out beyond those that the model's family leaves out, as diffusers counts
                 them: what A1111 calls "Clip skip", less one
-    format      what it is written as: pictures "png"; films "mp4", "webm" or "gif"; sounds "wav" or "flac". Left out,
-                the first of these. A film of 1 frame is a film
-    A film may begin with `image`, where its model is made for that; some make films of nothing else, and read no
-    prompt. Models that are shown a picture and change or
+    format      what it is written as: images "png"; videos "mp4", "webm" or "gif"; audio clips "wav" or "flac". Left
+    out,
+                the first of these. A video of 1 frame is a video
+    A video may begin with `image`, where its model is made for that; some make videos of nothing else, and read no
+    prompt. Models that are shown an image and change or
     enlarge it are shown `image`; `strength` is not for them.
 
-    `priority`, `user` and `deadline` do not change the picture. Of those that wait, a higher `priority` goes first.
+    `priority`, `user` and `deadline` do not change the image. Of those that wait, a higher `priority` goes first.
     `user` is whose share it counts for; left out, it is the driver's. `deadline` is a time from submission, such as 90
     (seconds) or "10m".
     Raises UserError (a ValueError) naming the field, what was found and what was expected.
@@ -153,7 +154,7 @@ class GenerateRequest(Strict):
     priority: int = 0
     user: str | None = None
     deadline: float | None = None
-    #: once checked, a `PictureSource` of `actors.request.image_fields`
+    #: once checked, a `ImageSource` of `actors.request.image_fields`
     image: Any = None
     mask: Any = None
     strength: float | None = None
@@ -169,10 +170,10 @@ class GenerateRequest(Strict):
     seconds: float | None = None
     format: str | None = None
     clip_skip: int = 0
-    #: once checked, a `PictureSource`, or a tuple of several
+    #: once checked, a `ImageSource`, or a tuple of several
     reference: Any = None
     reference_as: Literal["whole", "numbered"] | None = None
-    #: once checked, a `PictureSource`
+    #: once checked, a `ImageSource`
     last_image: Any = None
     #: once checked, a `VideoSource` of `actors.request.control_video_fields`
     video: Any = None
@@ -250,10 +251,10 @@ class GenerateRequest(Strict):
     def _seconds(cls, value: float | None) -> float | None:
         return checked_seconds(value)
 
-    @field_validator(*FILM_NUMBERS, mode="before")
+    @field_validator(*VIDEO_NUMBERS, mode="before")
     @classmethod
-    def _film_number(cls, value: Any, info: Any) -> float | None:
-        return checked_film_number(info.field_name, value)
+    def _video_number(cls, value: Any, info: Any) -> float | None:
+        return checked_video_number(info.field_name, value)
 
     @field_validator("format", mode="before")
     @classmethod
@@ -276,8 +277,8 @@ class GenerateRequest(Strict):
 
     @field_validator("image", "mask", "last_image", mode="before")
     @classmethod
-    def _picture(cls, value: Any, info: Any) -> Any:
-        return checked_picture(info.field_name, value, is_mask=info.field_name == "mask")
+    def _image(cls, value: Any, info: Any) -> Any:
+        return checked_image(info.field_name, value, is_mask=info.field_name == "mask")
 
     @field_validator("video", "video_mask", mode="before")
     @classmethod
@@ -290,8 +291,8 @@ class GenerateRequest(Strict):
         return checked_references(value)
 
     @property
-    def references(self) -> tuple[PictureSource, ...]:
-        """All pictures of `reference`."""
+    def references(self) -> tuple[ImageSource, ...]:
+        """All images of `reference`."""
         found = self.reference
         return found if isinstance(found, tuple) else () if found is None else (found,)
 
@@ -306,18 +307,18 @@ class GenerateRequest(Strict):
         return None if value is None else checked_strength("strength", value)
 
     @model_validator(mode="after")
-    def _pictures(self) -> GenerateRequest:
+    def _images(self) -> GenerateRequest:
         for name in ("mask", "strength", "last_image"):
             if self.image is None and getattr(self, name) is not None:
-                raise unusable_field("image", "nothing", f"a picture to start from, since {name} is given")
+                raise unusable_field("image", "nothing", f"an image to start from, since {name} is given")
         if self.image is None and any(control.image is None for control in self.controls):
             raise unusable_field(
-                "controls.image", "nothing", f"{A_PICTURE}, or one in the field image, which it reads too"
+                "controls.image", "nothing", f"{A_IMAGE}, or one in the field image, which it reads too"
             )
         if self.video is None and self.video_mask is not None:
-            raise unusable_field("video", "nothing", "a film to follow, since video_mask is given")
+            raise unusable_field("video", "nothing", "a video to follow, since video_mask is given")
         if self.mask is not None and self.hires is not None:
-            raise unusable_field("hires", "a second pass", "none with a mask: make the picture first, then fill it")
+            raise unusable_field("hires", "a second pass", "none with a mask: make the image first, then fill it")
         return self
 
     def first_step(self, rounds_up: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""The fields of a request that say how long a film or a sound is, and what it is written as. Checked here, as
+"""The fields of a request that say how long a video or an audio clip is, and what it is written as. Checked here, as
 `actors.request.requests` is; whether a model can make it, the catalog says.
 
 Torch-free, ray-free.
@@ -13,14 +13,14 @@ from typing import Any
 from modelpool.actors.request.number_fields import finite_number
 from modelpool.pool.core.errors import unusable_field
 
-#: what films and sounds can be written as, the usual one first
-FILM_FORMATS, SOUND_FORMATS = ("mp4", "webm", "gif"), ("wav", "flac")
-FORMATS = ("png", *FILM_FORMATS, *SOUND_FORMATS)
+#: what videos and audio clips can be written as, the usual one first
+VIDEO_FORMATS, AUDIO_FORMATS = ("mp4", "webm", "gif"), ("wav", "flac")
+FORMATS = ("png", *VIDEO_FORMATS, *AUDIO_FORMATS)
 #: far beyond what a model makes at once; what is asked for has a size
 MOST_FRAMES, MOST_FRAME_RATE, MOST_SECONDS = 1 << 14, 240.0, 3600.0
-#: numbers that films are told by, from and to: how much moves, as Stable Video Diffusion's training counted it; the
+#: numbers that videos are told by, from and to: how much moves, as Stable Video Diffusion's training counted it; the
 #: deviation of noise on pixels from -1 to 1; degrees above the middle
-FILM_NUMBERS = {"motion": (0.0, 255.0), "image_noise": (0.0, 1.0), "elevation": (-90.0, 90.0)}
+VIDEO_NUMBERS = {"motion": (0.0, 255.0), "image_noise": (0.0, 1.0), "elevation": (-90.0, 90.0)}
 
 
 def checked_frames(value: Any) -> int | None:
@@ -40,15 +40,15 @@ def checked_frame_rate(value: float | None) -> float | None:
 
 
 def checked_seconds(value: float | None) -> float | None:
-    """Seconds of sound. Raises UnusableField."""
+    """Seconds of audio. Raises UnusableField."""
     return _positive("seconds", value, MOST_SECONDS)
 
 
-def checked_film_number(name: str, value: Any) -> float | None:
-    """A number that films are told by, one of `FILM_NUMBERS`; motion is a whole one. Raises UnusableField."""
+def checked_video_number(name: str, value: Any) -> float | None:
+    """A number that videos are told by, one of `VIDEO_NUMBERS`; motion is a whole one. Raises UnusableField."""
     if value is None:
         return None
-    (least, most), number = FILM_NUMBERS[name], finite_number(value)
+    (least, most), number = VIDEO_NUMBERS[name], finite_number(value)
     kind = "a whole number" if name == "motion" else "a number"
     if number is None or not least <= number <= most or (name == "motion" and not number.is_integer()):
         raise unusable_field(name, value, f"{kind} from {least:g} to {most:g}")

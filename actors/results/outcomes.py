@@ -81,21 +81,21 @@ class MadeResult:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ImageResult(MadeResult):
-    """One finished picture."""
+    """One finished image."""
 
     pixels: PixelArray
 
     @cached_property
     def pil(self) -> Image:
-        """The picture for Pillow, made when first asked for."""
+        """The image for Pillow, made when first asked for."""
         from PIL import Image
 
         return Image.fromarray(self.pixels)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FilmResult(MadeResult):
-    """One finished film: frames [T, H, W, 3], and how many there are to a second."""
+class VideoResult(MadeResult):
+    """One finished video: frames [T, H, W, 3], and how many there are to a second."""
 
     frames: PixelArray
     frame_rate: float
@@ -104,14 +104,14 @@ class FilmResult(MadeResult):
         """Write it to `path`, whose ending (.mp4, .webm, .gif) names the format, with its recipe in it. Returns the
         path. Raises UnknownName or OutputFailed."""
         from modelpool.actors.outputs.output_file import texts_of
-        from modelpool.actors.outputs.video import write_film
+        from modelpool.actors.outputs.video import write_video
 
-        return write_film(path, self.frames, self.frame_rate, **texts_of(self.recipe))
+        return write_video(path, self.frames, self.frame_rate, **texts_of(self.recipe))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SoundResult(MadeResult):
-    """One finished sound: samples [S, channels], -1 to 1, and how many there are to a second."""
+class AudioResult(MadeResult):
+    """One finished audio: samples [S, channels], -1 to 1, and how many there are to a second."""
 
     samples: FloatArray
     samples_per_second: int
@@ -119,10 +119,10 @@ class SoundResult(MadeResult):
     def save(self, path: str | Path) -> Path:
         """Write it to `path`, whose ending (.wav, .flac) names the format, with its recipe in it. Returns the path.
         Raises UnknownName or OutputFailed."""
-        from modelpool.actors.outputs.audio import as_16_bits, write_sound
+        from modelpool.actors.outputs.audio import as_16_bits, write_audio
         from modelpool.actors.outputs.output_file import texts_of
 
-        return write_sound(path, as_16_bits(self.samples.T), self.samples_per_second, **texts_of(self.recipe))
+        return write_audio(path, as_16_bits(self.samples.T), self.samples_per_second, **texts_of(self.recipe))
 
 
 def array_of_result(result: MadeResult) -> PixelArray | FloatArray:
@@ -130,16 +130,16 @@ def array_of_result(result: MadeResult) -> PixelArray | FloatArray:
     match result:
         case ImageResult():
             return result.pixels
-        case FilmResult():
+        case VideoResult():
             return result.frames
-        case SoundResult():
+        case AudioResult():
             return result.samples
     raise AssertionError(f"nothing is known of a {type(result).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """A job that has no picture: it failed, or it was cancelled (`kind` is CANCELLED)."""
+    """A job that has no image: it failed, or it was cancelled (`kind` is CANCELLED)."""
 
     index: int
     job_id: JobId

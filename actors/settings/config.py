@@ -46,7 +46,7 @@ class PoolSection(Strict):
     vram          most memory that a worker uses on its GPU, such as "64MiB" or "20GiB"; left out, all there is
     vram_policy   how eagerly weights are kept there (`pool.devices.vram_policy`); "auto" is what the device suggests
     reserve_vram  what is left to other programs, of what is free when a worker starts; left out, 400 MiB of a GPU
-    threads       CPU threads of torch in each worker; pictures depend on it in their last bits on sim and cpu
+    threads       CPU threads of torch in each worker; images depend on it in their last bits on sim and cpu
     """
 
     device: Literal["auto", "cuda", "rocm", "xpu", "mps", "npu", "mlu", "directml", "sim", "cpu"] = "auto"
@@ -155,7 +155,7 @@ class ClusterSection(Strict):
 class OutputSection(Strict):
     """What is written down.
 
-    folder  where finished pictures go; left out, nowhere
+    folder  where finished images go; left out, nowhere
     record  the file that the scheduler's events and commands go to, on the controller's machine; left out, nowhere
     """
 

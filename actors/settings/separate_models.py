@@ -26,7 +26,7 @@ class SeparateModel(Strict):
     diffusion_model  the file of the diffusion model; may be left out beside `checkpoint`
     vae              the file of the VAE
     text_encoders    the files of the text encoders; which each of them is, it says itself
-    vision_encoder   the file of the vision encoder, for models that see a picture
+    vision_encoder   the file of the vision encoder, for models that see an image
     low_noise        the file of a second diffusion model, which makes the steps of low noise, for models that are two
     """
 

@@ -57,12 +57,12 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Pictures that a driver wants; a part of a submission, since long ones come in chunks.
+    """Images that a driver wants; a part of a submission, since long ones come in chunks.
 
     first_index  place of the first request in the whole submission
     hold         check and keep, but queue nothing before a part of the same submission comes without it
     user         who asks, for requests that do not say
-    given        the pictures that the requests name, by the ids of `actors.graph.orders.given_id`
+    given        the images that the requests name, by the ids of `actors.graph.orders.given_id`
     """
 
     client_id: ClientId

@@ -27,21 +27,21 @@ from modelpool.actors.worker.prefetcher import ReadAhead
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import (
+    AudioSamples,
     Coming,
     Encoded,
-    Film,
-    FilmMask,
     Halfway,
+    ImagePixels,
     Latent,
     Mask,
     Member,
     Outcome,
-    Picture,
     Result,
     RunHooks,
     Seen,
-    Sound,
     Stopped,
+    VideoFrames,
+    VideoMask,
     Work,
 )
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
@@ -330,13 +330,13 @@ def result_bytes(result: Result) -> int:
             return result.states_LD.nbytes
         case Latent():
             return result.samples_CHW.nbytes
-        case Picture():
+        case ImagePixels():
             return result.pixels_HWC.nbytes
-        case Film():
+        case VideoFrames():
             return result.frames_THWC.nbytes
-        case Sound():
+        case AudioSamples():
             return result.samples_SC.nbytes
         case Mask():
             return result.values_HW.nbytes
-        case FilmMask():
+        case VideoMask():
             return result.values_THW.nbytes

@@ -1,7 +1,7 @@
-"""Reads a picture back: which colour and shape, on which background, filled or outlined; and whether a prompt says so.
+"""Reads an image back: which colour and shape, on which background, filled or outlined; and whether a prompt says so.
 
-Pure numpy over pixels: no model, no torch, deterministic. Thresholds are relative to the picture's own size, and are
-calibrated on drawn pictures (tests/examples/test_shapes_data.py). Of several shapes the largest is read.
+Pure numpy over pixels: no model, no torch, deterministic. Thresholds are relative to the image's own size, and are
+calibrated on drawn images (tests/examples/test_shapes_data.py). Of several shapes the largest is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SMALLEST_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a picture shows. colour and shape are "none" where nothing stands out from the background."""
+    """What an image shows. colour and shape are "none" where nothing stands out from the background."""
 
     colour: str
     shape: str
@@ -43,15 +43,15 @@ class Reading:
     filled: bool
 
 
-def read_picture(pixels_hwc: NDArray[np.uint8]) -> Reading:
-    """Read a picture, uint8 [H, W, 3]. Raises ValueError: another dtype or number of dimensions."""
+def read_image(pixels_hwc: NDArray[np.uint8]) -> Reading:
+    """Read an image, uint8 [H, W, 3]. Raises ValueError: another dtype or number of dimensions."""
     if pixels_hwc.dtype != np.uint8 or pixels_hwc.ndim != 3 or pixels_hwc.shape[2] != 3:
         raise ValueError(f"pixels: found {pixels_hwc.dtype} {pixels_hwc.shape}, expected uint8 [height, width, 3]")
-    picture = pixels_hwc.astype(np.float32) / 255
-    border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
+    image = pixels_hwc.astype(np.float32) / 255
+    border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
     ground = np.median(border, axis=0)
     background: Background = "light" if _nearest(ground, BACKGROUNDS) == "light" else "dark"
-    difference = np.abs(picture - ground).max(axis=-1)
+    difference = np.abs(image - ground).max(axis=-1)
     shape_mask = largest_region(difference > SHAPE_CONTRAST)
     if shape_mask.sum() < SMALLEST_SHARE * shape_mask.size:
         return Reading("none", "none", background, True)
@@ -59,7 +59,7 @@ def read_picture(pixels_hwc: NDArray[np.uint8]) -> Reading:
     shape = _best_fit(silhouette)
     # The half that differs most, so that antialiased edges do not blend the background into the colour.
     strong = shape_mask & (difference >= np.median(difference[shape_mask]))
-    colour = _nearest(np.median(picture[strong], axis=0), PALETTE)
+    colour = _nearest(np.median(image[strong], axis=0), PALETTE)
     return Reading(colour, shape, background, bool(shape_mask.sum() >= FILLED_FROM * silhouette.sum()))
 
 

@@ -1,4 +1,4 @@
-"""Drawn pictures with captions: coloured shapes on a plain background, made with numpy alone.
+"""Drawn images with captions: coloured shapes on a plain background, made with numpy alone.
 
 Knows the palette, the shapes, the two backgrounds and the two styles (filled, outline), and how to draw a scene. It is
 the training data of the example model and the ground truth of its checker. Does not know torch, models or files.
@@ -44,7 +44,7 @@ class ShapeInScene:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a picture shows: its shapes, drawn in order, on a background, filled or as outlines."""
+    """What an image shows: its shapes, drawn in order, on a background, filled or as outlines."""
 
     shapes: tuple[ShapeInScene, ...]
     background: Background = "dark"
@@ -68,7 +68,7 @@ def signed_distance(item: ShapeInScene, side_pixels: int) -> NDArray[np.float32]
 
 def draw(scene: Scene, side_pixels: int = SIDE_PIXELS) -> NDArray[np.float32]:
     """Draw a scene with antialiased edges. Returns float32 [side, side, 3] in 0..1. Raises ValueError: unknown name."""
-    picture = np.tile(np.asarray(BACKGROUNDS[scene.background], dtype=np.float32), (side_pixels, side_pixels, 1))
+    image = np.tile(np.asarray(BACKGROUNDS[scene.background], dtype=np.float32), (side_pixels, side_pixels, 1))
     for item in scene.shapes:
         if item.colour not in PALETTE:
             raise ValueError(f"colour: found {item.colour!r}, expected one of {', '.join(PALETTE)}")
@@ -76,8 +76,8 @@ def draw(scene: Scene, side_pixels: int = SIDE_PIXELS) -> NDArray[np.float32]:
         if not scene.filled:
             distance = np.abs(distance + STROKE_PIXELS / 2) - STROKE_PIXELS / 2
         cover = np.clip(0.5 - distance, 0, 1)[..., None]
-        picture = picture * (1 - cover) + cover * np.asarray(PALETTE[item.colour], dtype=np.float32)
-    return picture.astype(np.float32)
+        image = image * (1 - cover) + cover * np.asarray(PALETTE[item.colour], dtype=np.float32)
+    return image.astype(np.float32)
 
 
 def caption(scene: Scene) -> str:

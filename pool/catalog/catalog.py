@@ -19,12 +19,12 @@ from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
 from modelpool.pool.core.lru_cache import Recent
 from modelpool.pool.core.sampling_facts import MadeFor
 from modelpool.pool.core.stage_params import (
-    EncodePictureWork,
+    EncodeImageWork,
     EncodeWork,
     LoraRef,
     ModelRef,
     SampleWork,
-    SeePictureWork,
+    SeeImageWork,
     Work,
     component_key,
     lora_key,
@@ -130,7 +130,7 @@ class Catalog:
         return replace(ref, components=self._component_keys(ref))
 
     def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
-        """The model that makes pictures of what `model` makes: the one called `name`; without a name the one in its
+        """The model that makes images of what `model` makes: the one called `name`; without a name the one in its
         folder, or the only one. Raises UnusableField for another model, for one that reads texts of another width, or
         where several would do; MissingParts where there is none; and as `find_model`."""
         families = self._open(model).checkpoint.family.sampling.decoders
@@ -190,7 +190,7 @@ class Catalog:
     def text_tokens(
         self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
     ) -> int:
-        """Tokens of `text` as the diffusion model of `model` reads it, with pictures as `EncodeWork` has them. Raises
+        """Tokens of `text` as the diffusion model of `model` reads it, with images as `EncodeWork` has them. Raises
         UnusableField as `parse_weights` does, and TokenizerMissing."""
         spelled = spelled_out(text, {e.name: e.rows for e in self.embeddings.of(text)})
         return self.figures.text_tokens(model, spelled, seen, numbered)
@@ -207,11 +207,11 @@ class Catalog:
     def run_seconds(self, model: ModelRef, work: Work) -> float:
         """A first guess at how long `work` takes when all is resident; good to an order of magnitude."""
         spec = self.components(model)[role_of(work)]
-        if isinstance(work, EncodeWork | SeePictureWork):
+        if isinstance(work, EncodeWork | SeeImageWork):
             return _PRIOR_SECONDS
         latent = self._open(model).latent
         passes = work.steps_run * work.texts if isinstance(work, SampleWork) else 16
-        if isinstance(work, EncodePictureWork):
+        if isinstance(work, EncodeImageWork):
             shape = latent_shape(work.width, work.height, work.frames, latent)
         else:
             shape = sampled_shape(work, latent)

@@ -1,4 +1,4 @@
-"""Which model makes pictures of what another one makes, where nobody names it: the one beside it, or the only one.
+"""Which model makes images of what another one makes, where nobody names it: the one beside it, or the only one.
 
 Pure functions over listings; torch-free. Knows neither headers nor hashes.
 """
@@ -29,13 +29,13 @@ def decoder_among(listings: Sequence[ModelListing], model: str, path: str, famil
     of = beside or found
     if not of:
         raise MissingParts(
-            f"model {model!r} makes small latents, of which {' or '.join(titles)} makes pictures, and no such model is "
+            f"model {model!r} makes small latents, of which {' or '.join(titles)} makes images, and no such model is "
             f"known: put its file (stable_cascade_stage_b.safetensors) or its folder beside {path}, or name one in the "
             f"field decoder{_problems_beside(listings, folder)}"
         )
     if len(of) > 1:
         names = ", ".join(repr(each.name) for each in of)
-        raise unusable_field("decoder", "nothing", f"one of {names}: each can make pictures of what {model!r} makes")
+        raise unusable_field("decoder", "nothing", f"one of {names}: each can make images of what {model!r} makes")
     return of[0].name
 
 

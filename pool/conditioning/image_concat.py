@@ -1,10 +1,10 @@
-"""What a diffusion model is told of pictures of a person's own, beside the noisy latent: a hole and what is around it,
-the latent or the pixels of a picture to work from.
+"""What a diffusion model is told of images of a person's own, beside the noisy latent: a hole and what is around it,
+the latent or the pixels of an image to work from.
 
 Knows in which order `pool.core.stage_params.SampleWork` reads them and in which form each model was trained to have
-them (`pool.core.sampling_facts.Shown`); runs nothing. How films begin with a picture is `pool.sampling`'s.
+them (`pool.core.sampling_facts.Shown`); runs nothing. How videos begin with an image is `pool.sampling`'s.
 
-Shape legend: B batch, C channels, H W height and width of a latent (of a picture for masks of pixels).
+Shape legend: B batch, C channels, H W height and width of a latent (of an image for masks of pixels).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from modelpool.pool.conditioning.image_embeds import told_of_sight
 from modelpool.pool.conditioning.micro_conditioning import IMAGE
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import Beginning, SamplingFacts, Shown
-from modelpool.pool.core.stage_params import Latent, Mask, Picture, PixelArray, Result, SampleWork
+from modelpool.pool.core.stage_params import ImagePixels, Latent, Mask, PixelArray, Result, SampleWork
 from modelpool.pool.families.control_video_form import CONTROL, followed_channels
 from modelpool.pool.models.common.infer_config import shown_channels
 from modelpool.pool.pixels.image_ops import HALF, covering
 from modelpool.pool.pixels.latent_pixels import as_vae_has_it
-from modelpool.pool.sampling.noise import PictureNoise, seed_beside
+from modelpool.pool.sampling.noise import ImageNoise, seed_beside
 from modelpool.pool.sampling.schedules import sigma_table
 
-#: the names under which a model is told a picture whose patches stand beside its own, and how noisy its picture is
+#: the names under which a model is told an image whose patches stand beside its own, and how noisy its image is
 REFERENCE, NOISE_LEVEL = "reference", "noise_level"
 #: the name under which a model is told what the model before it made
 PRIOR = "prior"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ToldPictures:
+class ToldImages:
     """What the model is told, by name, each [B, ...] on the CPU.
 
     told     with every text
     negative  with the negative prompt, in place of its namesakes
-    without  with the negative prompt, where a guess is to be without the picture; None where none is asked for
+    without  with the negative prompt, where a guess is to be without the image; None where none is asked for
     """
 
     told: Mapping[str, Tensor] = field(default_factory=dict)
@@ -50,27 +50,27 @@ class ToldPictures:
     without: Mapping[str, Tensor] | None = None
 
 
-def told_of_pictures(
+def told_of_images(
     works: Sequence[SampleWork],
     inputs: Sequence[Sequence[Result]],
     facts: SamplingFacts,
     latent: LatentFacts,
     cells: tuple[int, int],
-) -> ToldPictures:
-    """What a model of `facts` is told of the pictures that these works read, in a run of latents of `cells` (height,
-    width); of how a film begins, what every frame is told."""
+) -> ToldImages:
+    """What a model of `facts` is told of the images that these works read, in a run of latents of `cells` (height,
+    width); of how a video begins, what every frame is told."""
     work, told, negative = works[0], dict[str, Tensor](), dict[str, Tensor]()
     latents = [iter([one for one in read if isinstance(one, Latent)]) for read in inputs]
     if work.starts:
         _next(latents)  # the run begins with it
-    if work.pictured and facts.shown is Shown.PIXELS:
+    if work.imaged and facts.shown is Shown.PIXELS:
         told[IMAGE] = torch.stack([_noisy(each, read, facts) for each, read in zip(works, inputs, strict=True)])
         told[NOISE_LEVEL] = torch.full((len(works),), work.noise_level, dtype=torch.long)
-    elif work.pictured and facts.film is None:
+    elif work.imaged and facts.video is None:
         told[IMAGE] = _next(latents)
         if facts.shown is Shown.UNSCALED:
             told[IMAGE] = as_vae_has_it(told[IMAGE], latent)
-    elif work.pictured and repeats_picture(facts):
+    elif work.imaged and repeats_image(facts):
         told[IMAGE] = as_vae_has_it(_next(latents), latent)
         negative[IMAGE] = torch.zeros_like(told[IMAGE])
     if work.follows:
@@ -85,20 +85,20 @@ def told_of_pictures(
         told[PRIOR] = _next(latents)
         # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
         negative[PRIOR] = torch.zeros_like(told[PRIOR])
-    without = {**told, IMAGE: torch.zeros_like(told[IMAGE])} if work.asks_without_picture else None
-    return ToldPictures({**told, **told_of_sight(inputs, facts)}, negative, without)
+    without = {**told, IMAGE: torch.zeros_like(told[IMAGE])} if work.asks_without_image else None
+    return ToldImages({**told, **told_of_sight(inputs, facts)}, negative, without)
 
 
-def repeats_picture(facts: SamplingFacts) -> bool:
-    """Whether every frame of a film is told the picture that it begins with."""
-    return facts.film is not None and facts.film.begins is Beginning.REPEATED
+def repeats_image(facts: SamplingFacts) -> bool:
+    """Whether every frame of a video is told the image that it begins with."""
+    return facts.video is not None and facts.video.begins is Beginning.REPEATED
 
 
 def empty_told(
     facts: SamplingFacts, work: SampleWork, shape_CHW: tuple[int, ...], batch: int, device: torch.device | None = None
 ) -> dict[str, Tensor]:
-    """What a model of `facts` is told of pictures in a run like `work`, with latents of `shape_CHW`: [batch, ...]
-    without values, for dry runs. A model that is shown a picture is always told of one."""
+    """What a model of `facts` is told of images in a run like `work`, with latents of `shape_CHW`: [batch, ...]
+    without values, for dry runs. A model that is shown an image is always told of one."""
     told, cells = dict[str, Tensor](), shape_CHW[1:]
     if facts.shown is not None:
         channels, downscale = shape_CHW[0], work.height // shape_CHW[-2]
@@ -116,7 +116,7 @@ def empty_told(
 
 
 def reference_names(work: SampleWork) -> dict[str, tuple[int, int]]:
-    """Under which names a model is told the pictures that it works from, in order, and their sizes."""
+    """Under which names a model is told the images that it works from, in order, and their sizes."""
     if work.reference is None:
         return {}
     more = {f"{REFERENCE}_{number}": size for number, size in enumerate(work.more_references, start=2)}
@@ -142,7 +142,7 @@ def cell_pixels(mask_HW: PixelArray, cells: tuple[int, int], downscale: int) -> 
 def _hole(
     shown: Shown | None, masks: Sequence[PixelArray], hidden_BCHW: Tensor, cells: tuple[int, int], downscale: int
 ) -> Tensor:
-    """A mask and the latent of the picture with a hole there, one after the other along the channels."""
+    """A mask and the latent of the image with a hole there, one after the other along the channels."""
     if shown is Shown.HOLE_BY_PIXEL:
         pixels = torch.stack([cell_pixels(mask, cells, downscale) for mask in masks])
         return torch.cat([hidden_BCHW, pixels], dim=1)
@@ -151,17 +151,17 @@ def _hole(
 
 
 def _noisy(work: SampleWork, read: Sequence[Result], facts: SamplingFacts) -> Tensor:
-    """The picture that is enlarged, [C, H, W] from -1 to 1, with noise on it: the model's own at the level that was
+    """The image that is enlarged, [C, H, W] from -1 to 1, with noise on it: the model's own at the level that was
     asked for, by random numbers of its own, those of the seed's complement."""
-    picture = next(one for one in read if isinstance(one, Picture))
-    pixels_CHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
+    image = next(one for one in read if isinstance(one, ImagePixels))
+    pixels_CHW = torch.from_numpy(image.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
     sigma = sigma_table(facts.noise).sigmas[work.noise_level]
-    noise_CHW = PictureNoise(seed_beside(work.seed)).draw((1, *pixels_CHW.shape))[0]
+    noise_CHW = ImageNoise(seed_beside(work.seed)).draw((1, *pixels_CHW.shape))[0]
     return (pixels_CHW + noise_CHW * sigma) / math.hypot(1.0, sigma)
 
 
 def _next(latents: Sequence[Iterator[Latent]]) -> Tensor:
-    """The next latent of each picture of a run."""
+    """The next latent of each image of a run."""
     found = [next(own) for own in latents]
     return torch.stack([torch.from_numpy(one.samples_CHW.copy()) for one in found])
 

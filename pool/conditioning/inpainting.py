@@ -1,4 +1,4 @@
-"""Sampling a part of a picture: outside the mask the latent is what it was, at every noise level.
+"""Sampling a part of an image: outside the mask the latent is what it was, at every noise level.
 
 Knows masks and noise levels, not models.
 
@@ -24,7 +24,7 @@ from modelpool.pool.sampling.samplers import Denoise
 class Inpainting:
     """What is kept.
 
-    latent_BCHW        the picture to keep, in the model's own scale, float32
+    latent_BCHW        the image to keep, in the model's own scale, float32
     denoise_mask_B1HW  1 where it is made anew, 0 where it is kept, anything between for both; may have C channels
 
     Both may have a B of 1 for any batch.

@@ -1,4 +1,4 @@
-"""What a diffusion model is told beside its text: a pooled text, and numbers about the picture.
+"""What a diffusion model is told beside its text: a pooled text, and numbers about the image.
 
 Knows the names under which diffusers' UNets take them and which numbers each kind of model was trained with; runs
 nothing.
@@ -29,7 +29,7 @@ SKIPS, MIDDLE = "down_block_additional_residuals", "mid_block_additional_residua
 #: the name under which a model is told latents and masks that go beside the noisy latent
 IMAGE = "image"
 
-#: how pleasing the picture should be, and what it should be unlike; the values that SDXL's refiner is used with.
+#: how pleasing the image should be, and what it should be unlike; the values that SDXL's refiner is used with.
 #: Source: `aesthetic_score` and `negative_aesthetic_score` of diffusers' StableDiffusionXLImg2ImgPipeline
 AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE = 6.0, 2.5
 
@@ -37,7 +37,7 @@ AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE = 6.0, 2.5
 def extras_of(
     conditions: SizeConditions, pooled_BV: Tensor | None, width: int, height: int, is_negative: bool = False
 ) -> dict[str, Tensor]:
-    """The extras of a picture of `width` by `height` pixels that is not cropped, float32; empty for models that are
+    """The extras of an image of `width` by `height` pixels that is not cropped, float32; empty for models that are
     told nothing. Models that are told something read a pooled text."""
     if conditions is SizeConditions.NONE:
         return {}

@@ -1,7 +1,7 @@
-"""Texts that guide a part of a picture: how much each counts where, and how their guesses become one.
+"""Texts that guide a part of an image: how much each counts where, and how their guesses become one.
 
 The prompt counts 1 everywhere, a region its strength times what its mask or box says; a guess is the mean of all, so
-weighted. Each text is asked about the whole picture. Sums are of what a model predicts: of noise as of clean latents,
+weighted. Each text is asked about the whole image. Sums are of what a model predicts: of noise as of clean latents,
 since weights add up to 1.
 
 Shape legend: B batch, C latent channels, H W height and width of a latent.
@@ -19,7 +19,7 @@ from modelpool.pool.conditioning.conditions import COND, UNCOND, Condition
 from modelpool.pool.conditioning.starts import cell_shares
 from modelpool.pool.core.stage_params import Mask, RegionWork
 
-#: latent cells over which a box fades in, at edges that are not the picture's; a quarter of the box where that is less.
+#: latent cells over which a box fades in, at edges that are not the image's; a quarter of the box where that is less.
 #: Source: ComfyUI, which fades the areas of conditions so
 FADE_CELLS = 8
 #: of the regions among the conditions of a run: those before are the prompt and the negative prompt
@@ -55,7 +55,7 @@ NO_REGIONS = Regions()
 def region_weights(
     regions: Sequence[RegionWork], masks: Sequence[Sequence[Mask]], cells: tuple[int, int]
 ) -> tuple[Tensor, ...]:
-    """How much each region counts in latents of `cells` (height, width). `masks` are, picture by picture, those of the
+    """How much each region counts in latents of `cells` (height, width). `masks` are, image by image, those of the
     regions that have one."""
     by_region = iter(zip(*masks, strict=True))
     weights = []
@@ -69,7 +69,7 @@ def region_weights(
 
 
 def box_weights(box: tuple[float, float, float, float], cells: tuple[int, int]) -> Tensor:
-    """A box (left, top, width, height in shares of the picture) as how much it counts in each latent cell, [H, W]: 1 in
+    """A box (left, top, width, height in shares of the image) as how much it counts in each latent cell, [H, W]: 1 in
     it, 0 outside, and rising from its edges."""
     left, top, width, height = box
     vertical, horizontal = _rise(top, height, cells[0]), _rise(left, width, cells[1])

@@ -1,9 +1,9 @@
-"""What a sampling run begins with beside noise: the latent of a picture, a mask.
+"""What a sampling run begins with beside noise: the latent of an image, a mask.
 
 Knows what `pool.core.stage_params.SampleWork` reads, in which order, and how a mask of pixels becomes one of latent
 cells; runs nothing.
 
-Shape legend: B batch, C latent channels, H W height and width of a latent (of a picture for masks of pixels).
+Shape legend: B batch, C latent channels, H W height and width of a latent (of an image for masks of pixels).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from modelpool.pool.pixels.image_ops import covering
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """Of all pictures of a run, float32 on the CPU.
+    """Of all images of a run, float32 on the CPU.
 
     latent_BCHW  what noise is added to; None starts from noise alone
     inpainting   what is kept; None keeps nothing
@@ -38,7 +38,7 @@ NOISE_ALONE = Start()
 
 def start_of(works: Sequence[SampleWork], inputs: Sequence[Sequence[Result]], cells: tuple[int, int]) -> Start:
     """What the run of these works begins with: latents of `cells` (height, width). A latent of another size is scaled,
-    as the first half of a picture made in two passes is."""
+    as the first half of an image made in two passes is."""
     work = works[0]
     if not work.starts:
         assert not work.masked, f"{work} keeps a latent that it does not start from"

@@ -3,7 +3,7 @@
 Each function does to its inputs what the pipeline of the model does. Does not know steps, strengths of several, nor
 where weights are.
 
-Shape legend: B batch, C channels, H W height and width of a latent (of a picture, for pixels), N patches, L tokens, D
+Shape legend: B batch, C channels, H W height and width of a latent (of an image, for pixels), N patches, L tokens, D
 width of a token.
 """
 
@@ -55,7 +55,7 @@ class Heard:
     x_BC         the noisy latent [B,C,H,W]; rows of patches [B,N,D] for one that has no layer of its own for them
     level_B      as the diffusion model is told it, float32
     context_BLD  states of a text
-    pictures_BC  its pictures, as `pool.controlnets.kinds.ControlKind.reads_latent` says: pixels from 0 to 1 or latents
+    images_BC  its images, as `pool.controlnets.kinds.ControlKind.reads_latent` says: pixels from 0 to 1 or latents
     told         what the diffusion model is told beside the text
     mode         of one that has several, which
     model        the diffusion model, ready to run: some have its first layers do what they have none for
@@ -64,7 +64,7 @@ class Heard:
     x_BC: Tensor
     level_B: Tensor
     context_BLD: Tensor
-    pictures_BC: Tensor
+    images_BC: Tensor
     told: Extras
     strength: float = 1.0
     mode: int | None = None
@@ -76,7 +76,7 @@ class Heard:
             self,
             x_BC=self.x_BC.to(dtype),
             context_BLD=self.context_BLD.to(dtype),
-            pictures_BC=self.pictures_BC.to(dtype),
+            images_BC=self.images_BC.to(dtype),
             told={
                 name: value if name in _NUMBERS else as_told(name, value, dtype)
                 for name, value in self.told.items()
@@ -95,7 +95,7 @@ def call_unet_control(module: nn.Module, heard: Heard) -> Residuals:
         heard.x_BC,
         heard.level_B,
         heard.context_BLD,
-        heard.pictures_BC,
+        heard.images_BC,
         conditioning_scale=heard.strength,
         added_cond_kwargs=dict(heard.told) if config.addition_embed_type else None,
         return_dict=False,
@@ -104,7 +104,7 @@ def call_unet_control(module: nn.Module, heard: Heard) -> Residuals:
 
 
 def call_union_control(module: nn.Module, heard: Heard) -> Residuals:
-    """Of SDXL, trained for several kinds of pictures: as `call_unet_control`."""
+    """Of SDXL, trained for several kinds of images: as `call_unet_control`."""
     config: Any = module.config
     assert heard.mode is not None, "a union is told a mode"
     kinds = torch.zeros(len(heard.x_BC), config.num_control_type, device=heard.x_BC.device)
@@ -113,7 +113,7 @@ def call_union_control(module: nn.Module, heard: Heard) -> Residuals:
         heard.x_BC,
         heard.level_B,
         heard.context_BLD,
-        [heard.pictures_BC],
+        [heard.images_BC],
         control_type=kinds,
         control_type_idx=[heard.mode],
         conditioning_scale=float(heard.strength),
@@ -130,11 +130,11 @@ def call_flux_control(module: nn.Module, heard: Heard) -> Residuals:
     if config.guidance_embeds:
         guidance = heard.told.get(GUIDANCE)
         guidance = torch.full_like(heard.level_B, FLUX_GUIDANCE) if guidance is None else guidance
-    picture = heard.pictures_BC
+    image = heard.images_BC
     doubles, singles = module(
         hidden_states=packed(x_BCHW),
         # pixels go from -1 to 1 here
-        controlnet_cond=packed(picture) if config.conditioning_embedding_channels is None else picture * 2 - 1,
+        controlnet_cond=packed(image) if config.conditioning_embedding_channels is None else image * 2 - 1,
         controlnet_mode=None if heard.mode is None else _mode(heard.mode, x_BCHW),
         conditioning_scale=heard.strength,
         timestep=heard.level_B,
@@ -159,7 +159,7 @@ def call_sd3_control(module: nn.Module, heard: Heard) -> Residuals:
     pooled, is_zero = heard.told[POOLED], config.force_zeros_for_pooled_projection or config.extra_conditioning_channels
     (said,) = module(
         hidden_states=heard.x_BC,
-        controlnet_cond=heard.pictures_BC,
+        controlnet_cond=heard.images_BC,
         conditioning_scale=heard.strength,
         encoder_hidden_states=None if config.joint_attention_dim is None else heard.context_BLD,
         pooled_projections=torch.zeros_like(pooled) if is_zero else pooled,
@@ -174,7 +174,7 @@ def call_qwen_image_control(module: nn.Module, heard: Heard) -> Residuals:
     x_BCHW = heard.x_BC
     said = module(
         hidden_states=packed(x_BCHW),
-        controlnet_cond=packed(heard.pictures_BC),
+        controlnet_cond=packed(heard.images_BC),
         conditioning_scale=heard.strength,
         encoder_hidden_states=heard.context_BLD,
         encoder_hidden_states_mask=heard.told.get(CONTEXT_MASK),
@@ -191,7 +191,7 @@ def call_hunyuan_dit_control(module: nn.Module, heard: Heard) -> Residuals:
     (said,) = module(
         x_BCHW,
         heard.level_B.to(x_BCHW.dtype),  # it computes in the dtype of its time
-        controlnet_cond=heard.pictures_BC,
+        controlnet_cond=heard.images_BC,
         conditioning_scale=heard.strength,
         **hunyuan_dit_told(module, x_BCHW, {**heard.told, CONTEXT: heard.context_BLD}),
         return_dict=False,
@@ -200,19 +200,19 @@ def call_hunyuan_dit_control(module: nn.Module, heard: Heard) -> Residuals:
 
 
 def call_z_image_control(module: nn.Module, heard: Heard) -> Residuals:
-    """Of Z-Image: what it adds behind some layers. Time runs from noise to picture; texts have own lengths."""
+    """Of Z-Image: what it adds behind some layers. Time runs from noise to image; texts have own lengths."""
     config: Any = module.config
     context, mask = heard.context_BLD, heard.told.get(CONTEXT_MASK)
     texts = list(context) if mask is None else [text[real] for text, real in zip(context, mask, strict=True)]
     # those that may be told a hole too, and are not
-    hole = config.control_in_dim - heard.pictures_BC.shape[1]
-    picture_BCHW = functional.pad(heard.pictures_BC, (0, 0, 0, 0, 0, hole)) if hole else heard.pictures_BC
+    hole = config.control_in_dim - heard.images_BC.shape[1]
+    image_BCHW = functional.pad(heard.images_BC, (0, 0, 0, 0, 0, hole)) if hole else heard.images_BC
     with _lent(module, heard.model):
         said = module(
             list(heard.x_BC.unsqueeze(2)),
             1 - heard.level_B,
             texts,
-            list(picture_BCHW.unsqueeze(2)),
+            list(image_BCHW.unsqueeze(2)),
             conditioning_scale=heard.strength,
         )
     return _there({DOUBLE: tuple(said.values())})

@@ -16,7 +16,7 @@ from modelpool.pool.models.common.infer_config import MAX_NORM_GROUPS, NUMBER_WI
 
 Config: TypeAlias = dict[str, Any]
 
-#: of the attention among pictures. Source: the configuration of xinsir/controlnet-union-sdxl-1.0
+#: of the attention among images. Source: the configuration of xinsir/controlnet-union-sdxl-1.0
 UNION_HEAD_WIDTH = 40
 
 
@@ -35,7 +35,7 @@ def controlnet_config(shapes: Mapping[str, Shape]) -> Config:
     config: Config = {
         "in_channels": _shape(shapes, "conv_in.weight", 4)[1],
         "conditioning_channels": _shape(shapes, "controlnet_cond_embedding.conv_in.weight", 4)[1],
-        "conditioning_embedding_out_channels": _picture_channels(shapes),
+        "conditioning_embedding_out_channels": _image_channels(shapes),
         "block_out_channels": channels,
         "layers_per_block": _count(shapes, r"down_blocks\.0\.resnets\.(\d+)\."),
         "attention_head_dim": tuple(max(1, c // UNET_HEAD_WIDTH) for c in channels) if is_linear else SD1_HEADS,
@@ -70,8 +70,8 @@ def union_config(shapes: Mapping[str, Shape]) -> Config:
     }
 
 
-def _picture_channels(shapes: Mapping[str, Shape]) -> tuple[int, ...]:
-    """Channels at each size of the picture on its way to the size of a latent: every second convolution halves it."""
+def _image_channels(shapes: Mapping[str, Shape]) -> tuple[int, ...]:
+    """Channels at each size of the image on its way to the size of a latent: every second convolution halves it."""
     stem = "controlnet_cond_embedding"
     blocks = _count(shapes, rf"{stem}\.blocks\.(\d+)\.")
     first = _shape(shapes, f"{stem}.conv_in.weight", 4)[0]

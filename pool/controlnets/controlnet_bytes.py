@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 USUAL_CELLS, USUAL_TOKENS = (64, 64), 3 * 77
 #: width of what the layers of Z-Image are told of time, at most
 ADALN_WIDTH = 256
-#: pixels along one side of one latent cell: a ControlNet that reads pixels halves its picture three times
+#: pixels along one side of one latent cell: a ControlNet that reads pixels halves its image three times
 PIXELS_PER_CELL = 8
 
 
@@ -47,7 +47,7 @@ class ControlBytes:
     """What the ControlNets of a run come to.
 
     peak_bytes  most at once while they are called
-    held_bytes  what is there of them while the diffusion model is called: their pictures, and what they add
+    held_bytes  what is there of them while the diffusion model is called: their images, and what they add
     said        what they add to a diffusion model with so many `blocks`, without values; None where there are none
     to_prompt   it was said to the prompt alone
     """
@@ -73,29 +73,29 @@ def hears_prompt(controls: Sequence[ControlStage]) -> bool:
 
 
 def control_bytes(controls: Sequence[ControlStage], model: StageModule, heard: Heard) -> ControlBytes:
-    """Of calls of ControlNets, one after the other, beside `model`, which is told what is `heard` but for the pictures:
+    """Of calls of ControlNets, one after the other, beside `model`, which is told what is `heard` but for the images:
     all float32 and without values."""
     if not controls:
         return ControlBytes()
     dtype, batch, cells = model.compute_dtype, len(heard.x_BC), (heard.x_BC.shape[-2], heard.x_BC.shape[-1])
     total: Said | None = None
-    peak_bytes = pictures_bytes = 0
+    peak_bytes = images_bytes = 0
     for control in controls:
         kind = kind_of(control.stage.module)
-        picture_bytes = 4 * _empty_pictures(kind, control.stage.module, cells, 1, control.has_hole).numel()
+        image_bytes = 4 * _empty_images(kind, control.stage.module, cells, 1, control.has_hole).numel()
         called_bytes, made = _called(control, model, kind, heard, cells)
         made_bytes, said_bytes = made.to(dtype).held_bytes, 0 if total is None else total.held_bytes
         if dtype is not control.stage.compute_dtype:
             called_bytes = max(called_bytes, made.held_bytes + made_bytes)
-        # while it is called, its picture is there once for each text; then it is added to what others said
+        # while it is called, its image is there once for each text; then it is added to what others said
         made = made.to(dtype)
         total = made if total is None else total.plus(made, blocks_of(kind, model.module))
         added_bytes = said_bytes + made_bytes + total.held_bytes if said_bytes else 0
-        peak_bytes = max(peak_bytes, said_bytes + batch * picture_bytes + called_bytes, added_bytes)
-        pictures_bytes += picture_bytes
+        peak_bytes = max(peak_bytes, said_bytes + batch * image_bytes + called_bytes, added_bytes)
+        images_bytes += image_bytes
     assert total is not None
     to_prompt, blocks = hears_prompt(controls), blocks_of(kind_of(controls[0].stage.module), model.module)
-    held_bytes = pictures_bytes + (_prompt_bytes(heard) if to_prompt else 0)
+    held_bytes = images_bytes + (_prompt_bytes(heard) if to_prompt else 0)
     return ControlBytes(held_bytes + peak_bytes, held_bytes + total.held_bytes, total, blocks, to_prompt)
 
 
@@ -110,8 +110,8 @@ def _called(
     """The peak of one call beside its inputs, and what is said in it."""
     made: list[Said] = []
     control = used.stage
-    pictures = _empty_pictures(kind, control.module, cells, len(heard.x_BC), used.has_hole).to(control.compute_dtype)
-    own = replace(heard, pictures_BC=pictures, mode=_first_mode(kind, control.module))
+    images = _empty_images(kind, control.module, cells, len(heard.x_BC), used.has_hole).to(control.compute_dtype)
+    own = replace(heard, images_BC=images, mode=_first_mode(kind, control.module))
     if kind.reads_rows(control.module):
         own = replace(own, x_BC=_rows(heard.x_BC, control.module))
     own = own.to(control.compute_dtype)
@@ -144,13 +144,13 @@ def _first_mode(kind: ControlKind, control: nn.Module) -> int | None:
     return None if kind.mode_count(control) is None else 0
 
 
-def _empty_pictures(
+def _empty_images(
     kind: ControlKind, control: Any, cells: tuple[int, int], batch: int, has_hole: bool = False
 ) -> Tensor:
     if not kind.reads_latent:
         sides = tuple(cell * PIXELS_PER_CELL for cell in cells)
         return torch.empty((batch, 3, *sides), dtype=torch.float32, device=META)
-    return torch.empty((batch, kind.picture_channels(control, has_hole), *cells), dtype=torch.float32, device=META)
+    return torch.empty((batch, kind.image_channels(control, has_hole), *cells), dtype=torch.float32, device=META)
 
 
 def usual_call(control: nn.Module, dtype: torch.dtype) -> Callable[[nn.Module], object]:
@@ -171,7 +171,7 @@ def usual_call(control: nn.Module, dtype: torch.dtype) -> Callable[[nn.Module], 
             _rows(x_BCHW, control) if kind.reads_rows(control) else x_BCHW,
             empty(batch),
             empty(batch, config.get("text_len") or USUAL_TOKENS, width),
-            _empty_pictures(kind, control, USUAL_CELLS, batch),
+            _empty_images(kind, control, USUAL_CELLS, batch),
             _told(config, empty, batch),
             mode=_first_mode(kind, control),
         )
@@ -181,7 +181,7 @@ def usual_call(control: nn.Module, dtype: torch.dtype) -> Callable[[nn.Module], 
 
 
 def _own_layers(control: Any, dtype: torch.dtype) -> None:
-    """The layers that a ControlNet of Z-Image has itself, one after the other, over a picture of a usual size."""
+    """The layers that a ControlNet of Z-Image has itself, one after the other, over an image of a usual size."""
     config, rows = control.config, USUAL_CELLS[0] * USUAL_CELLS[1] // PATCH
 
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
@@ -193,14 +193,14 @@ def _own_layers(control: Any, dtype: torch.dtype) -> None:
         empty(1, rows, config.dim // config.n_heads // 2, of=torch.complex64),
         empty(1, min(config.dim, ADALN_WIDTH)),
     )
-    picture_BND = control.control_all_x_embedder["2-1"](empty(1, rows, config.control_in_dim * PATCH))
+    image_BND = control.control_all_x_embedder["2-1"](empty(1, rows, config.control_in_dim * PATCH))
     speaking = control.control_noise_refiner or ()
     if config.add_control_noise_refiner is None:
         for layer in speaking:
-            picture_BND = layer(picture_BND, *beside)
+            image_BND = layer(image_BND, *beside)
         speaking = ()
     for layers in (speaking, control.control_layers):
-        said = picture_BND
+        said = image_BND
         for layer in layers:
             said = layer(said, x_BND, *beside)
 

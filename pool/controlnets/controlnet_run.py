@@ -1,6 +1,6 @@
 """The ControlNets of one run beside a diffusion model, and what of theirs that is given.
 
-Knows the pictures, strengths and shares of the steps of one run. The weights are ready whenever a call is made: inside
+Knows the images, strengths and shares of the steps of one run. The weights are ready whenever a call is made: inside
 the run of the diffusion model each ControlNet has a run of its own for the time of a call.
 
 Shape legend: B batch, C channels, H W height and width of a latent, L tokens, D text width.
@@ -23,7 +23,16 @@ from modelpool.pool.controlnets.calls import Heard
 from modelpool.pool.controlnets.inpainting import with_hole, with_mask
 from modelpool.pool.controlnets.kinds import ControlKind, kind_of
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.stage_params import ControlRef, HoleTold, Latent, Mask, Picture, Result, RunHooks, SampleWork
+from modelpool.pool.core.stage_params import (
+    ControlRef,
+    HoleTold,
+    ImagePixels,
+    Latent,
+    Mask,
+    Result,
+    RunHooks,
+    SampleWork,
+)
 from modelpool.pool.guidance.controlled_transformer import ForEachText
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering
@@ -31,13 +40,13 @@ from modelpool.pool.pixels.image_ops import covering
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Control:
-    """One ControlNet in one run. `pictures_BCHW` are those of the pictures of the run: from 0 to 1 in whole pixels, or
+    """One ControlNet in one run. `images_BCHW` are those of the images of the run: from 0 to 1 in whole pixels, or
     latents; with a hole, where it is told of one (`pool.controlnets.inpainting`)."""
 
     ref: ControlRef
     patcher: ModelPatcher
     kind: ControlKind
-    pictures_BCHW: Tensor
+    images_BCHW: Tensor
 
     def is_on(self, step: int, steps: int) -> bool:
         """Whether it speaks in the step of this number. Source: `controlnet_keep` of diffusers' pipelines."""
@@ -111,7 +120,7 @@ class Controls:
         return said.spread(blocks_of(self._controls[0].kind, model))
 
     def _said(self, model: nn.Module, heard: Heard) -> Said | None:
-        """The sum of what is said, to all that is `heard` but the pictures."""
+        """The sum of what is said, to all that is `heard` but the images."""
         total: Said | None = None
         for control in self._controls:
             if not control.is_on(self._done, self._steps):
@@ -126,10 +135,10 @@ class Controls:
         if kind.reads_rows(patcher.module):
             own: Any = model  # diffusers is not typed
             x_BC = own.pos_embed(x_BC)
-        pictures = control.pictures_BCHW.to(patcher.device).to(dtype)
-        pictures = pictures.repeat(len(x_BC) // len(pictures), 1, 1, 1)
+        images = control.images_BCHW.to(patcher.device).to(dtype)
+        images = images.repeat(len(x_BC) // len(images), 1, 1, 1)
         own_heard = replace(
-            heard, x_BC=x_BC, pictures_BC=pictures, strength=control.ref.strength, mode=control.ref.mode, model=model
+            heard, x_BC=x_BC, images_BC=images, strength=control.ref.strength, mode=control.ref.mode, model=model
         )
         with patcher.running(self._interrupt) as module:
             return Said(kind.call(module, own_heard.to(dtype)), kind)
@@ -143,23 +152,23 @@ def controls_of(
     prompt: Condition,
     interrupt: Callable[[], None],
 ) -> Controls:
-    """The ControlNets of the run of these works, which read a picture for each: pixels, or after all other latents that
-    of the picture; and after all other masks one for each that is told a hole. `prompt` is that of each."""
+    """The ControlNets of the run of these works, which read an image for each: pixels, or after all other latents that
+    of the image; and after all other masks one for each that is told a hole. `prompt` is that of each."""
     work = works[0]
     kinds = [kind_of(patcher.module) for patcher in patchers]
-    read = [_pictures_of(own, work, kinds) for own in inputs]
+    read = [_images_of(own, work, kinds) for own in inputs]
     controls = []
     for ref, patcher, kind in zip(work.controls, patchers, kinds, strict=True):
-        pictures = torch.stack([next(own) for own in read])
+        images = torch.stack([next(own) for own in read])
         if ref.reads_latent and kind.reads_unshifted(patcher.module):
-            pictures = pictures + latent.shift * latent.scaling_factor
-        controls.append(Control(ref, patcher, kind, pictures.to(patcher.device)))
+            images = images + latent.shift * latent.scaling_factor
+        controls.append(Control(ref, patcher, kind, images.to(patcher.device)))
     return Controls(controls, work.steps_run, interrupt, prompt)
 
 
-def _pictures_of(read: Sequence[Result], work: SampleWork, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:
-    """The picture of each ControlNet, [C,H,W], in their order."""
-    pixels = (one.pixels_HWC for one in read if isinstance(one, Picture))
+def _images_of(read: Sequence[Result], work: SampleWork, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:
+    """The image of each ControlNet, [C,H,W], in their order."""
+    pixels = (one.pixels_HWC for one in read if isinstance(one, ImagePixels))
     latents = [one.samples_CHW for one in read if isinstance(one, Latent)]
     count = sum(ref.reads_latent + (ref.hole is HoleTold.BESIDE) for ref in work.controls)
     own = iter(latents[len(latents) - count :])
@@ -176,7 +185,7 @@ def _pictures_of(read: Sequence[Result], work: SampleWork, kinds: Sequence[Contr
             continue
         # a copy: what is of that size already may be another's, and not to be written
         whole = np.array(covering(next(pixels), *size), order="C")
-        picture_CHW = torch.from_numpy(whole).permute(2, 0, 1).float() / 255
+        image_CHW = torch.from_numpy(whole).permute(2, 0, 1).float() / 255
         if ref.hole is not None:
-            picture_CHW = with_hole(picture_CHW, covering(next(holes), *size), kind)
-        yield picture_CHW
+            image_CHW = with_hole(image_CHW, covering(next(holes), *size), kind)
+        yield image_CHW

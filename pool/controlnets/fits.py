@@ -18,7 +18,7 @@ from modelpool.pool.specs.spec import Role
 #: what a ControlNet and the model that it speaks to have in common, in words
 Traits: TypeAlias = Mapping[str, Any]
 #: a mask's, of those that are told a hole; others have none
-_BESIDE = "channels beside the picture"
+_BESIDE = "channels beside the image"
 
 
 def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenModel) -> None:
@@ -64,11 +64,11 @@ def mode_of(name: str, kind: ControlKind, control: nn.Module, said: str | int | 
 
 def _of_unets(control: Any, unet: Any, channels: int) -> tuple[Traits, Traits]:
     own = control.config
-    # models that are shown a picture beside their latent read more channels than it has
-    found = {"latent channels": own.get("in_channels"), "picture channels": own.get("conditioning_channels")}
+    # models that are shown an image beside their latent read more channels than it has
+    found = {"latent channels": own.get("in_channels"), "image channels": own.get("conditioning_channels")}
     found, expected = (
         {**found, **_kind(own)},
-        {"latent channels": channels, "picture channels": 3, **_kind(unet.config)},
+        {"latent channels": channels, "image channels": 3, **_kind(unet.config)},
     )
     # one without attention reads no text
     found["text width"] = found["text width"] if own.get("cross_attention_dim") else expected["text width"]

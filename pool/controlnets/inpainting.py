@@ -1,6 +1,6 @@
-"""ControlNets that are told which part of a picture is to be made anew: which those are, and how their picture says it.
+"""ControlNets that are told which part of an image is to be made anew: which those are, and how their image says it.
 
-Shape legend: C channels, H W height and width of a picture, or of its latent.
+Shape legend: C channels, H W height and width of an image, or of its latent.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def with_hole(pixels_CHW: Tensor, mask_HW: PixelArray, kind: ControlKind) -> Ten
 
 
 def with_mask(latent_CHW: Tensor, mask_HW: PixelArray, hidden_CHW: Tensor | None = None) -> Tensor:
-    """The latent of a picture and behind it, as one more channel, which cells are kept: 1, and 0 where the first pixel
-    of a cell is made anew. The hole is in that picture, or in another, the latent of which stands behind that. Source:
+    """The latent of an image and behind it, as one more channel, which cells are kept: 1, and 0 where the first pixel
+    of a cell is made anew. The hole is in that image, or in another, the latent of which stands behind that. Source:
     `prepare_image_with_mask` of diffusers' pipelines, and its ZImageControlNetInpaintPipeline."""
     cells = latent_CHW.shape[-2], latent_CHW.shape[-1]
     kept = 1 - cell_corners(mask_HW, cells)[None]

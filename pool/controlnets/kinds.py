@@ -72,7 +72,7 @@ class ControlKind:
     config    arguments of the class, from the shapes of its parameters
     convert   for a file with tensors of these shapes, what makes the module's parameters of them
     call      one call
-    reads_latent  it reads its picture's latent, as the model's VAE makes it; else its pixels
+    reads_latent  it reads its image's latent, as the model's VAE makes it; else its pixels
     hears_prompt  it is told the prompt alone, and what it says is for the other texts too, as diffusers' pipelines do
     blocks    of what it says, behind which of the model's blocks it goes; empty for what has a place for each
     spread    how that is spread over them; None goes behind some of them alone, all equally far apart
@@ -105,19 +105,19 @@ class ControlKind:
         return self.channels or int(config.in_channels) // self.patch
 
     def beside_channels(self, module: nn.Module) -> int:
-        """Of what it is told beside the latent of its picture, as many as its `patch` for a mask; 0 where it has no
+        """Of what it is told beside the latent of its image, as many as its `patch` for a mask; 0 where it has no
         place for that."""
         config: Any = module.config
         return int(config.get("extra_conditioning_channels", 0) or config.get("extra_condition_channels", 0))
 
     def is_told_beside(self, module: nn.Module) -> bool:
-        """It may be told, beside its own picture, of another with a hole and of a mask. Source: diffusers'
+        """It may be told, beside its own image, of another with a hole and of a mask. Source: diffusers'
         ZImageControlNetInpaintPipeline."""
         config: Any = module.config
         return self.module is ZImageControlNetModel and config.control_in_dim == 2 * self.latent_channels(module) + 1
 
-    def picture_channels(self, module: nn.Module, has_hole: bool = False) -> int:
-        """Of the latent that it reads as its picture, with what it is told of a hole in one."""
+    def image_channels(self, module: nn.Module, has_hole: bool = False) -> int:
+        """Of the latent that it reads as its image, with what it is told of a hole in one."""
         beside = self.latent_channels(module) + 1 if has_hole and self.is_told_beside(module) else 0
         return self.latent_channels(module) + self.beside_channels(module) // self.patch + beside
 

@@ -18,7 +18,7 @@ from modelpool.pool.controlnets.controlnet_bytes import usual_call
 from modelpool.pool.controlnets.file_place import is_named, said_beside
 from modelpool.pool.controlnets.fits import check_fits, mode_of
 from modelpool.pool.controlnets.inpainting import INPAINT, hole_told
-from modelpool.pool.controlnets.other_names import EDGES, PICTURE_KIND
+from modelpool.pool.controlnets.other_names import EDGES, IMAGE_KIND
 from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture
 from modelpool.pool.core.stage_params import ControlRef, HoleTold, control_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
@@ -75,7 +75,7 @@ class OpenControlNet:
         return said_beside(path, self._config)
 
     def reads_bright_at(self, path: Path) -> bool:
-        """Whether its copy at `path` reads the latent of a picture as `pool.core.stage_params.EncodePictureWork.bright`
+        """Whether its copy at `path` reads the latent of an image as `pool.core.stage_params.EncodeImageWork.bright`
         has it: its
         file says it, or its name."""
         return is_named(path, "canny") if self._reads_edges is None else self._reads_edges
@@ -100,12 +100,12 @@ def _used(mapped: MappedFile) -> dict[str, Shape]:
 
 
 def _says_edges(path: str, mapped: MappedFile) -> bool | None:
-    """Whether it reads edges, where several of one layout read different pictures; None where its file does not say it.
+    """Whether it reads edges, where several of one layout read different images; None where its file does not say it.
     Raises CorruptFile for one that says no number."""
-    if PICTURE_KIND not in mapped.header.shapes:
+    if IMAGE_KIND not in mapped.header.shapes:
         return None
-    kinds = mapped.tensors()[PICTURE_KIND].flatten()
+    kinds = mapped.tensors()[IMAGE_KIND].flatten()
     number = float(kinds.float()) if len(kinds) == 1 and not kinds.is_complex() else math.nan
     if not math.isfinite(number):
-        raise CorruptFile(f"{path}: {PICTURE_KIND}: found {kinds.tolist()[:8]}, expected one finite number")
+        raise CorruptFile(f"{path}: {IMAGE_KIND}: found {kinds.tolist()[:8]}, expected one finite number")
     return round(number) == EDGES

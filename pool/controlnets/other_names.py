@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-#: a number in files of Stability that says which pictures a ControlNet reads, and that of edges
-PICTURE_KIND, EDGES = "control_type", 1
+#: a number in files of Stability that says which images a ControlNet reads, and that of edges
+IMAGE_KIND, EDGES = "control_type", 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +95,4 @@ def xlabs_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def sd35_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A ControlNet of Stable Diffusion 3.5 large as its authors have it in one file."""
-    return _SD35.converted({key: tensor for key, tensor in tensors.items() if key != PICTURE_KIND})
+    return _SD35.converted({key: tensor for key, tensor in tensors.items() if key != IMAGE_KIND})

@@ -30,7 +30,7 @@ class ControlPatchers:
         self._patchers, self._add = patchers, add
 
     def of(self, controls: Iterable[ControlRef]) -> tuple[ModelPatcher, ...]:
-        """A clone over each ControlNet; the same one where one speaks of two pictures. Raises CorruptFile or
+        """A clone over each ControlNet; the same one where one speaks of two images. Raises CorruptFile or
         UnknownArchitecture."""
         clones: dict[object, ModelPatcher] = {}
         return tuple(clones.setdefault(control.content, self._one(control)) for control in controls)

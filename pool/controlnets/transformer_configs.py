@@ -30,12 +30,12 @@ HINT_PATCH = 2
 def flux_control_config(shapes: Shapes) -> Config:
     """The arguments of `diffusers.FluxControlNetModel` with parameters of `shapes`. Raises UnknownArchitecture naming
     one that such a model has and this one has not, and one that has channels which the class has no place for: such are
-    told a hole beside their picture."""
-    latent, picture = (_shape(shapes, f"{name}x_embedder.weight", 2)[1] for name in ("", "controlnet_"))
-    if picture != latent:
-        found = f"controlnet_x_embedder.weight: found {picture} channels, expected {latent}"
+    told a hole beside their image."""
+    latent, image = (_shape(shapes, f"{name}x_embedder.weight", 2)[1] for name in ("", "controlnet_"))
+    if image != latent:
+        found = f"controlnet_x_embedder.weight: found {image} channels, expected {latent}"
         raise UnknownArchitecture(
-            f"ControlNet: {found}: diffusers has none for Flux that is told a hole beside its picture"
+            f"ControlNet: {found}: diffusers has none for Flux that is told a hole beside its image"
         )
     head, hidden = _shape(shapes, "transformer_blocks.0.attn.norm_q.weight", 1)[0], _hidden(shapes, "x_embedder")
     modes = shapes.get("controlnet_mode_embedder.weight")
@@ -61,8 +61,8 @@ def sd3_control_config(shapes: Shapes) -> Config:
     patches and texts themselves were not, those of SD3.5 large that do neither were. Source:
     InstantX/SD3-Controlnet-Canny and stabilityai/stable-diffusion-3.5-large-controlnet-canny.
     """
-    picture = _shape(shapes, "pos_embed_input.proj.weight", 4)
-    hidden, patch, text = picture[0], picture[2], shapes.get("context_embedder.weight")
+    image = _shape(shapes, "pos_embed_input.proj.weight", 4)
+    hidden, patch, text = image[0], image[2], shapes.get("context_embedder.weight")
     norm, table = shapes.get("transformer_blocks.0.attn.norm_q.weight"), shapes.get("pos_embed.pos_embed")
     own = shapes.get("pos_embed.proj.weight")
     channels = SD3_CHANNELS if own is None else own[1]
@@ -77,7 +77,7 @@ def sd3_control_config(shapes: Shapes) -> Config:
         "pooled_projection_dim": _pooled(shapes),
         "pos_embed_max_size": None if table is None else math.isqrt(table[1]),
         "pos_embed_type": None if own is None else "sincos",
-        "extra_conditioning_channels": picture[1] - channels,
+        "extra_conditioning_channels": image[1] - channels,
         "dual_attention_layers": tuple(n for n in layers if f"transformer_blocks.{n}.attn2.to_q.weight" in shapes),
         "qk_norm": "rms_norm" if norm else None,
         "use_pos_embed": own is not None,

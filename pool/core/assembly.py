@@ -21,7 +21,7 @@ class Assembly:
     diffusion_model  the file to take the diffusion model of
     vae              the file to take the VAE of
     text_encoders    files to take text encoders of; which each of them is, it says itself
-    vision_encoder   the file to take the vision encoder of, for models that see a picture
+    vision_encoder   the file to take the vision encoder of, for models that see an image
     low_noise        the file to take a second diffusion model of, which makes the steps of low noise: the published
                      models of 14B of Wan 2.2 are two
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelpool.pool.core.sampling_facts import SoundFacts
+from modelpool.pool.core.sampling_facts import AudioFacts
 
 #: what CLIP fills a text up with: the end token as OpenAI trained it, 0 as open_clip does
 CLIP_END_ID, OPEN_CLIP_PAD_ID = 49407, 0
@@ -22,9 +22,9 @@ class LatentFacts:
                     scaled; empty where it has them as they are
     vae             the kind of VAE, a name of `pool.detection.vaes`; kinds whose own tensors say what
                     their latents mean do so in `pool.models.vae.codec`
-    dimensions      of a latent beside channels: 2 for pictures, 3 for film, 1 for sound
-    sound           how long latents of sound are, and what they become; None for others
-    frames_per_cell frames that one cell stands for; the first cell of a film is one frame
+    dimensions      of a latent beside channels: 2 for images, 3 for video, 1 for audio
+    audio           how long latents of audio are, and what they become; None for others
+    frames_per_cell frames that one cell stands for; the first cell of a video is one frame
     cells           along one side, that `downscale` pixels stand for where one cell is no whole number of them
     """
 
@@ -37,11 +37,11 @@ class LatentFacts:
     vae: str = "kl"
     dimensions: int = 2
     frames_per_cell: int = 1
-    sound: SoundFacts | None = None
+    audio: AudioFacts | None = None
     cells: int = 1
 
     def sides(self, width: int, height: int) -> tuple[int, int]:
-        """Height and width of the latent of a picture of this many pixels."""
+        """Height and width of the latent of an image of this many pixels."""
         return height * self.cells // self.downscale, width * self.cells // self.downscale
 
 

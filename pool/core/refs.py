@@ -49,13 +49,13 @@ class LoraRef:
 
 
 class HoleTold(StrEnum):
-    """How a ControlNet is told which part of a picture is to be made anew."""
+    """How a ControlNet is told which part of an image is to be made anew."""
 
-    #: its picture has a hole there, and it was made for nothing else
+    #: its image has a hole there, and it was made for nothing else
     ALWAYS = "always"
-    #: its picture has a hole there where a mask is given, and none, or one already, where none is
+    #: its image has a hole there where a mask is given, and none, or one already, where none is
     MASKED = "masked"
-    #: where a mask is given, beside its own picture that which a request starts from, with a hole
+    #: where a mask is given, beside its own image that which a request starts from, with a hole
     BESIDE = "beside"
 
 
@@ -64,8 +64,8 @@ class ControlRef:
     """A ControlNet file, and how it is used: how strongly, and from which share of the steps to which.
 
     mode          of one that has several, the number of that which is meant
-    reads_latent  it reads the latent of its picture, and not its pixels
-    bright        that latent is of a picture as `pool.core.stage_params.EncodePictureWork` has it
+    reads_latent  it reads the latent of its image, and not its pixels
+    bright        that latent is of an image as `pool.core.stage_params.EncodeImageWork` has it
     said          what the configuration in its folder says otherwise than its shapes tell, by name
     hole          in work, how it is told of a hole; of one that was found by name, how it can be. None is not at all
     """

@@ -1,9 +1,9 @@
-"""What a task gives back: texts as models read them, pictures as they see them, latents, pictures, films, sounds.
+"""What a task gives back: texts as models read them, images as they see them, latents, images, videos, audio clips.
 
 Torch-free values; numpy arrays carry them between processes.
 
 Shape legend: L tokens, D text width, V width of a pooled text, C channels, H W latent or pixel height and width, T
-frames, S samples of sound.
+frames, S samples of audio.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A picture as a vision encoder has it: a state for each of its parts, or one for all of it.
+    """An image as a vision encoder has it: a state for each of its parts, or one for all of it.
 
     grid  rows and columns of the states, for those that stand among the words of a text; 0 for others
     """
@@ -76,14 +76,14 @@ class Halfway:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ImagePixels:
     """RGB pixels, 0 to 255."""
 
     pixels_HWC: PixelArray
 
 
 @dataclass(frozen=True, slots=True)
-class Film:
+class VideoFrames:
     """Frames of RGB pixels, 0 to 255, and how many there are to a second."""
 
     frames_THWC: PixelArray
@@ -91,7 +91,7 @@ class Film:
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
+class AudioSamples:
     """Samples of each channel, -1 to 1, and how many there are to a second."""
 
     samples_SC: FloatArray
@@ -100,18 +100,18 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Where a picture is made anew: 255 for all of it, 0 where it is kept."""
+    """Where an image is made anew: 255 for all of it, 0 where it is kept."""
 
     values_HW: PixelArray
 
 
 @dataclass(frozen=True, slots=True)
-class FilmMask:
-    """Where each frame of a film is made anew, as of `Mask`; one frame stands for all."""
+class VideoMask:
+    """Where each frame of a video is made anew, as of `Mask`; one frame stands for all."""
 
     values_THW: PixelArray
 
 
-Result: TypeAlias = Encoded | Seen | Latent | Halfway | Picture | Film | Sound | Mask | FilmMask
+Result: TypeAlias = Encoded | Seen | Latent | Halfway | ImagePixels | VideoFrames | AudioSamples | Mask | VideoMask
 #: what people ask for
-Made: TypeAlias = Picture | Film | Sound
+Made: TypeAlias = ImagePixels | VideoFrames | AudioSamples

@@ -16,9 +16,9 @@ def _shift_of(exponent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ShiftBySize:
-    """A shift that grows with the picture: exp(mu), and mu is a straight line through these two points.
+    """A shift that grows with the image: exp(mu), and mu is a straight line through these two points.
 
-    tokens      patches of the latent of a small and of a large picture
+    tokens      patches of the latent of a small and of a large image
     exponents   mu there
     """
 

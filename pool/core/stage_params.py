@@ -4,7 +4,7 @@ Values only; torch-free (numpy arrays carry results between processes). A `Work`
 so that its digest names its result: equal work is run once.
 
 Shape legend: L tokens, D text width, V width of a pooled text, C channels, H W latent or pixel height and width, S
-samples of sound.
+samples of audio.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from modelpool.pool.core.refs import EmbeddingRef as EmbeddingRef
 from modelpool.pool.core.refs import HoleTold as HoleTold
 from modelpool.pool.core.refs import LoraRef as LoraRef
 from modelpool.pool.core.refs import ModelRef as ModelRef
+from modelpool.pool.core.results import AudioSamples as AudioSamples
 from modelpool.pool.core.results import Encoded as Encoded
-from modelpool.pool.core.results import Film as Film
-from modelpool.pool.core.results import FilmMask as FilmMask
 from modelpool.pool.core.results import FloatArray as FloatArray
 from modelpool.pool.core.results import Halfway as Halfway
+from modelpool.pool.core.results import ImagePixels as ImagePixels
 from modelpool.pool.core.results import Latent as Latent
 from modelpool.pool.core.results import Made as Made
 from modelpool.pool.core.results import Mask as Mask
-from modelpool.pool.core.results import Picture as Picture
 from modelpool.pool.core.results import PixelArray as PixelArray
 from modelpool.pool.core.results import Result as Result
 from modelpool.pool.core.results import Seen as Seen
-from modelpool.pool.core.results import Sound as Sound
+from modelpool.pool.core.results import VideoFrames as VideoFrames
+from modelpool.pool.core.results import VideoMask as VideoMask
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 
 
 @dataclass(frozen=True, slots=True)
 class RegionWork:
-    """A part of a picture that has a text of its own, and how strongly that counts beside the prompt. `box` is its
-    left, top, width and height in shares of the picture; None where a `Mask` says it."""
+    """A part of an image that has a text of its own, and how strongly that counts beside the prompt. `box` is its
+    left, top, width and height in shares of the image; None where a `Mask` says it."""
 
     strength: float
     box: tuple[float, float, float, float] | None = None
@@ -48,14 +48,14 @@ class RegionWork:
 
 @dataclass(frozen=True, slots=True)
 class EncodeWork:
-    """Encode one text, prompt weights and all. Result: `Encoded`. Reads the `Seen` of each picture that the text
+    """Encode one text, prompt weights and all. Result: `Encoded`. Reads the `Seen` of each image that the text
     encoder is shown among the words.
 
     layers_skipped  of the last layers of CLIP, beyond those that the model's family leaves out
-    is_negative     what a picture is not to show: some families word that otherwise
+    is_negative     what an image is not to show: some families word that otherwise
     embeddings      those that the text names
-    seen            width and height in which each picture was seen
-    numbered        the text calls the pictures by their numbers
+    seen            width and height in which each image was seen
+    numbered        the text calls the images by their numbers
     """
 
     model: ModelRef
@@ -71,39 +71,40 @@ class EncodeWork:
 
 @dataclass(frozen=True, slots=True)
 class SampleWork:
-    """Denoise one picture's latent. Result: `Latent`. Reads `Encoded` of the prompt, then of the negative prompt unless
-    `cfg` is 1, then what its last fields say, in their order; and the `Seen` of its picture by a model that has a
+    """Denoise one image's latent. Result: `Latent`. Reads `Encoded` of the prompt, then of the negative prompt unless
+    `cfg` is 1, then what its last fields say, in their order; and the `Seen` of its image by a model that has a
     vision encoder, which has it in place of texts where it reads none.
 
-    frames       of a film; 0 is a picture or a sound, by a model that makes no films
+    frames       of a video; 0 is an image or an audio clip, by a model that makes no videos
     frame_rate   frames a second of it
-    seconds      of a sound, whose width and height are 0; 0 is a picture or a film
-    pictured     reads the `Latent` of a picture, which the model is told: the one that a film begins with, or that it
-                 works from; a model that enlarges pictures reads the `Picture`
+    seconds      of an audio clip, whose width and height are 0; 0 is an image or a video
+    imaged     reads the `Latent` of an image, which the model is told: the one that a video begins with, or that it
+                 works from; a model that enlarges images reads the `ImagePixels`
     guidance     the number by which a distilled model is told how strongly to follow the text; `cfg` is 1 then
     first_step   steps at the head of the schedule that are left out: what it starts from is there already
     starts       reads a `Latent` that noise is added to, of any size; without it the run starts from noise alone
     masked       reads a `Mask`: outside of it the result is the latent that the run started from
-    told_hidden  reads a `Mask` and the `Latent` of the picture with a hole there, which the model is told
-    reference    reads the `Latent` of a picture of this width and height, to work from
+    told_hidden  reads a `Mask` and the `Latent` of the image with a hole there, which the model is told
+    reference    reads the `Latent` of an image of this width and height, to work from
     more_references  reads those of more of them, after the first
     prior        reads the `Latent` of this height and width that the model before it made
-    ends         the film whose latent it is told of ends with a picture too
-    picture_cfg  how strongly the picture counts that the model is told, 1 as much as it does by itself; 0 for models
+    ends         the video whose latent it is told of ends with an image too
+    image_cfg  how strongly the image counts that the model is told, 1 as much as it does by itself; 0 for models
                  that are not guided so
-    noise_level  of 1000: how much noise is put on the picture that is enlarged
-    image_noise  deviation of the noise that is on the picture that it is told of, pixels of which go from -1 to 1
-    motion       how much moves in a film, of 255
-    elevation    from how far above the middle a film looks at a thing, in degrees
+    noise_level  of 1000: how much noise is put on the image that is enlarged
+    image_noise  deviation of the noise that is on the image that it is told of, pixels of which go from -1 to 1
+    motion       how much moves in a video, of 255
+    elevation    from how far above the middle a video looks at a thing, in degrees
     regions      reads an `Encoded` for each (after the negative prompt), and a `Mask` for each that has no box
-    controls     reads a `Picture` for each, in any size, that the ControlNet speaks of, or the `Latent` of that behind
+    controls     reads a `ImagePixels` for each, in any size, that the ControlNet speaks of, or the `Latent` of that
+    behind
                  all others; where it is told a hole (`HoleTold`) a `Mask` behind all others, and the `Latent` of a
-                 picture beside its own behind that
+                 image beside its own behind that
     switch       of a pair of models: steps of the schedule that are done when the one for low noise takes over, from
                  the `Halfway` that comes of the other's run; 0 where one model makes all
     low_noise    it is the run of the one for low noise; with `switch` it reads that `Halfway`, after all else
-    follows      reads the `Latent` of a video to follow, which `EncodePictureWork.follows` made
-    leading      cells of time before the film's own, of pictures to work from; the result has none of those that are
+    follows      reads the `Latent` of a video to follow, which `EncodeImageWork.follows` made
+    leading      cells of time before the video's own, of images to work from; the result has none of those that are
                  told of as a video to follow is
     """
 
@@ -127,12 +128,12 @@ class SampleWork:
     regions: tuple[RegionWork, ...] = ()
     controls: tuple[ControlRef, ...] = ()
     seconds: float = 0.0
-    pictured: bool = False
+    imaged: bool = False
     reference: tuple[int, int] | None = None
     more_references: tuple[tuple[int, int], ...] = ()
     prior: tuple[int, int] | None = None
     ends: bool = False
-    picture_cfg: float = 0.0
+    image_cfg: float = 0.0
     noise_level: int = 0
     image_noise: float = 0.0
     motion: int = 0
@@ -150,12 +151,12 @@ class SampleWork:
     @property
     def texts(self) -> int:
         """How many texts the model is asked about in each step."""
-        return (1 if self.cfg == 1 else 2) + len(self.regions) + self.asks_without_picture
+        return (1 if self.cfg == 1 else 2) + len(self.regions) + self.asks_without_image
 
     @property
-    def asks_without_picture(self) -> bool:
-        """The model is asked about the negative prompt without a picture too, to be guided away from that."""
-        return self.cfg != 1 and self.picture_cfg not in (0, 1)
+    def asks_without_image(self) -> bool:
+        """The model is asked about the negative prompt without an image too, to be guided away from that."""
+        return self.cfg != 1 and self.image_cfg not in (0, 1)
 
     @property
     def leading_made(self) -> int:
@@ -180,15 +181,15 @@ class SampleWork:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodePictureWork:
-    """Turn pixels into a latent. Result: `Latent`. Reads `Picture`, which is scaled to this size and cropped where it
-    has another, and with `hides` a `Mask` of what the latent is not to show, but grey, or `black`. With `frames` it is
-    the first of so many, and grey follows; with `ends` the last is the second `Picture`, or the first again where no
-    other comes. With `noise` there is so much on its pixels, which go from -1 to 1, by numbers of `seed`. `bright`
+class EncodeImageWork:
+    """Turn pixels into a latent. Result: `Latent`. Reads `ImagePixels`, which is scaled to this size and cropped where
+    it has another, and with `hides` a `Mask` of what the latent is not to show, but grey, or `black`. With `frames` it
+    is the first of so many, and grey follows; with `ends` the last is the second `ImagePixels`, or the first again
+    where no other comes. With `noise` there is so much on its pixels, which go from -1 to 1, by numbers of `seed`. `bright`
     gives the VAE pixels from 0.5 to 128 instead, as the ControlNet for edges of Stable Diffusion 3.5 was trained.
     `follows` makes what a model is told of a video of `frames` to follow (`pool.conditioning.control_video`): reads its
-    `Film` and
-    `FilmMask`, where there are, and a `Picture` for each that the model works from.
+    `VideoFrames` and
+    `VideoMask`, where there are, and a `ImagePixels` for each that the model works from.
     """
 
     model: ModelRef
@@ -205,23 +206,23 @@ class EncodePictureWork:
 
 
 @dataclass(frozen=True, slots=True)
-class SeePictureWork:
+class SeeImageWork:
     """Look at so many `pictures` with a vision encoder. Result: `Seen`, one's states after the other's. Reads a
-    `Picture` for each, in any size; where fewer come, the last counts again, and where none comes a black one. For an
-    encoder that sees pictures in their own proportions it is one, which is brought to this width and height."""
+    `ImagePixels` for each, in any size; where fewer come, the last counts again, and where none comes a black one. For
+    an encoder that sees images in their own proportions it is one, which is brought to this width and height."""
 
     model: ModelRef
-    pictures: int = 1
+    images: int = 1
     width: int = 0
     height: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """Turn a latent into pixels or samples. Result: `Picture`, with `frames` a `Film`, with `seconds` a `Sound` of so
-    many. Reads `Latent`, which has the size of what is made (a sound's may be longer, a film's has `leading` cells of
-    time more, before it), and with `pastes` the `Picture` and the `Mask` that say what the result shows outside of the
-    mask."""
+    """Turn a latent into pixels or samples. Result: `ImagePixels`, with `frames` a `VideoFrames`, with `seconds` a
+    `AudioSamples` of so many. Reads `Latent`, which has the size of what is made (an audio clip's may be longer, a
+    video's has `leading` cells of time more, before it), and with `pastes` the `ImagePixels` and the `Mask` that say
+    what the result shows outside of the mask."""
 
     model: ModelRef
     width: int
@@ -233,7 +234,7 @@ class DecodeWork:
     leading: int = 0
 
 
-Work: TypeAlias = EncodeWork | EncodePictureWork | SeePictureWork | SampleWork | DecodeWork
+Work: TypeAlias = EncodeWork | EncodeImageWork | SeeImageWork | SampleWork | DecodeWork
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -291,9 +292,9 @@ def role_of(work: Work) -> Role:
             return Role.TEXT_ENCODER
         case SampleWork():
             return Role.DIFFUSION_MODEL_2 if work.low_noise else Role.DIFFUSION_MODEL
-        case SeePictureWork():
+        case SeeImageWork():
             return Role.VISION_ENCODER
-        case EncodePictureWork() | DecodeWork():
+        case EncodeImageWork() | DecodeWork():
             return Role.VAE
 
 
@@ -327,7 +328,7 @@ def lora_key(lora: LoraRef) -> ComponentKey:
 def stage_of(work: Work) -> Stage:
     """The stage that `work` belongs to."""
     match work:
-        case EncodeWork() | EncodePictureWork() | SeePictureWork():
+        case EncodeWork() | EncodeImageWork() | SeeImageWork():
             return Stage.ENCODE
         case SampleWork():
             return Stage.SAMPLE
@@ -344,21 +345,21 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
     """
     match work:
         case EncodeWork():
-            # texts that see pictures are as long as these are large
+            # texts that see images are as long as these are large
             return "" if work.seen else f"encode {_model_key(work)} {work.layers_skipped}"
         case SampleWork():
             lengths = ",".join(str(length) for length in context_tokens)
             how = f"{work.steps} {work.cfg!r} {work.guidance!r} {work.sampler} {work.schedule}"
-            reads = f"{work.first_step} {work.starts:d}{work.masked:d}{work.told_hidden:d}{work.pictured:d}"
-            reads += f" {work.reference} {work.more_references} {work.prior} {work.picture_cfg!r} {work.noise_level}"
+            reads = f"{work.first_step} {work.starts:d}{work.masked:d}{work.told_hidden:d}{work.imaged:d}"
+            reads += f" {work.reference} {work.more_references} {work.prior} {work.image_cfg!r} {work.noise_level}"
             reads += f" {work.image_noise!r} {work.motion} {work.elevation!r} {work.ends:d}"
             reads += f" {work.switch}{'low' if work.low_noise else ''} {work.follows:d}{work.leading}"
             reads += "".join(f" {region}" for region in work.regions)
             for c in work.controls:
                 reads += f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r} {c.mode}{c.said or ''}{c.hole or ''}"
             return f"sample {_model_key(work)} {_size_key(work)} {how} {lengths} {reads}"
-        case EncodePictureWork() | SeePictureWork():
-            return ""  # one picture fills a device
+        case EncodeImageWork() | SeeImageWork():
+            return ""  # one image fills a device
         case DecodeWork():
             return f"decode {_model_key(work)} {_size_key(work)} {work.pastes:d}{work.leading}"
 

@@ -19,7 +19,7 @@ class LatentFormat:
     """One family's latents.
 
     channels    channels of a latent
-    dimensions  dimensions of a latent after batch and channels: 1 for sound, 2 for pictures, 3 for video
+    dimensions  dimensions of a latent after batch and channels: 1 for audio, 2 for images, 3 for video
     scale       the model's latents are this many times the VAE's, less the mean
     mean        what is taken off each channel, or off all when it is one number
     std         what each channel is divided by, or all when it is one number

@@ -1,6 +1,6 @@
 """What a file says about the meaning of its diffusion model's output. Torch-free and pure.
 
-Shapes do not tell whether a model was trained to give noise, velocity or a clean picture. Some files carry a tensor
+Shapes do not tell whether a model was trained to give noise, velocity or a clean image. Some files carry a tensor
 for it, some an entry among their metadata; most say nothing, and then the family decides.
 Sources: the tensors that trainers of SD and SDXL models add (v_pred, ztsnr, edm_mean, edm_vpred.*); the ModelSpec
 standard of metadata.

@@ -1,9 +1,9 @@
-"""Which tensors the part of Qwen 2.5 VL that sees pictures has, and what their shapes tell. Torch-free.
+"""Which tensors the part of Qwen 2.5 VL that sees images has, and what their shapes tell. Torch-free.
 
-Knows names and shapes; how it is built and shown pictures, `pool.models.vision.qwen` does.
+Knows names and shapes; how it is built and shown images, `pool.models.vision.qwen` does.
 
 Facts that shapes do not tell, from config.json of Qwen/Qwen2.5-VL-7B-Instruct: 16 heads, windows of 112 pixels, and
-every eighth block looks at the whole picture.
+every eighth block looks at the whole image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Config: TypeAlias = dict[str, Any]
 HEADS, WINDOW, WHOLE_EVERY = 16, 112, 8
 #: pixels along a side of a patch, and patches along a side of what becomes one state
 PATCH, MERGED = 14, 2
-#: frames of a film that a patch is of; a picture counts for all of them
+#: frames of a video that a patch is of; an image counts for all of them
 FRAMES, CHANNELS = 2, 3
 #: a weight that all of them have
 SURE_KEY = "patch_embed.proj.weight"

@@ -16,12 +16,12 @@ tests/golden/detection.json); class names of diffusers 0.42.1.
 from __future__ import annotations
 
 from modelpool.pool.detection.known.flux import FLUXES
-from modelpool.pool.detection.known.image import PICTURES
+from modelpool.pool.detection.known.image import IMAGES
 from modelpool.pool.detection.known.unets import UNETS
-from modelpool.pool.detection.known.video import FILMS, SOUNDS_AND_SHAPES
+from modelpool.pool.detection.known.video import AUDIOS_AND_SHAPES, VIDEOS
 from modelpool.pool.detection.layouts.signature import Layout, Signature
 
-SIGNATURES: tuple[Signature, ...] = (*UNETS, *FLUXES, *PICTURES, *FILMS, *SOUNDS_AND_SHAPES)
+SIGNATURES: tuple[Signature, ...] = (*UNETS, *FLUXES, *IMAGES, *VIDEOS, *AUDIOS_AND_SHAPES)
 
 #: each layout once, in the order in which they are tried
 LAYOUTS: tuple[Layout, ...] = tuple({id(row.layout): row.layout for row in SIGNATURES}.values())

@@ -167,7 +167,7 @@ def _fits(signature: TextEncoderSignature, shapes: Shapes) -> bool:
 
 
 def _layers(shapes: Shapes) -> int:
-    """The layers of the text model; towers for pictures that some files have beside it are left out."""
+    """The layers of the text model; towers for images that some files have beside it are left out."""
     numbers = {
         int(match[1])
         for key in shapes

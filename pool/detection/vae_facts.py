@@ -26,12 +26,12 @@ class VaeFacts:
     latent_channels   channels of its latents, as diffusion models see them
     dimensions        dimensions after batch and channels that its latents have: 1, 2 or 3
     pixel_channels    channels of what it decodes to
-    encode_ratio      pixels (or samples of sound) along one side that become one cell of a latent
+    encode_ratio      pixels (or samples of audio) along one side that become one cell of a latent
     decode_ratio      pixels that one cell becomes
     temporal_ratio    frames that one cell stands for; the first cell of a video is one frame
     working_dtypes    what it may compute in, best first
     latent_formats    the formats of `latent_formats` that its latents can be in; several: the model's family tells
-    frames_are_batch  pictures given together are pictures, not frames of a video
+    frames_are_batch  images given together are images, not frames of a video
     may_offload       whether it stays usable when its weights are moved off the device between runs
     crops_input       whether pixels beyond a multiple of the ratio are cut off before they are encoded
     extra_channels    size of a dimension between channels and time that its latents have beside; 0 for none
@@ -79,7 +79,7 @@ class VaeFacts:
         return _figures(self)[0](latent_shape) * bytes_per_number
 
     def encode_bytes(self, pixel_shape: Shape, bytes_per_number: int) -> float:
-        """What encoding pixels (or sound) of `pixel_shape`, channels second, takes beside weights."""
+        """What encoding pixels (or audio) of `pixel_shape`, channels second, takes beside weights."""
         return _figures(self)[1](pixel_shape) * bytes_per_number
 
 
@@ -87,7 +87,7 @@ Numbers: TypeAlias = Callable[[Shape], float]
 
 
 def _whole(shape: Shape) -> int:
-    """All cells but batch and channels of a picture or video of which frames are counted one by one."""
+    """All cells but batch and channels of an image or video of which frames are counted one by one."""
     area = 1
     for side in shape[2:]:
         area *= side
@@ -107,7 +107,7 @@ def _tiny_video(factor: float, cells_per_side: int, power: float, share: float) 
     return lambda s: factor * max(1.0, s[2] ** power * share) * _last_two(s) * cells_per_side**2
 
 
-_PICTURE: tuple[Numbers, Numbers] = (lambda s: 2178 * _last_two(s) * 64, lambda s: 1767 * _last_two(s))
+_IMAGE: tuple[Numbers, Numbers] = (lambda s: 2178 * _last_two(s) * 64, lambda s: 1767 * _last_two(s))
 _LTX: tuple[Numbers, Numbers] = (
     lambda s: 900 * _whole(s) * 8 * 8 * 8,
     lambda s: 70 * max(s[2], 7) * _last_two(s),
@@ -150,4 +150,4 @@ _FIGURES: Mapping[str, tuple[Numbers, Numbers]] = {
 
 
 def _figures(facts: VaeFacts) -> tuple[Numbers, Numbers]:
-    return _FIGURES.get(facts.name, _PICTURE)
+    return _FIGURES.get(facts.name, _IMAGE)

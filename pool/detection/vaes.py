@@ -183,7 +183,7 @@ _HUNYUAN_VIDEO_15 = VaeFacts(
     encode_ratio=16, decode_ratio=16, temporal_ratio=4,
     working_dtypes=HALF_FIRST, latent_formats=("hunyuan_video_15", "hunyuan_image_refiner"),
 )  # fmt: skip
-#: a picture of the refiner is one frame, and its VAE is another class than the video's with the same tensors
+#: an image of the refiner is one frame, and its VAE is another class than the video's with the same tensors
 HUNYUAN_IMAGE_REFINER = replace(
     _HUNYUAN_VIDEO_15, name="hunyuan_image_refiner", title="HunyuanImage 2.1 refiner",
     latent_formats=("hunyuan_image_refiner",),
@@ -209,7 +209,7 @@ _WAN_22 = VaeFacts(
 _STAGE_C_ENCODER = VaeFacts(
     "cascade_c_encoder", "Stable Cascade stage C, encoder", 16, encode_ratio=32, latent_formats=("cascade_c",)
 )
-_SOUND_RATE_RATIO = 512 * 44100 / 16000
+_AUDIO_RATE_RATIO = 512 * 44100 / 16000
 
 _KL = VaeFacts("kl", "Stable Diffusion or a relative")
 _KL_TEMPORAL = VaeFacts("kl_temporal", "Stable Video Diffusion", latent_formats=("sd1",))
@@ -291,8 +291,8 @@ SIGNATURES: tuple[VaeSignature, ...] = (
     VaeSignature(
         ("vocoder.activation_post.downsample.lowpass.filter",),
         VaeFacts(
-            "mmaudio", "MMAudio", 20, 1, pixel_channels=1, encode_ratio=_SOUND_RATE_RATIO,
-            decode_ratio=_SOUND_RATE_RATIO, working_dtypes=(F32,), crops_input=False,
+            "mmaudio", "MMAudio", 20, 1, pixel_channels=1, encode_ratio=_AUDIO_RATE_RATIO,
+            decode_ratio=_AUDIO_RATE_RATIO, working_dtypes=(F32,), crops_input=False,
         ),
         encoder=("vae.encoder.", "encoder."), decoder=("vae.decoder.", "decoder."),
     ),
@@ -311,7 +311,7 @@ SIGNATURES: tuple[VaeSignature, ...] = (
     ),
     VaeSignature(
         ("vocoder.resblocks.0.convs1.0.weight",),
-        VaeFacts("ltx_audio", "LTX-2, sound", 8, pixel_channels=2),
+        VaeFacts("ltx_audio", "LTX-2, audio", 8, pixel_channels=2),
         encoder=("audio_vae.encoder.", "encoder."), decoder=("audio_vae.decoder.", "decoder."),
     ),
     VaeSignature(

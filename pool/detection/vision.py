@@ -1,6 +1,6 @@
 """Which vision encoder a file or a part of one is, from keys and shapes. Torch-free and pure.
 
-The first layer cuts pictures into patches; its width and the patch tell the published sizes apart.
+The first layer cuts images into patches; its width and the patch tell the published sizes apart.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ FP8_FROM: Generation = (8, 9)
 ANY_FLOAT16_FROM: Generation = (6, 0)
 
 #: words in the names of Pascal cards on which float16 is right, if no faster
-_SOUND_PASCAL = ("1080", "1070", "titan x", "p3000", "p3200", "p4000", "p4200", "p5000", "p5200", "p6000", "1060",
+_AUDIO_PASCAL = ("1080", "1070", "titan x", "p3000", "p3200", "p4000", "p4200", "p5000", "p5200", "p6000", "1060",
                  "1050", "p40", "p100", "p6", "p4")  # fmt: skip
 #: words in the names of Turing cards whose float16 gives wrong numbers
 _BROKEN_TURING = ("1660", "1650", "1630", "t500", "t550", "t600", "mx550", "mx450", "cmp 30hx", "t2000", "t1000",
@@ -110,10 +110,10 @@ def cuda_capabilities(
 ) -> DeviceCapabilities:
     """What an Nvidia card of this name and generation can do. Pure."""
     broken = generation == (7, 5) and _names(name, _BROKEN_TURING)
-    sound_pascal = generation[0] == 6 and _names(name, _SOUND_PASCAL)
+    audio_pascal = generation[0] == 6 and _names(name, _AUDIO_PASCAL)
     if generation < ANY_FLOAT16_FROM:
         storage = HalfStorage.NEVER
-    elif sound_pascal or (generation >= FLOAT16_FROM and not broken):
+    elif audio_pascal or (generation >= FLOAT16_FROM and not broken):
         storage = HalfStorage.ALWAYS
     else:
         storage = HalfStorage.WHEN_SHORT

@@ -15,21 +15,21 @@ import torch
 
 from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.core.stage_params import (
+    AudioSamples,
     Coming,
     Encoded,
-    Film,
-    FilmMask,
     Halfway,
+    ImagePixels,
     Latent,
     Mask,
     Member,
     Outcome,
-    Picture,
     Result,
     RunHooks,
     Seen,
-    Sound,
     Stopped,
+    VideoFrames,
+    VideoMask,
     together_key,
 )
 from modelpool.pool.patcher.out_of_memory import exhausted, let_go
@@ -162,15 +162,15 @@ def _size(result: Result) -> tuple[int, ...]:
             return result.samples_CHW.shape
         case Halfway():
             return tuple(size for array in result.arrays for size in array.shape)
-        case Picture():
+        case ImagePixels():
             return result.pixels_HWC.shape
-        case Film():
+        case VideoFrames():
             return result.frames_THWC.shape
-        case Sound():
+        case AudioSamples():
             return result.samples_SC.shape
         case Mask():
             return result.values_HW.shape
-        case FilmMask():
+        case VideoMask():
             return result.values_THW.shape
 
 

@@ -17,14 +17,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from modelpool.pool.conditioning.image_embeds import see_pictures
+from modelpool.pool.conditioning.image_embeds import see_images
 from modelpool.pool.conditioning.micro_conditioning import pooled_width
 from modelpool.pool.controlnets.patchers import ControlPatchers
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.lru_cache import Recent
 from modelpool.pool.core.stage_params import (
     DecodeWork,
-    EncodePictureWork,
+    EncodeImageWork,
     EncodeWork,
     LoraRef,
     Member,
@@ -33,8 +33,8 @@ from modelpool.pool.core.stage_params import (
     Result,
     RunHooks,
     SampleWork,
+    SeeImageWork,
     Seen,
-    SeePictureWork,
     Work,
     role_of,
 )
@@ -46,7 +46,7 @@ from modelpool.pool.devices.transfer_pipeline import UploadRoad
 from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
 from modelpool.pool.engine.batching import joint_hooks, joint_task, run_together
-from modelpool.pool.engine.image_stages import decode_pictures, encode_pictures
+from modelpool.pool.engine.image_stages import decode_images, encode_images
 from modelpool.pool.engine.stages import TextEncoder, encode_together, sample_together
 from modelpool.pool.engine.task_runner import Run, TaskRunner
 from modelpool.pool.estimates.activation_calibration import ActivationError
@@ -189,7 +189,7 @@ class Engine:
         """Do the works of all members, in one run where that goes: the outcome of each, in order.
 
         A result is that of the member run by itself, but in the last bits: kernels may round otherwise for several
-        pictures. The cost of each is its share. See `pool.engine.batching.run_together` for what happens when it goes
+        images. The cost of each is its share. See `pool.engine.batching.run_together` for what happens when it goes
         wrong;
         never raises an Exception, and residency is exact afterwards.
         """
@@ -299,7 +299,7 @@ class Engine:
     def _run_to_come(self, task: TaskSpec, work: Work) -> Run[Any] | None:
         """The run of a task that is to come; None where its model would have to be opened first, or a LoRA."""
         opened = self._models.get(work.model.sha256)
-        loras = () if isinstance(work, DecodeWork | EncodePictureWork | SeePictureWork) else work.loras
+        loras = () if isinstance(work, DecodeWork | EncodeImageWork | SeeImageWork) else work.loras
         if opened is None or not opened.has_matched(loras) or any(u.component not in self._patchers for u in task.uses):
             return None
         return Run(task, _wanted(self._used_by(work), task), lambda division: (), lambda: False)
@@ -316,9 +316,9 @@ class Engine:
                 return tuple(self.patcher(work.model, role, work.loras) for role in roles)
             case SampleWork():
                 return (self.patcher(work.model, role_of(work), work.loras), *self._controls.of(work.controls))
-            case SeePictureWork():
+            case SeeImageWork():
                 return (self.patcher(work.model, Role.VISION_ENCODER),)
-            case EncodePictureWork() | DecodeWork():
+            case EncodeImageWork() | DecodeWork():
                 return (self.patcher(work.model, Role.VAE),)
 
     def _compute(
@@ -339,14 +339,14 @@ class Engine:
                 sampled = _all_of(works, SampleWork)
                 facts, controls = family.sampling, patchers[1:]
                 return sample_together(sampled, inputs, patchers[0], latent, hooks, division, facts, controls)
-            case SeePictureWork():
+            case SeeImageWork():
                 sight = family.sampling.sight
-                assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no pictures"
-                return see_pictures(_all_of(works, SeePictureWork), inputs, patchers[0], sight, hooks)
-            case EncodePictureWork():
-                return encode_pictures(_all_of(works, EncodePictureWork), inputs, patchers[0], latent, hooks, division)
+                assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"
+                return see_images(_all_of(works, SeeImageWork), inputs, patchers[0], sight, hooks)
+            case EncodeImageWork():
+                return encode_images(_all_of(works, EncodeImageWork), inputs, patchers[0], latent, hooks, division)
             case DecodeWork():
-                return decode_pictures(_all_of(works, DecodeWork), inputs, patchers[0], latent, hooks, division)
+                return decode_images(_all_of(works, DecodeWork), inputs, patchers[0], latent, hooks, division)
 
 
 def _wanted(patchers: Patchers, task: TaskSpec) -> tuple[Wanted, ...]:

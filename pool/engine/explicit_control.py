@@ -7,7 +7,7 @@
         pixels_HWC = model.generate("a red circle", seed=7)
         model.diffusion_model.partially_unload(2 << 30)
 
-Nothing moves by itself: what is resident stays, what is not streams while it is used, and the picture is the same.
+Nothing moves by itself: what is resident stays, what is not streams while it is used, and the image is the same.
 docs/explicit_control.md is the page about it. For a pool that decides by itself, see `modelpool.ModelPool`.
 """
 
@@ -32,10 +32,10 @@ from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
     EncodeWork,
+    ImagePixels,
     Latent,
     LoraRef,
     ModelRef,
-    Picture,
     PixelArray,
     Result,
     RunHooks,
@@ -59,7 +59,7 @@ __all__ = ["ExplicitComponent", "Interrupt", "LoadedModel", "Stopped", "load_che
 
 #: more would only be in each other's way
 MAX_THREADS = 1024
-#: width and height of a picture, at most; as in `actors.request.requests`
+#: width and height of an image, at most; as in `actors.request.requests`
 MAX_SIZE = 16384
 
 #: called after each step with (steps done, steps in all)
@@ -79,7 +79,7 @@ def load_checkpoint(
     device   "cuda", "sim", "cpu" or another kind of torch's; "auto" is cuda where there is one, else sim
     vram     most that weights and activations may take: bytes, or "8GiB"; None is what the device has
     index    which device of that kind
-    threads  CPU threads of torch, for the whole process; they can change the last bits of a picture
+    threads  CPU threads of torch, for the whole process; they can change the last bits of an image
     Raises UserError (CorruptFile, UnknownArchitecture, UnusableField, UnknownName, DoesNotFit) naming what was wrong.
     Close it, or use it as a context: weights stay on the device until then.
     """
@@ -200,7 +200,7 @@ class LoadedModel:
             raise unusable_field("latent", found, f"what `sample` makes: [{facts.channels}, height, width]")
         height, width = (cells * facts.downscale for cells in latent.samples_CHW.shape[1:])
         result = self._run(DecodeWork(self._model, width, height), (latent,), (self.vae,))
-        assert isinstance(result, Picture)
+        assert isinstance(result, ImagePixels)
         return result.pixels_HWC
 
     def generate(
@@ -216,7 +216,7 @@ class LoadedModel:
         seed: int | None = None,
         on_step: OnStep | None = None,
     ) -> PixelArray:
-        """One picture: `encode`, `sample` and `decode` as one run, which `cancel` stops as a whole.
+        """One image: `encode`, `sample` and `decode` as one run, which `cancel` stops as a whole.
 
         What is wrong with an argument is said before anything runs.
         """

@@ -1,7 +1,7 @@
-"""The stages that read or write pixels of a person's own: a picture into a latent, a latent into a picture that keeps
+"""The stages that read or write pixels of a person's own: an image into a latent, a latent into an image that keeps
 what was not to change.
 
-Knows the inputs of `EncodePictureWork` and `DecodeWork`; what is run on them is `pool.engine.stages`' business.
+Knows the inputs of `EncodeImageWork` and `DecodeWork`; what is run on them is `pool.engine.stages`' business.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from modelpool.pool.conditioning.control_video import encode_followed
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.stage_params import (
     DecodeWork,
-    EncodePictureWork,
+    EncodeImageWork,
+    ImagePixels,
     Latent,
     Made,
     Mask,
-    Picture,
     Result,
     RunHooks,
 )
@@ -30,21 +30,21 @@ from modelpool.pool.specs.spec import Division
 Kind = TypeVar("Kind")
 
 
-def encode_pictures(
-    works: Sequence[EncodePictureWork],
+def encode_images(
+    works: Sequence[EncodeImageWork],
     inputs: Sequence[Sequence[Result]],
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
     division: Division | None = None,
 ) -> tuple[Latent, ...]:
-    """The latent of each picture: the mean of what the VAE says of it, so that whoever starts from the same picture,
+    """The latent of each image: the mean of what the VAE says of it, so that whoever starts from the same image,
     with whatever seed, starts from the same latent. One after the other. Raises as `vae_encode`."""
     return tuple(_encoded(work, read, vae, latent, hooks, division) for work, read in zip(works, inputs, strict=True))
 
 
 def _encoded(
-    work: EncodePictureWork,
+    work: EncodeImageWork,
     read: Sequence[Result],
     vae: ModelPatcher,
     latent: LatentFacts,
@@ -54,17 +54,17 @@ def _encoded(
     size = work.width, work.height
     if work.follows:
         return encode_followed(work, read, vae, latent, hooks, division)
-    pictures = [Picture(covering(one.pixels_HWC, *size)) for one in read if isinstance(one, Picture)]
-    picture = pictures[0]
+    images = [ImagePixels(covering(one.pixels_HWC, *size)) for one in read if isinstance(one, ImagePixels)]
+    image = images[0]
     hidden = Mask(covering(_only(read, Mask).values_HW, *size)) if work.hides else None
     if work.frames:
-        last = pictures[-1] if work.ends else None
-        return vae_encode_beginning(picture, work.frames, vae, latent, hooks, division, last)
+        last = images[-1] if work.ends else None
+        return vae_encode_beginning(image, work.frames, vae, latent, hooks, division, last)
     shaken = work.noise, seed_beside(work.seed)
-    return vae_encode(picture, vae, latent, hooks, None, division, hidden, shaken, work.bright, work.black)
+    return vae_encode(image, vae, latent, hooks, None, division, hidden, shaken, work.bright, work.black)
 
 
-def decode_pictures(
+def decode_images(
     works: Sequence[DecodeWork],
     inputs: Sequence[Sequence[Result]],
     vae: ModelPatcher,
@@ -72,21 +72,21 @@ def decode_pictures(
     hooks: RunHooks,
     division: Division | None = None,
 ) -> tuple[Made, ...]:
-    """The picture, film or sound of each latent; outside of its mask that of the driver, where it is to be kept.
+    """The image, video or audio of each latent; outside of its mask that of the driver, where it is to be kept.
     Raises as `decode_together`."""
     latents = [_only(read, Latent) for read in inputs]
     lasts = works[0].frame_rate, works[0].seconds, works[0].leading * latent.frames_per_cell
     made = decode_together(latents, vae, latent, hooks, division, *lasts)
     return tuple(
-        _kept(picture, read) if work.pastes and isinstance(picture, Picture) else picture
-        for work, picture, read in zip(works, made, inputs, strict=True)
+        _kept(image, read) if work.pastes and isinstance(image, ImagePixels) else image
+        for work, image, read in zip(works, made, inputs, strict=True)
     )
 
 
-def _kept(made: Picture, read: Sequence[Result]) -> Picture:
+def _kept(made: ImagePixels, read: Sequence[Result]) -> ImagePixels:
     height, width = made.pixels_HWC.shape[:2]
-    kept, mask = _only(read, Picture).pixels_HWC, _only(read, Mask).values_HW
-    return Picture(pasted(made.pixels_HWC, covering(kept, width, height), covering(mask, width, height)))
+    kept, mask = _only(read, ImagePixels).pixels_HWC, _only(read, Mask).values_HW
+    return ImagePixels(pasted(made.pixels_HWC, covering(kept, width, height), covering(mask, width, height)))
 
 
 def _only(read: Sequence[Result], kind: type[Kind]) -> Kind:

@@ -72,7 +72,7 @@ def diffusion_rest_place(policy: VramPolicy) -> Choice[Place]:
 
 
 def vae_place(policy: VramPolicy) -> Choice[Place]:
-    """Where pictures are decoded."""
+    """Where images are decoded."""
     if policy is VramPolicy.DISABLED:
         return Choice(Place.HOST, "the device is not used")
     return Choice(Place.DEVICE, "decoding on the CPU takes many times as long")

@@ -1,4 +1,4 @@
-"""The three stages of a picture on components that are ready to run, for one picture or for several at once. Plain
+"""The three stages of an image on components that are ready to run, for one image or for several at once. Plain
 functions; no memory is managed here.
 
 Shape legend: B batch, L tokens, D text width, V width of a pooled text, C latent channels, H W height and width.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.first_frame import told_of_beginning
-from modelpool.pool.conditioning.image_concat import ToldPictures, repeats_picture, told_of_pictures
+from modelpool.pool.conditioning.image_concat import ToldImages, repeats_image, told_of_images
 from modelpool.pool.conditioning.image_embeds import texts_read
 from modelpool.pool.conditioning.micro_conditioning import extras_of
 from modelpool.pool.conditioning.regions import NO_REGIONS, Regions, region_weights
@@ -25,39 +25,39 @@ from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.family_facts import PLAIN_TEXT, LatentFacts, TextFacts
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from modelpool.pool.core.stage_params import (
+    AudioSamples,
     Encoded,
     EncodeWork,
-    Film,
     Halfway,
+    ImagePixels,
     Latent,
     Made,
     Mask,
-    Picture,
     PixelArray,
     Result,
     RunHooks,
     SampleWork,
     Seen,
-    Sound,
+    VideoFrames,
 )
 from modelpool.pool.core.stopping import stop_check
 from modelpool.pool.families.text_readings import readings_of
-from modelpool.pool.guidance.call_model import ask, film_cells, tokens_of, told_beside
+from modelpool.pool.guidance.call_model import ask, tokens_of, told_beside, video_cells
 from modelpool.pool.guidance.model_guiders import own_ways
-from modelpool.pool.guidance.run import denoise_pictures
+from modelpool.pool.guidance.run import denoise_images
 from modelpool.pool.models.text.text_conditioning import told_of
 from modelpool.pool.models.text.vision_prompt import seeing
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import HALF
 from modelpool.pool.pixels.latent_pixels import decoded, encoded, sampled_shape
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.partial_run import handed_on, part_of
 from modelpool.pool.sampling.schedules import sigma_table
 from modelpool.pool.specs.spec import Division
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, match_lengths, read_texts
-from modelpool.pool.text.image_tokens import SeenPicture
+from modelpool.pool.text.image_tokens import SeenImage
 from modelpool.pool.text.reading import Reading, with_layers_skipped
 
 
@@ -88,7 +88,7 @@ def encode_together(
     hooks: RunHooks,
     text_set: str = "",
     embeddings: Sequence[Embedding] = (),
-    pictures: Sequence[Seen] = (),
+    images: Sequence[Seen] = (),
 ) -> tuple[Encoded, ...]:
     """`encode` for each of `works`, which differ in their texts, in one run. `embeddings` are those that the texts
     name, `pictures` those that the text encoders are shown among the words."""
@@ -96,16 +96,16 @@ def encode_together(
     for encoder in encoders:
         facts = with_layers_skipped(encoder.facts, works[0].layers_skipped)
         if isinstance(facts, Reading):
-            facts = seeing(facts, len(pictures), works[0].numbered)
+            facts = seeing(facts, len(images), works[0].numbered)
         with encoder.patcher.running(stop_check(hooks)) as module:
             own, known = encoder.tokenizer or tokenizer, {}
             if embeddings and isinstance(own, ClipTokenizer):
                 config: Any = module.config  # transformers is not typed
                 known = {each.name: each.for_encoder(encoder.name, config.hidden_size) for each in embeddings}
             device = encoder.patcher.device
-            shown = [SeenPicture(torch.from_numpy(each.states_LD.copy()), *each.grid) for each in pictures]
+            shown = [SeenImage(torch.from_numpy(each.states_LD.copy()), *each.grid) for each in images]
             sees = isinstance(facts, Reading) and facts.sees
-            how: dict[str, Any] = {"embeddings": known, "negative": negative, "pictures": shown if sees else ()}
+            how: dict[str, Any] = {"embeddings": known, "negative": negative, "images": shown if sees else ()}
             read.append(read_texts(module, own, texts, device, facts, **how))
     hooks.on_step(1, 1)
     by_text = list(zip(*read, strict=True))
@@ -163,7 +163,7 @@ def sample_together(
     facts: SamplingFacts = PLAIN_SAMPLING,
     controls: Sequence[ModelPatcher] = (),
 ) -> tuple[Latent | Halfway, ...]:
-    """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_pictures`. `controls`
+    """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_images`. `controls`
     are the ControlNets that the works name. What is to go on with another model is `Halfway`.
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile when one of the latents is not
@@ -173,7 +173,7 @@ def sample_together(
     most_at_once = 0 if division is None else division.batch
     shape_CHW = sampled_shape(work, latent)
     cells = latent.sides(work.width, work.height)
-    start, shown = start_of(works, inputs, cells), told_of_pictures(works, inputs, facts, latent, cells)
+    start, shown = start_of(works, inputs, cells), told_of_images(works, inputs, facts, latent, cells)
     cond, uncond, regions = _conditions(works, inputs, most_at_once != 1, facts, shown, cells)
     speaking = controls_of(works, inputs, controls, latent, cond, stop_check(hooks))
     dtype = diffusion_model.compute_dtype
@@ -186,7 +186,7 @@ def sample_together(
 
         device = diffusion_model.device
         options, part = diffusion_model.model_options, part_of(works, inputs, device)
-        samples_BCHW = denoise_pictures(
+        samples_BCHW = denoise_images(
             predict_noise,
             work,
             [each.seed for each in works],
@@ -202,7 +202,7 @@ def sample_together(
             prediction=facts.prediction,
             start_BCHW=start.latent_BCHW,
             regions=regions,
-            without_picture=shown.without,
+            without_image=shown.without,
             ways=own_ways(facts, work, cond, len(works), shape_CHW[1], device),
             part=part,
         )
@@ -220,7 +220,7 @@ def _conditions(
     inputs: Sequence[Sequence[Result]],
     matched: bool,
     facts: SamplingFacts,
-    shown: ToldPictures,
+    shown: ToldImages,
     cells: tuple[int, int],
 ) -> tuple[Condition, Condition | None, Regions]:
     """What guides the run of these works: the prompts, the negative prompts and the texts of regions, with what the
@@ -241,10 +241,10 @@ def _conditions(
     extras = [{**told, **shown.told} for told in extras]
     if len(own[0]) > 1:
         extras[len(own[0]) - 1] |= shown.negative
-    if works[0].pictured and facts.film is not None and not repeats_picture(facts):
+    if works[0].imaged and facts.video is not None and not repeats_image(facts):
         first = torch.stack([torch.from_numpy(_latent_of(each).samples_CHW.copy()) for each in inputs])
-        cells_of_time = film_cells(facts.film, works[0].frames) + works[0].leading
-        beginning = told_of_beginning(facts.film, first, cells_of_time, works[0].ends)
+        cells_of_time = video_cells(facts.video, works[0].frames) + works[0].leading
+        beginning = told_of_beginning(facts.video, first, cells_of_time, works[0].ends)
         extras = [{**told, **beginning} for told in extras]
     cond, places = Condition(cond_BLD, extras=extras[0]), range(len(own[0]), len(read[0]))
     uncond = None if uncond_BLD is None else Condition(uncond_BLD, extras=extras[len(own[0]) - 1])
@@ -259,27 +259,27 @@ def _conditions(
 
 
 def _latent_of(read: Sequence[Result]) -> Latent:
-    """The one latent that a film is begun with; another number of them is our mistake."""
+    """The one latent that a video is begun with; another number of them is our mistake."""
     (found,) = [one for one in read if isinstance(one, Latent)]
     return found
 
 
 def _stacked_texts(texts: Sequence[Encoded]) -> Tensor:
-    """Texts of one length, one for each picture, as a batch."""
+    """Texts of one length, one for each image, as a batch."""
     return torch.stack([torch.from_numpy(text.context_LD.copy()) for text in texts])
 
 
 def decode(
     sampled: Latent, vae: ModelPatcher, latent: LatentFacts, hooks: RunHooks, division: Division | None = None
-) -> Picture:
+) -> ImagePixels:
     """Turn a latent into pixels. One step, or one for each tile. Raises Stopped at a tile or layer.
 
     With `division.tile` by tiles of that edge, which share a quarter of it; a tile as large as the latent changes
     nothing.
     """
-    picture = decode_together((sampled,), vae, latent, hooks, division)[0]
-    assert isinstance(picture, Picture), "a film's latent is decoded to a film: `decode_together`"
-    return picture
+    image = decode_together((sampled,), vae, latent, hooks, division)[0]
+    assert isinstance(image, ImagePixels), "a video's latent is decoded to a video: `decode_together`"
+    return image
 
 
 def decode_together(
@@ -292,21 +292,21 @@ def decode_together(
     seconds: float = 0.0,
     leading: int = 0,
 ) -> tuple[Made, ...]:
-    """`decode` for each of `sampled`, latents of one size, in one run; those of films become films, those of sound
-    sounds of so many `seconds`. So many frames at the beginning, `leading`, are left out."""
+    """`decode` for each of `sampled`, latents of one size, in one run; those of videos become videos, those of audio
+    audio clips of so many `seconds`. So many frames at the beginning, `leading`, are left out."""
     scaled_BC = torch.stack([torch.from_numpy(each.samples_CHW.copy()) for each in sampled])
     pixels_BC = decoded(scaled_BC, vae, latent, hooks, division)
-    if latent.sound is not None:
-        rate = latent.sound.samples_per_second
-        return tuple(_sound(sound_CS, int(seconds * rate), rate) for sound_CS in pixels_BC.unbind())
+    if latent.audio is not None:
+        rate = latent.audio.samples_per_second
+        return tuple(_audio(audio_CS, int(seconds * rate), rate) for audio_CS in pixels_BC.unbind())
     if pixels_BC.dim() == 5:
-        films_BC = pixels_BC[:, :, leading:].unbind()
-        return tuple(Film(_bytes(film_CTHW.permute(1, 2, 3, 0)), frame_rate) for film_CTHW in films_BC)
-    return tuple(Picture(_bytes(image_CHW.permute(1, 2, 0))) for image_CHW in pixels_BC.unbind())
+        videos_BC = pixels_BC[:, :, leading:].unbind()
+        return tuple(VideoFrames(_bytes(video_CTHW.permute(1, 2, 3, 0)), frame_rate) for video_CTHW in videos_BC)
+    return tuple(ImagePixels(_bytes(image_CHW.permute(1, 2, 0))) for image_CHW in pixels_BC.unbind())
 
 
 def vae_encode(
-    picture: Picture,
+    image: ImagePixels,
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
@@ -320,40 +320,40 @@ def vae_encode(
     """Turn pixels into a latent in the diffusion model's own scale: the mean of what the VAE says, or, with `seed`, a
     sample of it by that seed's noise. One step, or one for each tile; `division.tile` is in latent cells here too.
     Pixels where `hidden` is at least half white are taken for grey, or `black`. `shaken` is how much noise is on the
-    pixels, which go from -1 to 1, and its seed; `bright` as of `EncodePictureWork`.
+    pixels, which go from -1 to 1, and its seed; `bright` as of `EncodeImageWork`.
 
     Raises UnusableField for a size that is no whole number of latent cells, CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
     """
-    pixels_BCHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1)[None].float()
-    # Source: the inference code of Stability-AI/sd3.5, for edges: 255 times a picture from 0 to 1, halved, and a half
+    pixels_BCHW = torch.from_numpy(image.pixels_HWC.copy()).permute(2, 0, 1)[None].float()
+    # Source: the inference code of Stability-AI/sd3.5, for edges: 255 times an image from 0 to 1, halved, and a half
     pixels_BCHW = pixels_BCHW * 0.5 + 0.5 if bright else pixels_BCHW / 127.5 - 1.0
     strength, own_seed = shaken
     if strength:
-        pixels_BCHW = pixels_BCHW + strength * PictureNoise(own_seed).draw(tuple(pixels_BCHW.shape))
+        pixels_BCHW = pixels_BCHW + strength * ImageNoise(own_seed).draw(tuple(pixels_BCHW.shape))
     if hidden is not None:
         pixels_BCHW = pixels_BCHW.masked_fill(torch.from_numpy(hidden.values_HW >= HALF), -1.0 if black else 0.0)
-    noise = None if seed is None else PictureNoise(seed)
+    noise = None if seed is None else ImageNoise(seed)
     return _finite_latent(encoded(pixels_BCHW, vae, latent, hooks, noise, division), vae)
 
 
 def vae_encode_beginning(
-    picture: Picture,
+    image: ImagePixels,
     frames: int,
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
     division: Division | None = None,
-    last: Picture | None = None,
+    last: ImagePixels | None = None,
 ) -> Latent:
-    """The latent of a film of so many frames, of which `picture` is the first, `last` the last, and the others are
+    """The latent of a video of so many frames, of which `image` is the first, `last` the last, and the others are
     grey. As `vae_encode`."""
-    first_CHW = torch.from_numpy(picture.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
-    film_BCTHW = torch.zeros((1, first_CHW.shape[0], frames, *first_CHW.shape[1:]))
-    film_BCTHW[0, :, 0] = first_CHW
+    first_CHW = torch.from_numpy(image.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
+    video_BCTHW = torch.zeros((1, first_CHW.shape[0], frames, *first_CHW.shape[1:]))
+    video_BCTHW[0, :, 0] = first_CHW
     if last is not None:
-        film_BCTHW[0, :, -1] = torch.from_numpy(last.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
-    return _finite_latent(encoded(film_BCTHW, vae, latent, hooks, None, division), vae)
+        video_BCTHW[0, :, -1] = torch.from_numpy(last.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
+    return _finite_latent(encoded(video_BCTHW, vae, latent, hooks, None, division), vae)
 
 
 def _finite_latent(samples_BC: Tensor, vae: ModelPatcher) -> Latent:
@@ -363,7 +363,7 @@ def _finite_latent(samples_BC: Tensor, vae: ModelPatcher) -> Latent:
 
 
 def _texts(inputs: tuple[Encoded, ...], matched: bool) -> tuple[Tensor, Tensor | None]:
-    """The prompt and the negative prompt of one picture; `matched` brings them to one length where that can be."""
+    """The prompt and the negative prompt of one image; `matched` brings them to one length where that can be."""
     contexts = [torch.from_numpy(i.context_LD.copy()) for i in inputs]
     cond_LD, uncond_LD = contexts[0], contexts[1] if len(contexts) > 1 else None
     if uncond_LD is None or not matched:
@@ -378,13 +378,13 @@ def _pooled(text: Encoded) -> Tensor | None:
 def _stacked(texts: Sequence[Tensor | None]) -> Tensor | None:
     """Texts of one length as a batch; None when there are none."""
     found = [text_LD for text_LD in texts if text_LD is not None]
-    assert len(found) in (0, len(texts)), "some pictures of a batch are told what others are not"
+    assert len(found) in (0, len(texts)), "some images of a batch are told what others are not"
     return torch.stack(found) if found else None
 
 
-def _sound(samples_CS: Tensor, count: int, samples_per_second: int) -> Sound:
+def _audio(samples_CS: Tensor, count: int, samples_per_second: int) -> AudioSamples:
     """The first `count` samples of what a VAE made, or all where there are fewer."""
-    return Sound(samples_CS[:, :count].T.float().contiguous().numpy(), samples_per_second)
+    return AudioSamples(samples_CS[:, :count].T.float().contiguous().numpy(), samples_per_second)
 
 
 def _bytes(pixels: Tensor) -> PixelArray:

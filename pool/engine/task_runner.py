@@ -140,7 +140,7 @@ class TaskRunner:
             give_back_unused(self._device.memory)
             if whose is Exhausted.HOST:
                 raise OutOfHostMemory(f"{run.task.task_id}: the host has no memory left: {error}") from error
-            advice = "unload some weights (partially_unload, to_cpu) or make a smaller picture"
+            advice = "unload some weights (partially_unload, to_cpu) or make a smaller image"
             raise RanOutOfMemory(f"{run.task.task_id} ran out of device memory; {advice}. {error}") from error
 
     def _try(self, run: Run[Made], trying: Try, progress: _Progress) -> tuple[Made, RunCost]:
@@ -209,7 +209,7 @@ class TaskRunner:
     def _first_division(self, run: Run[Any]) -> Division:
         """The least divided way that fits when everything that may leave does.
 
-        By the figures of the task, and by what such runs were measured to take: a division may change the picture, so
+        By the figures of the task, and by what such runs were measured to take: a division may change the image, so
         no guess of this book's causes one. Where a correction is right that was not measured, weights make room.
         """
         room_bytes = self._vram.activation_room(run.uses, new=run.specs)

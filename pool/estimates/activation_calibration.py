@@ -12,7 +12,7 @@ bounds
    well takes a part of the step back: it may have been a moment's bad luck.
 4. Bounded: what was not measured moves an estimate by no more than `LOWEST` to `HIGHEST` times, and what was measured
    at other sizes raises it by no more than `OTHER_SIZES` times.
-5. A correction is for planning weights, which changes no picture. What may divide a run, which can, is a peak that a
+5. A correction is for planning weights, which changes no image. What may divide a run, which can, is a peak that a
    run of just this kind had (`most_measured`).
 Same calls, same answers. One thread's.
 """

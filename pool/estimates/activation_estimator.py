@@ -17,15 +17,15 @@ from modelpool.pool.conditioning.micro_conditioning import CONTEXT, IMAGE_CONTEX
 from modelpool.pool.controlnets.controlnet_bytes import ControlStage
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.lru_cache import Recent
-from modelpool.pool.core.sampling_facts import FilmFacts, Sight
+from modelpool.pool.core.sampling_facts import Sight, VideoFacts
 from modelpool.pool.core.stage_params import (
     ControlRef,
     DecodeWork,
-    EncodePictureWork,
+    EncodeImageWork,
     EncodeWork,
     ModelRef,
     SampleWork,
-    SeePictureWork,
+    SeeImageWork,
     Work,
     role_of,
     stage_of,
@@ -44,7 +44,7 @@ from modelpool.pool.estimates.stage_peak_bytes import (
     TextStage,
     decode_bytes,
     encode_bytes,
-    encode_picture_bytes,
+    encode_image_bytes,
     sample_bytes,
     see_bytes,
     stage_call,
@@ -58,7 +58,7 @@ from modelpool.pool.models.diffusion.cascade_model import empty_text
 from modelpool.pool.models.text.lengths import context_tokens, empty_told, length_read
 from modelpool.pool.models.text.vision_prompt import seeing
 from modelpool.pool.models.vision.preprocess import states_shape
-from modelpool.pool.models.vision.qwen import empty_pictures
+from modelpool.pool.models.vision.qwen import empty_images
 from modelpool.pool.patcher.weight_bytes import module_bytes
 from modelpool.pool.pixels.latent_pixels import sampled_shape
 from modelpool.pool.plan.residency import ModuleBytes
@@ -66,7 +66,7 @@ from modelpool.pool.specs.division import ways as ways_of
 from modelpool.pool.specs.spec import Division, Role, RunCost, TaskSpec
 from modelpool.pool.text.chunks import spelled_out
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
-from modelpool.pool.text.image_tokens import SeenPicture
+from modelpool.pool.text.image_tokens import SeenImage
 from modelpool.pool.tracing.activation_bytes import WITHOUT_MARGIN, StageModule, attention_form, with_margin
 from modelpool.pool.tracing.dry_run import META
 from modelpool.pool.tracing.meta_cache import MetaAnswers
@@ -99,7 +99,7 @@ class ActivationFigures:
     def text_tokens(
         self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
     ) -> int:
-        """Tokens of `text` as the diffusion model of `model` reads it, with pictures as `EncodeWork` has them. Raises
+        """Tokens of `text` as the diffusion model of `model` reads it, with images as `EncodeWork` has them. Raises
         UnusableField as `parse_weights` does, and TokenizerMissing."""
         return self._text_shape(model, text, seen, numbered).tokens
 
@@ -165,7 +165,7 @@ class ActivationFigures:
         """Ways that may need less, without the figure."""
         if isinstance(work, SampleWork) and (work.cfg != 1 or work.regions):
             yield Division(0, batch=1, slowdown=APART_SLOWDOWN)
-        if isinstance(work, (EncodePictureWork, DecodeWork)):
+        if isinstance(work, (EncodeImageWork, DecodeWork)):
             cells = self._open(model).latent.sides(work.width, work.height)
             yield from (Division(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in TILES if t < max(cells))
 
@@ -212,11 +212,11 @@ class ActivationFigures:
                 module = self._module(opened, role_of(work))
                 told, controls = empty_told_of(opened), [self._control(control) for control in work.controls]
                 return sample_bytes(module, work, latent, lengths, way.batch, family.sampling, told, controls)
-            case SeePictureWork():
+            case SeeImageWork():
                 return see_bytes(self._module(opened, role_of(work)), family.sampling, (work.width, work.height))
-            case EncodePictureWork():
+            case EncodeImageWork():
                 cells = latent.sides(work.width, work.height)
-                return encode_picture_bytes(self._module(opened, role_of(work)), cells, latent, way.tile, work.frames)
+                return encode_image_bytes(self._module(opened, role_of(work)), cells, latent, way.tile, work.frames)
             case DecodeWork():
                 shape = sampled_shape(work, latent)
                 return decode_bytes(self._module(opened, role_of(work)), shape, latent, way.tile)
@@ -231,8 +231,8 @@ class ActivationFigures:
             return TextStage(module, family.texts[role], self._load_tokenizer())
         text = opened.reading(role)
         reading, config = seeing(text.reading, len(work.seen), work.numbered), cast(Any, module.module).config
-        pictures = _empty_seen(opened, work.seen, config.hidden_size) if reading.sees else ()
-        return TextStage(module, reading, text.tokenizer or self._load_tokenizer(), pictures)
+        images = _empty_seen(opened, work.seen, config.hidden_size) if reading.sees else ()
+        return TextStage(module, reading, text.tokenizer or self._load_tokenizer(), images)
 
     def _control(self, control: ControlRef) -> ControlStage:
         opened = self._open_control(control)
@@ -256,7 +256,7 @@ class ActivationFigures:
     def _read_shape(self, opened: OpenModel, text: str, seen: tuple[tuple[int, int], ...], numbered: bool) -> TextShape:
         """The shape of a text that several kinds of encoders read."""
         family, lengths, read = opened.checkpoint.family, [0] * len(TEXT_ROLES), []
-        counts = [len(picture.states_LD) for picture in _empty_seen(opened, seen, 1)]
+        counts = [len(image.states_LD) for image in _empty_seen(opened, seen, 1)]
         for role in family.text_encoders:
             own = opened.reading(role)
             reading, tokenizer = seeing(own.reading, len(seen), numbered), own.tokenizer or self._load_tokenizer()
@@ -272,14 +272,14 @@ class ActivationFigures:
             self._tokenizer = ClipTokenizer.load()
         return self._tokenizer
 
-    def batch_bytes(self, model: ModelRef, work: Work, pictures: int, context_tokens: int) -> int:
-        """Device memory beside weights and scratch of one model call for so many pictures at once. No run does that:
+    def batch_bytes(self, model: ModelRef, work: Work, images: int, context_tokens: int) -> int:
+        """Device memory beside weights and scratch of one model call for so many images at once. No run does that:
         it is for comparison."""
         opened = self._open(model)
         component = opened.component(role_of(work))
         dtype, module = component.form.compute_dtype, component.built.module
         facts = opened.checkpoint.family.sampling
-        call = stage_call(work, dtype, opened.latent, facts, context_tokens, pictures, empty_told_of(opened))
+        call = stage_call(work, dtype, opened.latent, facts, context_tokens, images, empty_told_of(opened))
         counted = self._stage_module(module, dtype).peak_bytes(call)
         return with_margin(counted, self._device_kind)
 
@@ -303,7 +303,9 @@ def empty_told_of(opened: OpenModel) -> EmptyTold | None:
         return partial(empty_text, opened.component(Role.DIFFUSION_MODEL).built.module)
     facts = family.sampling
     is_told = facts.sight is not None and facts.sight.is_told
-    seen = {} if facts.sight is None or not is_told else {IMAGE_CONTEXT: _empty_states(opened, facts.sight, facts.film)}
+    seen = (
+        {} if facts.sight is None or not is_told else {IMAGE_CONTEXT: _empty_states(opened, facts.sight, facts.video)}
+    )
     if not facts.reads_text:
         return lambda tokens: {CONTEXT: seen[IMAGE_CONTEXT]}
     if not family.text_set:
@@ -316,19 +318,19 @@ def empty_told_of(opened: OpenModel) -> EmptyTold | None:
     return told
 
 
-def _empty_states(opened: OpenModel, sight: Sight, film: FilmFacts | None) -> Tensor:
-    """What a vision encoder says of the pictures that a run sees, without values."""
+def _empty_states(opened: OpenModel, sight: Sight, video: VideoFacts | None) -> Tensor:
+    """What a vision encoder says of the images that a run sees, without values."""
     states, width = states_shape(opened.component(Role.VISION_ENCODER).built.module, sight)
-    return torch.empty((1, states * (1 if film is None else film.pictures_seen), width), device=META)
+    return torch.empty((1, states * (1 if video is None else video.images_seen), width), device=META)
 
 
-def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) -> tuple[SeenPicture, ...]:
-    """What a text encoder is shown of pictures seen in these sizes, without values."""
+def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) -> tuple[SeenImage, ...]:
+    """What a text encoder is shown of images seen in these sizes, without values."""
     sight = opened.checkpoint.family.sampling.sight
     if sight is None:
-        return empty_pictures(seen, width)
+        return empty_images(seen, width)
     states, _ = states_shape(opened.component(Role.VISION_ENCODER).built.module, sight) if seen else (0, 0)
-    return tuple(SeenPicture(torch.empty((states, width), device=META), 0, 0) for _ in seen)
+    return tuple(SeenImage(torch.empty((states, width), device=META), 0, 0) for _ in seen)
 
 
 def _spelled(work: EncodeWork) -> str:
@@ -341,10 +343,10 @@ def _size_of(work: Work) -> tuple[object, ...]:
     match work:
         case EncodeWork():
             return (stage_of(work), work.seen, work.numbered)
-        case SeePictureWork():
+        case SeeImageWork():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height)
         case SampleWork():
-            shown = (work.pictured, work.reference, work.more_references, work.asks_without_picture, work.leading)
+            shown = (work.imaged, work.reference, work.more_references, work.asks_without_image, work.leading)
             reads = (
                 work.starts,
                 work.masked,
@@ -354,7 +356,7 @@ def _size_of(work: Work) -> tuple[object, ...]:
             )
             size = (stage_of(work), role_of(work), work.width, work.height, work.frames)
             return (*size, work.cfg == 1, work.sampler, *reads)
-        case EncodePictureWork():
+        case EncodeImageWork():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeWork():
             return (stage_of(work), work.width, work.height, work.frames, work.leading)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.first_frame import beginning_shape, told_of_beginning
-from modelpool.pool.conditioning.image_concat import PRIOR, empty_told, repeats_picture
+from modelpool.pool.conditioning.image_concat import PRIOR, empty_told, repeats_image
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.conditioning.micro_conditioning import CONTEXT, FRAME_RATE, IMAGE, Residuals, empty_extras
 from modelpool.pool.conditioning.regions import Regions
@@ -30,17 +30,17 @@ from modelpool.pool.core.family_facts import LatentFacts, TextFacts
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from modelpool.pool.core.stage_params import (
     DecodeWork,
-    EncodePictureWork,
+    EncodeImageWork,
     EncodeWork,
     RunHooks,
     SampleWork,
-    SeePictureWork,
+    SeeImageWork,
     Stopped,
     Work,
 )
 from modelpool.pool.guidance.call_model import ask, numbers_told
 from modelpool.pool.guidance.model_guiders import own_ways
-from modelpool.pool.guidance.run import denoise_pictures
+from modelpool.pool.guidance.run import denoise_images
 from modelpool.pool.models.diffusion.cascade_model import prior_channels
 from modelpool.pool.models.text.lengths import ReadLength
 from modelpool.pool.models.vision.preprocess import side_of, states
@@ -50,7 +50,7 @@ from modelpool.pool.pixels.tiled_vae import Tiling, decode_latent, encode_moment
 from modelpool.pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, matched_length, read_texts
-from modelpool.pool.text.image_tokens import SeenPicture
+from modelpool.pool.text.image_tokens import SeenImage
 from modelpool.pool.text.reading import Reading
 from modelpool.pool.tracing.activation_bytes import PeakCounter, StageModule
 from modelpool.pool.tracing.dry_run import META
@@ -87,12 +87,12 @@ def text_shape(tokenizer: ClipTokenizer, text: str) -> TextShape:
 
 @dataclass(frozen=True, slots=True)
 class TextStage:
-    """A text encoder, how it is read, and which pictures it is shown, without values."""
+    """A text encoder, how it is read, and which images it is shown, without values."""
 
     module: StageModule
     facts: TextFacts | Reading
     tokenizer: AnyTokenizer
-    pictures: tuple[SeenPicture, ...] = ()
+    images: tuple[SeenImage, ...] = ()
 
 
 def encode_bytes(text_encoders: Sequence[TextStage], text: str) -> int:
@@ -139,7 +139,7 @@ def sample_bytes(
 
     run = lengths if work.cfg != 1 else lengths[:1]
     together = Counter(run if common is not None else set(run))
-    if work.asks_without_picture and most_at_once != 1:
+    if work.asks_without_image and most_at_once != 1:
         together[lengths[1]] += 1
     together.update(of_regions if most_at_once != 1 else set(of_regions) - together.keys())
     for length, batch in together.items():
@@ -183,11 +183,11 @@ def decode_bytes(vae: StageModule, shape: tuple[int, ...], latent: LatentFacts, 
     return vae.peak_bytes(decode)
 
 
-def encode_picture_bytes(
+def encode_image_bytes(
     vae: StageModule, cells: tuple[int, int], latent: LatentFacts, tile: int = 0, frames: int = 0
 ) -> int:
-    """Device memory beside weights to encode a picture whose latent has `cells` (height, width), by tiles of `tile`
-    cells unless 0; with `frames` a film of so many. The latent is put together on the host."""
+    """Device memory beside weights to encode an image whose latent has `cells` (height, width), by tiles of `tile`
+    cells unless 0; with `frames` a video of so many. The latent is put together on the host."""
     if tile:
         edges, _ = Tiling(tile).edges(cells)
         cells = (min(edges[0], cells[0]), min(edges[1], cells[1]))
@@ -201,14 +201,14 @@ def encode_picture_bytes(
 
 
 def see_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[int, int] = (0, 0)) -> int:
-    """Device memory beside weights to see a picture of `size` with a vision encoder; it comes from the host."""
+    """Device memory beside weights to see an image of `size` with a vision encoder; it comes from the host."""
     return encoder.peak_bytes(lambda module: _see(module, facts, 1, encoder.compute_dtype, size))
 
 
-def _see(module: nn.Module, facts: SamplingFacts, pictures: int, dtype: torch.dtype, size: tuple[int, int]) -> Tensor:
+def _see(module: nn.Module, facts: SamplingFacts, images: int, dtype: torch.dtype, size: tuple[int, int]) -> Tensor:
     if facts.sight is None:
         return read_patches(module, empty_patches(size).to(dtype), grid_of(size))
-    shown_BCHW = torch.empty((pictures, 3, *[side_of(module)] * 2), dtype=torch.float32, device=META)
+    shown_BCHW = torch.empty((images, 3, *[side_of(module)] * 2), dtype=torch.float32, device=META)
     return states(module, shown_BCHW.to(dtype), facts.sight)
 
 
@@ -228,7 +228,7 @@ def stage_call(
     latent: LatentFacts,
     facts: SamplingFacts = PLAIN_SAMPLING,
     context_tokens: int = USUAL_TOKENS,
-    pictures: int = 1,
+    images: int = 1,
     told: EmptyTold | None = None,
 ) -> Callable[[nn.Module], object]:
     """One call of the module that `work` runs, with inputs on the meta device, for dry runs: for texts of
@@ -242,20 +242,20 @@ def stage_call(
             chunks = max(1, context_tokens // CHUNK_TOKENS)
             return lambda module: module(input_ids=empty(chunks, CHUNK_TOKENS, dtype=torch.long))
         case SampleWork():
-            batch = pictures * (1 if work.cfg == 1 else 2)
+            batch = images * (1 if work.cfg == 1 else 2)
             shape_CHW = sampled_shape(work, latent)
             return lambda module: _inputs(module, work, shape_CHW, batch, context_tokens, facts, told).ask(
                 facts, module, compute_dtype
             )
-        case SeePictureWork():
-            return lambda module: _see(module, facts, pictures, compute_dtype, (work.width, work.height))
-        case EncodePictureWork():
+        case SeeImageWork():
+            return lambda module: _see(module, facts, images, compute_dtype, (work.width, work.height))
+        case EncodeImageWork():
             return lambda module: _encode(
-                module, empty(pictures, 3, *([work.frames] if work.frames else []), work.height, work.width), latent
+                module, empty(images, 3, *([work.frames] if work.frames else []), work.height, work.width), latent
             )
         case DecodeWork():
             shape = sampled_shape(work, latent)
-            return lambda module: _decode(module, empty(pictures, *shape), latent, compute_dtype)
+            return lambda module: _decode(module, empty(images, *shape), latent, compute_dtype)
 
 
 def _read_bytes(encoder: TextStage, text: str) -> tuple[int, int]:
@@ -263,7 +263,7 @@ def _read_bytes(encoder: TextStage, text: str) -> tuple[int, int]:
     read: list[ReadText] = []
 
     def call(module: nn.Module) -> None:
-        read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts, pictures=encoder.pictures))
+        read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts, images=encoder.images))
 
     peak_bytes = encoder.module.peak_bytes(call)
     kept = [tensor for one in read for tensor in (one.context_LD, one.pooled_V) if tensor is not None]
@@ -282,7 +282,7 @@ class _Inputs:
     extras: Mapping[str, Tensor]
 
     def heard(self) -> Heard:
-        """The same for ControlNets, but for their pictures."""
+        """The same for ControlNets, but for their images."""
         return Heard(self.x_BC, self.level_B, self.context_BLD, self.x_BC, self.extras)
 
     def ask(self, facts: SamplingFacts, module: nn.Module, dtype: torch.dtype, more: Residuals | None = None) -> Tensor:
@@ -313,11 +313,11 @@ def _inputs(
         told_numbers[PRIOR] = torch.empty(
             (batch, prior_channels(module), *work.prior), dtype=torch.float32, device=META
         )
-    if work.pictured and repeats_picture(facts):
+    if work.imaged and repeats_image(facts):
         told_numbers[IMAGE] = torch.empty((batch, shape_CHW[0], *shape_CHW[2:]), dtype=torch.float32, device=META)
-    elif work.pictured and facts.film is not None:
-        first = torch.empty((batch, *beginning_shape(facts.film, shape_CHW)), dtype=torch.float32, device=META)
-        told_numbers |= told_of_beginning(facts.film, first, shape_CHW[1])
+    elif work.imaged and facts.video is not None:
+        first = torch.empty((batch, *beginning_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
+        told_numbers |= told_of_beginning(facts.video, first, shape_CHW[1])
     # models read the frame rate as a number
     beside = {name: value if name == FRAME_RATE else value.to(META) for name, value in told_numbers.items()}
     return _Inputs(x_BC, level_B, context_BLD, {**{k: v for k, v in texts.items() if k in facts.reads}, **beside})
@@ -365,7 +365,7 @@ def _loop_bytes(
     counter = PeakCounter()
     with torch.no_grad(), counter:
         try:
-            denoise_pictures(
+            denoise_images(
                 predict_noise,
                 replace(work, steps=_STEPS, first_step=0, switch=0),
                 (work.seed,),
@@ -381,7 +381,7 @@ def _loop_bytes(
                     tuple(regions),
                     tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions),
                 ),
-                without_picture=without if work.asks_without_picture else None,
+                without_image=without if work.asks_without_image else None,
                 ways=own_ways(facts, work, cond, 1, shape_CHW[1], META),
             )
         except Stopped:

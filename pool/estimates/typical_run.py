@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from modelpool.pool.core.stage_params import DecodeWork, EncodeWork, SampleWork, SeePictureWork, Work
+from modelpool.pool.core.stage_params import DecodeWork, EncodeWork, SampleWork, SeeImageWork, Work
 from modelpool.pool.estimates.activation_estimator import empty_told_of
 from modelpool.pool.estimates.stage_peak_bytes import stage_call
 from modelpool.pool.families.cascade_families import prior_cells
@@ -18,7 +18,7 @@ from modelpool.pool.loading.describe import native_size
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.specs.spec import Role
 
-#: cells of time of a film after the first; more share their work between modules as these do
+#: cells of time of a video after the first; more share their work between modules as these do
 _CELLS = 2
 
 
@@ -27,21 +27,21 @@ def usual_work(opened: OpenModel, role: Role) -> Work:
     model, checkpoint = opened.ref, opened.checkpoint
     width, height = native_size(checkpoint.family, checkpoint.header)
     facts = checkpoint.family.sampling
-    film, sound = facts.film, facts.sound
-    frames, rate = (0, 0.0) if film is None else (1 + _CELLS * film.multiple, film.rate)
-    seconds = 0.0 if sound is None else sound.seconds
+    video, audio = facts.video, facts.audio
+    frames, rate = (0, 0.0) if video is None else (1 + _CELLS * video.multiple, video.rate)
+    seconds = 0.0 if audio is None else audio.seconds
     match role:
         case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3 | Role.TEXT_ENCODER_4:
             return EncodeWork(model, (), "")
         case Role.VISION_ENCODER:
-            return SeePictureWork(model, 1, *((0, 0) if facts.text_sight is None else (width, height)))
+            return SeeImageWork(model, 1, *((0, 0) if facts.text_sight is None else (width, height)))
         case Role.DIFFUSION_MODEL | Role.DIFFUSION_MODEL_2:
-            pictured = film is not None and film.begins is not None and film.begins.is_always_there
+            imaged = video is not None and video.begins is not None and video.begins.is_always_there
             return SampleWork(
                 model, (), width, height, 1, 5.0, "euler", "normal", 0, frames, rate, seconds=seconds,
-                pictured=pictured, prior=prior_cells(width, height) if facts.reads_prior else None,
+                imaged=imaged, prior=prior_cells(width, height) if facts.reads_prior else None,
                 low_noise=role is Role.DIFFUSION_MODEL_2, follows=follows_video(facts),
-                leading=0 if film is None else film.leading,
+                leading=0 if video is None else video.leading,
             )  # fmt: skip
         case Role.VAE:
             return DecodeWork(model, width, height, frames=frames, frame_rate=rate, seconds=seconds)

@@ -1,4 +1,4 @@
-"""How the families that make sound are sampled. Torch-free; see `facts`."""
+"""How the families that make audio are sampled. Torch-free; see `facts`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Stable Cascade's stages, as families. Torch-free.
 
-A picture is made by two models, each published as a checkpoint or a folder of diffusers: stage C makes a small latent
-of a text, stage B a picture's latent of that, which the VAE beside it ("stage A") decodes. So stage C has a text
+An image is made by two models, each published as a checkpoint or a folder of diffusers: stage C makes a small latent
+of a text, stage B an image's latent of that, which the VAE beside it ("stage A") decodes. So stage C has a text
 encoder and no VAE, stage B a VAE and no text encoder: it is told the text as stage C read it. Their files carry more,
-which nothing here runs: an encoder of pictures and a previewer in the place of stage C's VAE, and text encoders equal
+which nothing here runs: an encoder of images and a previewer in the place of stage C's VAE, and text encoders equal
 to stage C's beside stage B.
 """
 
@@ -96,7 +96,7 @@ def with_text_encoder(family: Family, keys: Iterable[str]) -> Family:
 
 
 def prior_cells(width: int, height: int) -> tuple[int, int]:
-    """Height and width of stage C's latent of a picture of this many pixels."""
+    """Height and width of stage C's latent of an image of this many pixels."""
     return height * _CELLS // _PIXELS, width * _CELLS // _PIXELS
 
 

@@ -2,7 +2,7 @@
 
 What is told, cell by cell along the channels: the latent of what of the video is kept, the latent of what is made anew
 (following what it shows there), and the mask of that with a channel for each pixel of a cell. Cells of time before the
-film's own have the latent of a picture to work from, zeros and zeros.
+video's own have the latent of an image to work from, zeros and zeros.
 Source: diffusers, WanVACEPipeline.
 """
 

@@ -37,19 +37,19 @@ class ModelFacts:
     level           the number that it is told
     guidance, cfg   the kind and its usual strength
     steps           usual number
-    width, height   pixels that it was made for; 0 for sound
-    frames          frames that it was made for, 1 for pictures, 0 for sound
+    width, height   pixels that it was made for; 0 for audio
+    frames          frames that it was made for, 1 for images, 0 for audio
     side_multiple   both sides are multiples of it, in pixels: cells of the VAE times cells of a patch
-    frame_multiple  it makes a multiple of so many frames and one more; 0 for those that make pictures or sound alone
+    frame_multiple  it makes a multiple of so many frames and one more; 0 for those that make images or audio alone
     frame_rate      frames a second that it was made for; 0 for none
-    seconds         of sound that it was made for
-    samples_per_second  of each channel of that sound
-    cells           of every latent of sound
+    seconds         of audio that it was made for
+    samples_per_second  of each channel of that audio
+    cells           of every latent of audio
     reads           names of `Told` that it must have
     may_read        names of `Told` that it can have
-    begins          how it is told of a picture that its film begins with, where that is all that it reads of one
-    ends            whether it is told of a picture that its film ends with
-    sight           how it sees pictures through a vision encoder, which it must have then
+    begins          how it is told of an image that its video begins with, where that is all that it reads of one
+    ends            whether it is told of an image that its video ends with
+    sight           how it sees images through a vision encoder, which it must have then
     boundary        of a model that is two: the share of noise below which the second takes over; 0 for one
     low_cfg         the usual strength of that second model
     sources         where the figures are from

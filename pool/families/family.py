@@ -38,10 +38,10 @@ class Architecture(Enum):
     DIFFUSERS_UNET = "UNet of the latent diffusion kind, spelled as diffusers does"
     VAE = "autoencoder of a kind that pool.models.vae builds"
     DIFFUSION_TRANSFORMER = "diffusion model of a kind that pool.models.diffusion builds"
-    SOUND_TRANSFORMER = "the same, with a small model beside it that embeds seconds"
+    AUDIO_TRANSFORMER = "the same, with a small model beside it that embeds seconds"
     TEXT_MODEL = "text model of a kind that pool.models.text builds"
     VISION_MODEL = "vision model of CLIP, that pool.models.vision builds"
-    TEXT_VISION = "the part of a text encoder that sees pictures, that pool.models.vision builds"
+    TEXT_VISION = "the part of a text encoder that sees images, that pool.models.vision builds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ _PROJECTION = "text_projection.weight"
 _TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", _PROJECTION)
 #: the same, and tokenizers as bytes
 _TEXT_MODEL_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "spiece_model", "tekken_model", "tokenizer_json")
-#: the part of a text model that sees pictures, as files of different ages have it: a component by itself, or left out
+#: the part of a text model that sees images, as files of different ages have it: a component by itself, or left out
 SEEING_PARTS = ("visual.", "model.visual.")
 #: the same of a LLaVA
 _LLAVA_PARTS = ("vision_tower.", "multi_modal_projector.")
@@ -158,7 +158,7 @@ SD1 = Family(
     architectures={Role.TEXT_ENCODER: Architecture.CLIP_TEXT, **_UNET_AND_VAE},
     texts={Role.TEXT_ENCODER: PLAIN_TEXT},
     native_pixels=512,
-    # std of the VAE's latents on its training pictures, inverted; the constant of the published SD1 configuration
+    # std of the VAE's latents on its training images, inverted; the constant of the published SD1 configuration
     scaling_factor=0.18215,
 )
 #: of 512 pixels; those of 768 predict velocity. No shape tells which a file is (`pool.loading.small_tensors`)
@@ -257,9 +257,9 @@ SDXL_INPAINT = replace(
     SDXL, name="sdxl_inpaint", title="Stable Diffusion XL inpainting", relative="sdxl", sampling=_FILLS["sdxl"]
 )
 
-# Models that were trained further to do to a picture what a text says. Source: timbrooks/instruct-pix2pix,
+# Models that were trained further to do to an image what a text says. Source: timbrooks/instruct-pix2pix,
 # diffusers/sdxl-instructpix2pix-768, and the pipelines of diffusers
-_INSTRUCTED = UsualRun(100, 7.5, "euler", "normal", Guidance.TEXT_AND_PICTURE, picture_cfg=1.5)
+_INSTRUCTED = UsualRun(100, 7.5, "euler", "normal", Guidance.TEXT_AND_IMAGE, image_cfg=1.5)
 SD1_INSTRUCT = replace(
     SD1,
     name="sd1_ip2p",
@@ -275,7 +275,7 @@ SDXL_INSTRUCT = replace(
     native_pixels=768,
     sampling=replace(SDXL.sampling, shown=Shown.UNSCALED, usual=replace(_INSTRUCTED, cfg=5.0)),
 )
-#: CosXL, trained further to do so: the picture's latent is scaled as that of what is made. Source: stabilityai/cosxl,
+#: CosXL, trained further to do so: the image's latent is scaled as that of what is made. Source: stabilityai/cosxl,
 #: and `is_cosxl_edit` of diffusers' StableDiffusionXLInstructPix2PixPipeline; its steps are those of diffusers' example
 COSXL_EDIT = replace(
     SDXL,
@@ -287,10 +287,10 @@ COSXL_EDIT = replace(
         SizeConditions.SIZES,
         VELOCITY_EDM_NOISE,
         shown=Shown.LATENT,
-        usual=UsualRun(20, 5.0, "euler", "exponential", Guidance.TEXT_AND_PICTURE, picture_cfg=1.5),
+        usual=UsualRun(20, 5.0, "euler", "exponential", Guidance.TEXT_AND_IMAGE, image_cfg=1.5),
     ),
 )
-#: reads a picture, and makes it four times as large. Source: stabilityai/stable-diffusion-x4-upscaler and
+#: reads an image, and makes it four times as large. Source: stabilityai/stable-diffusion-x4-upscaler and
 #: x4-upscaling.yaml of Stability-AI/stablediffusion; steps, strength and level are those of diffusers' pipeline
 SD_X4 = replace(
     SD2,

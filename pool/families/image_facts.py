@@ -1,4 +1,4 @@
-"""How the families that make pictures with transformers are sampled, and what for. Torch-free; see `facts`.
+"""How the families that make images with transformers are sampled, and what for. Torch-free; see `facts`.
 
 Sizes, steps and strengths are the defaults of diffusers' pipelines, shifts those of the schedulers that the models were
 published with, where `sources` does not say otherwise. What no file tells of models with one layout (distilled or not)
@@ -109,7 +109,7 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         steps=50,
         reads=("context", "pooled", "guidance", "image"),
         may_read=(),
-        sources="diffusers' FluxFillPipeline: the picture's latent without what is filled in, and 64 channels of the "
+        sources="diffusers' FluxFillPipeline: the image's latent without what is filled in, and 64 channels of the "
         "mask, one for each of the 8 times 8 pixels of a cell, row by row",
     ),
     "flux_control": replace(
@@ -152,7 +152,7 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
     ),
     "qwen_image_layered": replace(
         _SD3,
-        # the root of one picture's patches, in units of 256, at the two sizes that it was made for
+        # the root of one image's patches, in units of 256, at the two sizes that it was made for
         noise=_flow(by_size=ShiftBySize((1600, 4096), (2.5, 4.0))),
         cfg=4.0,
         steps=50,
@@ -162,7 +162,7 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         reads=("context", "reference"),
         may_read=("context_mask",),
         sources="diffusers' QwenImageLayeredPipeline, which gives each patch the length again that it had before "
-        "guidance where it is asked to: the whole picture and four layers, of 640 or 1024 pixels a side",
+        "guidance where it is asked to: the whole image and four layers, of 640 or 1024 pixels a side",
     ),
     "z_image": replace(
         _SD3,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelpool.pool.families.family import FAMILIES, Family
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.families.video_unet_families import FILM_UNETS
+from modelpool.pool.families.video_unet_families import VIDEO_UNETS
 
 #: where people find the list, in the project
 LIST = "docs/families.md"
@@ -12,7 +12,7 @@ LIST = "docs/families.md"
 
 def running_families() -> dict[str, Family]:
     """The families that this version runs, by the name that recognition gives."""
-    return {family.name: family for family in (*FAMILIES, *FILM_UNETS)} | dict(TRANSFORMERS)
+    return {family.name: family for family in (*FAMILIES, *VIDEO_UNETS)} | dict(TRANSFORMERS)
 
 
 def why_not(runs: str) -> str:

@@ -41,7 +41,7 @@ _HUNYUAN_VIDEO_TEMPLATE = (
     "5. camera angles, movements, and transitions used in the video:<|eot_id|>"
     "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
 )
-#: as that, beside a picture
+#: as that, beside an image
 _HUNYUAN_VIDEO_I2V_TEMPLATE = (
     "<|start_header_id|>system<|end_header_id|>\n\n<image>\nDescribe the video by detailing the following aspects "
     "according to the reference image: "
@@ -152,14 +152,14 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
                 mask=MaskTold.REAL, layers_left_out=2, final_norm=False,
             ),
         ),
-        # every second state of the picture is told
+        # every second state of the image is told
         "hunyuan_video_i2v": (
             Reading("clip_l", 768, pooled=Pooled.PLAIN, tells_states=False),
             Reading(
                 "llama3_8b", 4096, _HUNYUAN_VIDEO_I2V_TEMPLATE, dropped_tokens=_HUNYUAN_VIDEO_I2V_BEFORE,
                 least_tokens=256 + _HUNYUAN_VIDEO_I2V_BEFORE, most_tokens=256 + _HUNYUAN_VIDEO_I2V_BEFORE,
-                is_masked=True, mask=MaskTold.REAL, layers_left_out=2, final_norm=False, picture_token="<image>",
-                pictures_every=2, last_head="<|end_header_id|>",
+                is_masked=True, mask=MaskTold.REAL, layers_left_out=2, final_norm=False, image_token="<image>",
+                images_every=2, last_head="<|end_header_id|>",
             ),
         ),
         # the system prompt is the positive's alone. ComfyUI leaves it to the person
@@ -181,7 +181,7 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
                 most_tokens=512 + _QWEN_IMAGE_BEFORE, is_masked=True, padding=Padding.DROPPED,
             ),
         ),
-        # ByT5 reads what is to be written in the picture, and only that
+        # ByT5 reads what is to be written in the image, and only that
         "hunyuan_image": (
             _hunyuan_qwen(_HUNYUAN_IMAGE_TEMPLATE, _QWEN_IMAGE_BEFORE),
             _glyphs(128, Cleaning.QUOTED),

@@ -14,15 +14,15 @@ from types import MappingProxyType
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.core.sampling_facts import (
-    FilmFacts,
+    AudioFacts,
     Guidance,
     KeptLength,
     Prediction,
     SamplingFacts,
     Shown,
-    SoundFacts,
     TextSight,
     UsualRun,
+    VideoFacts,
 )
 from modelpool.pool.detection.diffusion import DiffusionFacts
 from modelpool.pool.detection.facts import Kind
@@ -71,11 +71,11 @@ _OWN_SAMPLERS: Mapping[str, str] = {"stable_audio_1": "dpmpp_2m"}
 _BESIDES: Mapping[str, tuple[str, ...]] = {
     "stable_audio_1": ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
 }
-#: what a model must be told that no request says yet, but for those that are shown a picture
+#: what a model must be told that no request says yet, but for those that are shown an image
 _NOT_SAID = frozenset({"image", "reference"})
-#: those that are shown a picture of a person's own
+#: those that are shown an image of a person's own
 _SHOWN: Mapping[str, Shown] = {"flux_fill": Shown.HOLE_BY_PIXEL, "flux_control": Shown.LATENT}
-#: those whose text encoder has to see the picture that they work from: they take one where that part of it is there
+#: those whose text encoder has to see the image that they work from: they take one where that part of it is there
 _TEXT_SEES = frozenset({"qwen_image"})
 #: the end of the key of the table of words of their text encoders
 _WORDS = "embed_tokens.weight"
@@ -136,7 +136,7 @@ def family_of(name: str, facts: ModelFacts) -> Family:
         architectures={
             **dict.fromkeys(members, Architecture.TEXT_MODEL),
             **({} if facts.sight is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
-            Role.DIFFUSION_MODEL: Architecture.SOUND_TRANSFORMER
+            Role.DIFFUSION_MODEL: Architecture.AUDIO_TRANSFORMER
             if facts.seconds
             else Architecture.DIFFUSION_TRANSFORMER,
             Role.VAE: Architecture.VAE,
@@ -157,8 +157,8 @@ def family_of(name: str, facts: ModelFacts) -> Family:
             shown=_SHOWN.get(name),
             sight=facts.sight,
             side_multiple=facts.side_multiple,
-            film=_film(facts),
-            sound=SoundFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
+            video=_video(facts),
+            audio=AudioFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
             kept_length=_KEPT_LENGTHS.get(name, KeptLength.NOTHING),
             usual=UsualRun(facts.steps, facts.cfg, _OWN_SAMPLERS.get(name, "euler"), schedule, facts.guidance),
         ),
@@ -174,16 +174,16 @@ def _reads(name: str, facts: ModelFacts) -> frozenset[str]:
     return frozenset((*facts.reads, *facts.may_read)) - ({"reference"} if name in _TEXT_SEES else set())
 
 
-def _film(facts: ModelFacts) -> FilmFacts | None:
+def _video(facts: ModelFacts) -> VideoFacts | None:
     if not facts.frame_multiple:
         return None
-    return FilmFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends)
+    return VideoFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends)
 
 
 def _is_said(name: str, facts: ModelFacts) -> bool:
     """Whether requests say all that such a model must be told."""
-    has_picture = facts.begins is not None or name in _SHOWN
-    not_said = _NOT_SAID - {"image"} if has_picture else _NOT_SAID
+    has_image = facts.begins is not None or name in _SHOWN
+    not_said = _NOT_SAID - {"image"} if has_image else _NOT_SAID
     return not not_said & set(facts.reads)
 
 
@@ -231,8 +231,8 @@ def other_texts(prefix: str, shapes: Mapping[str, Shape]) -> str:
 
 
 def with_text_sight(family: Family, shapes: Mapping[str, Shape], sight: TextSight = TextSight.BY_NAME) -> Family:
-    """`family` with the part of its text encoder that sees pictures as a component of its own, where its models are
-    shown pictures so and that part is among `shapes`: `sight` is how, where nobody says it and no tensor tells. A part
+    """`family` with the part of its text encoder that sees images as a component of its own, where its models are
+    shown images so and that part is among `shapes`: `sight` is how, where nobody says it and no tensor tells. A part
     that is not exactly one of Qwen 2.5 VL's, which they were trained with, is left out, and `unseeing` says why."""
     if family.name not in _TEXT_SEES or Role.TEXT_ENCODER not in family.prefixes:
         return family
@@ -254,7 +254,7 @@ def with_text_sight(family: Family, shapes: Mapping[str, Shape], sight: TextSigh
 
 def _why_unseeing(text: Mapping[str, Shape], start: str, prefix: str) -> str:
     """Why the part of a `text` encoder whose keys begin with `prefix`, as those of the whole do with `start`, shows it
-    no pictures; empty where it does."""
+    no images; empty where it does."""
     own = {
         key.removeprefix(prefix): tuple(shape)
         for key, shape in text.items()

@@ -26,10 +26,10 @@ _INPAINT = ModelFacts(
 )
 _INSTRUCT = replace(
     _INPAINT,
-    guidance=Guidance.TEXT_AND_PICTURE,
+    guidance=Guidance.TEXT_AND_IMAGE,
     steps=100,
-    sources="diffusers' StableDiffusionInstructPix2PixPipeline; what is joined: latents of the picture as the VAE has "
-    "them, unscaled; the strength of the picture is 1.5",
+    sources="diffusers' StableDiffusionInstructPix2PixPipeline; what is joined: latents of the image as the VAE has "
+    "them, unscaled; the strength of the image is 1.5",
 )
 
 
@@ -55,7 +55,7 @@ _SVD = ModelFacts(
     begins=Beginning.REPEATED,
     sight=Sight.PROJECTED,
     sources="diffusers' StableVideoDiffusionPipeline: numbers are 6 (frames a second less one), 127 and 0.02; latents "
-    "of the picture are joined as the VAE has them, unscaled; the first model makes 14 frames",
+    "of the image are joined as the VAE has them, unscaled; the first model makes 14 frames",
 )
 
 #: by the name that `pool.detection` gives
@@ -78,7 +78,7 @@ UNET_FACTS: Mapping[str, ModelFacts] = {
         height=2048,
         side_multiple=4,
         reads=("context", "image", "noise_level"),
-        sources="diffusers' StableDiffusionUpscalePipeline: what is joined is the picture itself, -1 to 1, with noise; "
+        sources="diffusers' StableDiffusionUpscalePipeline: what is joined is the image itself, -1 to 1, with noise; "
         "the usual level of it is 20",
     ),
     "svd": _SVD,
@@ -101,6 +101,6 @@ UNET_FACTS: Mapping[str, ModelFacts] = {
         cfg=2.5,
         steps=50,
         guidance=Guidance.RISING_AND_FALLING,
-        sources="Stability-AI/generative-models, sv3d_u.yaml: the number is the noise on the picture, 1e-5",
+        sources="Stability-AI/generative-models, sv3d_u.yaml: the number is the noise on the image, 1e-5",
     ),
 }

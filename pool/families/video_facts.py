@@ -103,7 +103,7 @@ _HUNYUAN_I2V = replace(
     begins=Beginning.LED,
     sight=Sight.WORDS,
     sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames are four more; what is joined: latents of "
-    "the picture, and their mask",
+    "the image, and their mask",
 )
 _SKYREELS = replace(
     _HUNYUAN_I2V,
@@ -116,7 +116,7 @@ _SKYREELS = replace(
     reads=("context", "pooled", "guidance", "image"),
     may_read=("context_mask",),
     sources="diffusers' HunyuanSkyreelsImageToVideoPipeline, which tells a guidance of 1; what is joined: latents of "
-    "the picture, zeros after it",
+    "the image, zeros after it",
 )
 _HUNYUAN_15 = replace(
     _HUNYUAN,
@@ -209,7 +209,7 @@ _COSMOS_2_VIDEO = replace(
     reads=("context", "frame_rate"),
     may_read=("image", "image_mask"),
     begins=Beginning.KEPT,
-    sources="diffusers' Cosmos2VideoToWorldPipeline; shares and strength as for pictures",
+    sources="diffusers' Cosmos2VideoToWorldPipeline; shares and strength as for images",
 )
 
 #: by the name that `pool.detection` gives

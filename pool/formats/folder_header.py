@@ -1,7 +1,7 @@
 """The components of a folder of diffusers as one `Header`. Torch-free; reads headers and small JSON files.
 
 The keys of a component's tensors begin with the name of its folder, "unet.conv_in.weight"; what the folder says of its
-components is in `Header.configs`. Components that make no picture (safety checkers, tokenizers) are left out.
+components is in `Header.configs`. Components that make no image (safety checkers, tokenizers) are left out.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from modelpool.pool.formats.safetensors_file import MAX_ELEMENTS, Header, Shape,
 from modelpool.pool.formats.strict_json import brief
 
 _ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
-#: ggml has four; converters put weights of films back with the five that they have
+#: ggml has four; converters put weights of videos back with the five that they have
 _MOST_DIMENSIONS = 8
 #: what the parts of a file that was split say: which it is, from 0 on, of how many, with how many tensors together
 _SPLIT_NUMBER, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"

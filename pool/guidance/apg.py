@@ -22,13 +22,13 @@ from modelpool.pool.core.sampling_facts import Guidance, UsualRun
 #: (guess for the prompt, guess for the negative prompt, noise level) -> guided guess, all of what the model predicts
 Lead: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
 
-#: steps of a schedule that are guided plainly: of a picture, and of one with words to be read in it
+#: steps of a schedule that are guided plainly: of an image, and of one with words to be read in it
 PLAIN_STEPS, PLAIN_STEPS_OF_WORDS = 6, 39
 #: how much of the differences before counts in each step, how long the sum is at most, and how many times it is taken
 MOMENTUM, MOST_LENGTH, STRENGTH = -0.5, 10.0, 10.0
 #: what is shorter has no direction
 _SHORTEST = 1e-12
-#: what a model is told of the words that are to be read in a picture; zeros, or nothing, where there are none
+#: what a model is told of the words that are to be read in an image; zeros, or nothing, where there are none
 _WORDS = "context_2"
 
 
@@ -38,7 +38,7 @@ def projects_late(usual: UsualRun | None) -> bool:
 
 
 def plain_steps(told: Extras, count: int) -> tuple[int, ...]:
-    """How many steps each of `count` pictures is guided plainly that a model is `told` of so."""
+    """How many steps each of `count` images is guided plainly that a model is `told` of so."""
     if _WORDS not in told:
         return (PLAIN_STEPS,) * count
     return tuple(PLAIN_STEPS_OF_WORDS if own.any() else PLAIN_STEPS for own in told[_WORDS].ne(0))
@@ -62,7 +62,7 @@ def projected(cond_BCHW: Tensor, uncond_BCHW: Tensor, differences_BCHW: Tensor) 
 
 
 class LateProjection:
-    """The `Lead` of one run: plain for so many steps as each picture says, then `projected`, by what differences add up
+    """The `Lead` of one run: plain for so many steps as each image says, then `projected`, by what differences add up
     to.
 
     Counts the noise levels that it is asked at. Asked again at the same level, it gives what it gave for other guesses
@@ -70,7 +70,7 @@ class LateProjection:
     """
 
     def __init__(self, cfg: float, plain: Sequence[int], first_step: int = 0) -> None:
-        """`plain` is the `plain_steps` of each picture, `first_step` how many steps of the schedule were left out."""
+        """`plain` is the `plain_steps` of each image, `first_step` how many steps of the schedule were left out."""
         self._cfg, self._plain, self._step = cfg, tuple(plain), first_step - 1
         self._sigma: float | None = None
         self._before_BCHW: Tensor | None = None

@@ -25,8 +25,8 @@ from modelpool.pool.conditioning.micro_conditioning import (
     Residuals,
     call_unet,
 )
-from modelpool.pool.conditioning.video_numbers import NUMBERS, numbers_of_film
-from modelpool.pool.core.sampling_facts import FilmFacts, SamplingFacts
+from modelpool.pool.conditioning.video_numbers import NUMBERS, numbers_of_video
+from modelpool.pool.core.sampling_facts import SamplingFacts, VideoFacts
 from modelpool.pool.core.stage_params import Encoded, FloatArray, SampleWork
 from modelpool.pool.guidance.controlled_transformer import AddedTo
 from modelpool.pool.models.diffusion.rows import ARCHITECTURES
@@ -45,7 +45,7 @@ def ask(
     residuals: Residuals | None = None,
 ) -> Tensor:
     """What `module` predicts for the latents `x_BC` at `level_B`, in the dtype of `x_BC`, told a text (the states of a
-    picture, where a model reads no text) and what is beside it. Numbers about the picture stay float32, masks what they
+    image, where a model reads no text) and what is beside it. Numbers about the image stay float32, masks what they
     are. `residuals` are what ControlNets add to the model."""
     if not facts.model:
         return call_unet(module, x_BC, level_B, context_BLD, told, residuals)
@@ -58,14 +58,14 @@ def ask(
 
 
 def as_told(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a model that computes in `dtype` is told by this name: numbers about the picture stay float32, masks what
+    """What a model that computes in `dtype` is told by this name: numbers about the image stay float32, masks what
     they are."""
     return value if name in _NUMBERS or not value.is_floating_point() else value.to(dtype)
 
 
-def film_cells(film: FilmFacts, frames: int) -> int:
-    """Cells of time of the latent of a film of so many frames."""
-    return 1 + (frames - 1) // film.multiple
+def video_cells(video: VideoFacts, frames: int) -> int:
+    """Cells of time of the latent of a video of so many frames."""
+    return 1 + (frames - 1) // video.multiple
 
 
 def tokens_of(facts: SamplingFacts, work: SampleWork) -> int:
@@ -74,14 +74,14 @@ def tokens_of(facts: SamplingFacts, work: SampleWork) -> int:
 
 
 def patches_of(facts: SamplingFacts, width: int, height: int, frames: int) -> int:
-    """Patches of the latent of a picture of this many pixels, or of a film of so many such frames."""
-    side, film = max(1, facts.side_multiple), facts.film
-    cells = 1 if film is None or not frames else film_cells(film, frames)
+    """Patches of the latent of an image of this many pixels, or of a video of so many such frames."""
+    side, video = max(1, facts.side_multiple), facts.video
+    cells = 1 if video is None or not frames else video_cells(video, frames)
     return cells * (width // side) * (height // side)
 
 
 def told_beside(facts: SamplingFacts, texts: Sequence[Encoded], work: SampleWork) -> dict[str, Tensor]:
-    """What a model of `facts` is told beside the states of `texts`, one for each picture of a run like `work`: each
+    """What a model of `facts` is told beside the states of `texts`, one for each image of a run like `work`: each
     [B, ...], on the CPU."""
     told = {
         name: torch.stack([torch.from_numpy(text.others[name].copy()) for text in texts]) for name in texts[0].others
@@ -92,7 +92,7 @@ def told_beside(facts: SamplingFacts, texts: Sequence[Encoded], work: SampleWork
 
 
 def numbers_told(facts: SamplingFacts, work: SampleWork, count: int) -> dict[str, Tensor]:
-    """What a model of `facts` is told of `work` beside texts, for `count` pictures; [B, ...], on the CPU."""
+    """What a model of `facts` is told of `work` beside texts, for `count` images; [B, ...], on the CPU."""
     told = {}
     if GUIDANCE in facts.reads:
         told[GUIDANCE] = torch.full((count,), work.guidance, dtype=torch.float32)
@@ -100,8 +100,8 @@ def numbers_told(facts: SamplingFacts, work: SampleWork, count: int) -> dict[str
         told[FRAME_RATE] = torch.full((count,), work.frame_rate, dtype=torch.float32)
     if SECONDS in facts.reads:
         told[SECONDS] = torch.tensor([[0.0, work.seconds]], dtype=torch.float32).repeat(count, 1)
-    if facts.film is not None and facts.film.numbers is not None:
-        numbers = numbers_of_film(facts.film.numbers, work)
+    if facts.video is not None and facts.video.numbers is not None:
+        numbers = numbers_of_video(facts.video.numbers, work)
         told[NUMBERS] = numbers.repeat(count, *[1] * numbers.dim())
     if SIZE in facts.reads:
         told[SIZE] = torch.tensor([[work.height, work.width]], dtype=torch.float32).repeat(count, 1)

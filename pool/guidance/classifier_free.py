@@ -40,8 +40,8 @@ _CLEAN_POINTS = (WrapperPoint.CALC_COND_BATCH, WrapperPoint.APPLY_MODEL)
 
 
 @dataclass(frozen=True, slots=True)
-class WithoutPicture:
-    """The negative prompt as a model reads it that sees no picture, and how strongly the picture counts: so many times
+class WithoutImage:
+    """The negative prompt as a model reads it that sees no image, and how strongly the image counts: so many times
     the way from what is guessed without it. Source: Brooks et al. 2023 (InstructPix2Pix), equation 3."""
 
     condition: Condition
@@ -60,7 +60,7 @@ def guided_denoiser(
     prediction: Prediction = Prediction.NOISE,
     regions: Regions = NO_REGIONS,
     kept_length: KeptLength = KeptLength.NOTHING,
-    without_picture: WithoutPicture | None = None,
+    without_image: WithoutImage | None = None,
     strengths: Tensor | None = None,
     lead: Lead | None = None,
     told_anew: Callable[[], Extras] | None = None,
@@ -72,7 +72,7 @@ def guided_denoiser(
     takes less memory. With `cfg` 1 only `cond` runs, unless the options say otherwise, and `uncond` may be None.
     `apply_hooks` is called before each batch. The sampler functions of `options` are called as in ComfyUI; they see
     predictions as clean latents, which rounds otherwise than the plain run, in the last bits. `prediction` is what the
-    model predicts; `regions` are texts beside `cond` that guide a part of the picture each. `without_picture` is asked
+    model predicts; `regions` are texts beside `cond` that guide a part of the image each. `without_image` is asked
     wherever `uncond` is. `strengths` are in place of `cfg` in each cell, on the device of the latents; functions of the
     options are told `cfg`. `lead` is another way than plainly from two guesses to one. `told_anew` gives what the model
     is told in place of its namesakes, in each guess anew for each text, `cond` first.
@@ -92,7 +92,7 @@ def guided_denoiser(
         prediction,
         regions,
         kept_length,
-        without_picture if runs_uncond else None,
+        without_image if runs_uncond else None,
         strengths,
         lead,
         told_anew,
@@ -124,7 +124,7 @@ class _Guider:
         prediction: Prediction,
         regions: Regions,
         kept_length: KeptLength,
-        without_picture: WithoutPicture | None,
+        without_image: WithoutImage | None,
         strengths: Tensor | None,
         lead: Lead | None,
         told_anew: Callable[[], Extras] | None,
@@ -135,10 +135,10 @@ class _Guider:
         self._strength = cfg if strengths is None else strengths
         self._lead, self._told_anew = lead, told_anew
         self._conditions: tuple[Condition | None, ...] = (*conditions, *regions.conditions)
-        self._picture_strength, self._blank = 1.0, len(self._conditions)
-        if without_picture is not None:
-            self._conditions = (*self._conditions, without_picture.condition)
-            self._picture_strength = without_picture.strength
+        self._image_strength, self._blank = 1.0, len(self._conditions)
+        if without_image is not None:
+            self._conditions = (*self._conditions, without_image.condition)
+            self._image_strength = without_image.strength
         self._options, self._apply_hooks = options, apply_hooks
         self._most_at_once = most_at_once
         self._batches = batches(self._conditions, most_at_once)
@@ -160,7 +160,7 @@ class _Guider:
             return self._clean(x_BCHW, cond_BCHW, sigma)
         guided_BCHW = self._led(cond_BCHW, noises[UNCOND], sigma)
         if self._blank in noises:
-            guided_BCHW = self._towards_picture(guided_BCHW, noises)
+            guided_BCHW = self._towards_image(guided_BCHW, noises)
         guided_BCHW = with_length_of(guided_BCHW, cond_BCHW, self._kept_length)
         return self._clean(x_BCHW, guided_BCHW, sigma)
 
@@ -188,7 +188,7 @@ class _Guider:
         clean: Args = {**common, "cond_denoised": cond, "uncond_denoised": uncond}
         denoised_BCHW = self._combined(clean, sigma)
         if self._blank < len(self._conditions):
-            denoised_BCHW = self._towards_picture(denoised_BCHW, asked)
+            denoised_BCHW = self._towards_image(denoised_BCHW, asked)
         for post_cfg in options.sampler_post_cfg_function:
             args = {"cond": self._conditions[COND], "uncond": self._conditions[UNCOND], "denoised": denoised_BCHW}
             denoised_BCHW = post_cfg({**clean, **args})
@@ -210,9 +210,9 @@ class _Guider:
             for batch in asked
         ]
 
-    def _towards_picture(self, guided_BCHW: Tensor, guesses: Mapping[int, Tensor] | Sequence[Tensor]) -> Tensor:
-        """What is guided by the text, led on by the picture: the text's guidance begins at `UNCOND`, which sees it."""
-        return guided_BCHW + (guesses[UNCOND] - guesses[self._blank]) * (self._picture_strength - 1.0)
+    def _towards_image(self, guided_BCHW: Tensor, guesses: Mapping[int, Tensor] | Sequence[Tensor]) -> Tensor:
+        """What is guided by the text, led on by the image: the text's guidance begins at `UNCOND`, which sees it."""
+        return guided_BCHW + (guesses[UNCOND] - guesses[self._blank]) * (self._image_strength - 1.0)
 
     def _combined(self, clean: Args, sigma: float) -> Tensor:
         x_BCHW, cond, uncond = clean["input"], clean["cond_denoised"], clean["uncond_denoised"]
@@ -276,7 +276,7 @@ class _Guider:
 
     def _sides(self, batch: Batch) -> list[int]:
         """Which of the members of `batch` are for the prompt, regions of it included, and which for the negative one,
-        seeing a picture or none."""
+        seeing an image or none."""
         return [UNCOND if place in (UNCOND, self._blank) else COND for place in batch.members]
 
     def _prepare(self, batch: Batch, sigma: float) -> None:

@@ -1,4 +1,4 @@
-"""What runs of a few models do beside what all do: how two guesses become one, and how a picture is told and kept.
+"""What runs of a few models do beside what all do: how two guesses become one, and how an image is told and kept.
 
 Puts `late_projection`, `frame_strengths` and `beginnings` together for `run`; knows no model.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.conditioning.first_frame import IMAGE_MASK, led_latent, picture_kept, shaken_picture, shakes_picture
+from modelpool.pool.conditioning.first_frame import IMAGE_MASK, image_kept, led_latent, shaken_image, shakes_image
 from modelpool.pool.conditioning.micro_conditioning import IMAGE, Extras
 from modelpool.pool.core.sampling_facts import KeptLength, SamplingFacts
 from modelpool.pool.core.stage_params import SampleWork
@@ -27,15 +27,15 @@ class OwnWays:
 
     kept_length     what is done to guided predictions
     strengths       of the guidance in each cell, on the run's device; None where all have the same
-    shakes_picture  the picture that its texts are told of is kept, and told with noise (`beginnings.shaken_picture`)
-    plain_steps     how many steps each of its pictures is guided plainly, before `LateProjection` is more than that;
+    shakes_image  the image that its texts are told of is kept, and told with noise (`beginnings.shaken_image`)
+    plain_steps     how many steps each of its images is guided plainly, before `LateProjection` is more than that;
                     empty where it always is
-    led_BCTHW       what is told of the picture that leads its film; None where none does
+    led_BCTHW       what is told of the image that leads its video; None where none does
     """
 
     kept_length: KeptLength = KeptLength.NOTHING
     strengths: Tensor | None = None
-    shakes_picture: bool = False
+    shakes_image: bool = False
     plain_steps: tuple[int, ...] = ()
     led_BCTHW: Tensor | None = None
 
@@ -50,14 +50,14 @@ PLAIN_WAYS = OwnWays()
 def own_ways(
     facts: SamplingFacts, work: SampleWork, cond: Condition, count: int, cells: int, device: torch.device
 ) -> OwnWays:
-    """Those of a run like `work` of `count` pictures by a model of `facts` on `device`. Their texts are `cond`, on the
-    host; films have so many `cells` of time."""
+    """Those of a run like `work` of `count` images by a model of `facts` on `device`. Their texts are `cond`, on the
+    host; videos have so many `cells` of time."""
     return OwnWays(
         facts.kept_length,
         frame_strengths(facts.usual, work.cfg, cells, device),
-        work.pictured and shakes_picture(facts.film),
+        work.imaged and shakes_image(facts.video),
         plain_steps(cond.extras, count) if projects_late(facts.usual) else (),
-        cond.extras[IMAGE] if work.pictured and facts.film is not None and facts.film.leading else None,
+        cond.extras[IMAGE] if work.imaged and facts.video is not None and facts.video.leading else None,
     )
 
 
@@ -74,10 +74,10 @@ class Guiding:
 
 
 def guiding(ways: OwnWays, work: SampleWork, seeds: Sequence[int], cond: Condition, sigma_data: float) -> Guiding:
-    """For one run of pictures of `seeds`, whose texts are `cond`, on the device that it is on."""
+    """For one run of images of `seeds`, whose texts are `cond`, on the device that it is on."""
     lead = LateProjection(work.cfg, ways.plain_steps, work.first_step) if ways.plain_steps else None
-    if not ways.shakes_picture:
+    if not ways.shakes_image:
         return Guiding((ways.strengths, lead, None), lambda denoise: denoise)
-    picture_BCTHW, mask_B1THW = cond.extras[IMAGE], cond.extras[IMAGE_MASK]
-    told_anew = shaken_picture(picture_BCTHW, seeds, sigma_data)
-    return Guiding((ways.strengths, lead, told_anew), lambda denoise: picture_kept(denoise, picture_BCTHW, mask_B1THW))
+    image_BCTHW, mask_B1THW = cond.extras[IMAGE], cond.extras[IMAGE_MASK]
+    told_anew = shaken_image(image_BCTHW, seeds, sigma_data)
+    return Guiding((ways.strengths, lead, told_anew), lambda denoise: image_kept(denoise, image_BCTHW, mask_B1THW))

@@ -1,4 +1,4 @@
-"""How strongly each frame of a film follows what guides it, where a model was published with more for some than for
+"""How strongly each frame of a video follows what guides it, where a model was published with more for some than for
 others. Pure arithmetic.
 
 Shape legend: B batch, C channels, T cells of time, H W height and width of a latent.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from modelpool.pool.core.sampling_facts import Guidance, UsualRun
 
-#: where the guidance of a film is weakest: a frame that is as it is by itself
+#: where the guidance of a video is weakest: a frame that is as it is by itself
 LEAST_STRENGTH = 1.0
 
 

@@ -1,8 +1,8 @@
-"""The latents of one picture, or of several at once, from their seeds to the last step.
+"""The latents of one image, or of several at once, from their seeds to the last step.
 
-Puts the other modules of this folder together; knows no model, no file and no text. Each picture's random numbers are
-its own, drawn one picture at a time; nothing else tells one member of a batch from another, so neither the others nor
-the order change a picture but in the last bits, where kernels round otherwise at another batch size.
+Puts the other modules of this folder together; knows no model, no file and no text. Each image's random numbers are
+its own, drawn one image at a time; nothing else tells one member of a batch from another, so neither the others nor
+the order change an image but in the last bits, where kernels round otherwise at another batch size.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from modelpool.pool.conditioning.regions import NO_REGIONS, Regions
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.core.stage_params import RunHooks, SampleWork
 from modelpool.pool.core.stopping import stop_if_asked
-from modelpool.pool.guidance.classifier_free import PredictNoise, WithoutPicture, guided_denoiser
+from modelpool.pool.guidance.classifier_free import PredictNoise, WithoutImage, guided_denoiser
 from modelpool.pool.guidance.model_guiders import PLAIN_WAYS, OwnWays, guiding
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.run_context import call_facts
 from modelpool.pool.options.wrappers import WrapperPoint
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.partial_run import Part
 from modelpool.pool.sampling.samplers import DRAWING, FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise, sample_euler_ancestral
 from modelpool.pool.sampling.schedules import SigmaTable, make_sigmas, sd1_sigma_table
 
 
-def denoise_pictures(
+def denoise_images(
     predict_noise: PredictNoise,
     work: SampleWork,
     seeds: Sequence[int],
@@ -50,11 +50,11 @@ def denoise_pictures(
     prediction: Prediction = Prediction.NOISE,
     start_BCHW: Tensor | None = None,
     regions: Regions = NO_REGIONS,
-    without_picture: Extras | None = None,
+    without_image: Extras | None = None,
     ways: OwnWays = PLAIN_WAYS,
     part: Part | None = None,
 ) -> Tensor:
-    """Denoised latents of a picture for each of `seeds`, in one run: float32 [B, C, H, W] on the CPU, as models see.
+    """Denoised latents of an image for each of `seeds`, in one run: float32 [B, C, H, W] on the CPU, as models see.
 
     They differ in their seeds and texts and share the rest of `work`, whose own seed is not read. Noise is added to
     `start_BCHW` (float32, the model's own scale), else to what `inpainting` keeps. The state is kept in float32 on
@@ -62,7 +62,7 @@ def denoise_pictures(
     when the texts differ in length or in their hooks, or `most_at_once` is 1, or cfg is 1 (`uncond` may then be None).
     `table`: the noise trained with, SD1's when None. Transformer options of `options` are the caller's to apply.
     `apply_hooks` is called with the texts' weight hooks before each batch. `regions`: texts beside `cond` for a part
-    each. `without_picture`: told in place of its namesakes where the model is asked about `uncond` without a picture.
+    each. `without_image`: told in place of its namesakes where the model is asked about `uncond` without an image.
     `ways`: what few models do. `part`: the steps to make, where not all; its memory is of them then. Raises Stopped
     before a step for which `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
@@ -72,7 +72,7 @@ def denoise_pictures(
 
     def prepare() -> Denoise:
         negative = None if uncond is None else uncond.to(device)
-        positive, blank = cond.to(device), _without(negative, without_picture, work.picture_cfg)
+        positive, blank = cond.to(device), _without(negative, without_image, work.image_cfg)
         how = work.cfg, options, apply_hooks, most_at_once, prediction, regions.to(device), ways.kept_length, blank
         own = guiding(ways, work, seeds, positive, table.sigma_data)
         return own.kept(guided_denoiser(predict_noise, table, positive, negative, *how, *own.for_guidance))
@@ -113,12 +113,12 @@ def _handed_on(part: Part | None, sampler: str, noise: Noise, begun_BCHW: Tensor
     return part.latent_BCHW
 
 
-def _without(negative: Condition | None, told: Extras | None, strength: float) -> WithoutPicture | None:
-    """The negative prompt with what a model is `told` that is to see no picture."""
+def _without(negative: Condition | None, told: Extras | None, strength: float) -> WithoutImage | None:
+    """The negative prompt with what a model is `told` that is to see no image."""
     if negative is None or told is None:
         return None
     extras = {name: value.to(negative.context_BLD.device) for name, value in told.items()}
-    return WithoutPicture(replace(negative, extras={**negative.extras, **extras}), strength)
+    return WithoutImage(replace(negative, extras={**negative.extras, **extras}), strength)
 
 
 def _kept(
@@ -147,11 +147,11 @@ def _first_latent(
 
 
 def _noise_of(seeds: Sequence[int], shape_CHW: tuple[int, ...], device: torch.device) -> Noise:
-    """Draws fresh noise for all pictures, [B, C, H, W], each from its own seed."""
-    pictures = [PictureNoise(seed) for seed in seeds]
+    """Draws fresh noise for all images, [B, C, H, W], each from its own seed."""
+    images = [ImageNoise(seed) for seed in seeds]
 
     def draw() -> Tensor:
-        drawn = [picture.draw((1, *shape_CHW)) for picture in pictures]
+        drawn = [image.draw((1, *shape_CHW)) for image in images]
         return (drawn[0] if len(drawn) == 1 else torch.cat(drawn)).to(device)
 
     return draw

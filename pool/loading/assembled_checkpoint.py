@@ -28,7 +28,7 @@ from modelpool.pool.families.family import FAMILIES, SDXL, SDXL_REFINER, Archite
 from modelpool.pool.families.supported import LIST, why_not
 from modelpool.pool.families.text_readings import ROW_OF, RUN_WITHOUT
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.families.video_unet_families import FILM_UNETS
+from modelpool.pool.families.video_unet_families import VIDEO_UNETS
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.loading.assembled_parts import (
     Part,
@@ -44,7 +44,7 @@ from modelpool.pool.loading.vision_fit import vision_encoder_of
 from modelpool.pool.quant.detect_layers import METADATA_KEY as QUANTIZATION_KEY
 from modelpool.pool.specs.spec import Role
 
-#: the layer that cuts pictures into patches, as open_clip and transformers call it, and what it is that models read
+#: the layer that cuts images into patches, as open_clip and transformers call it, and what it is that models read
 _PATCHES, _PATCHES_DIMENSIONS = ("conv1.weight", "vision_model.embeddings.patch_embedding.weight"), 4
 #: text encoders of other widths are of no published size: nothing but their place tells which they stand for
 _WIDTHS = {"clip_l": 768, "clip_g": 1280, "clip_h": 1024, "t5_base": 768, "t5xl": 2048, "t5xxl": 4096}
@@ -224,7 +224,7 @@ def _family(
     which at other sizes than the published ones look alike, the one whose text encoders are given or are among the keys
     `there`."""
     names = {model.name, *((SDXL.name, SDXL_REFINER.name) if model.name in (SDXL.name, SDXL_REFINER.name) else ())}
-    known = (*FAMILIES, *FILM_UNETS, *TRANSFORMERS.values())
+    known = (*FAMILIES, *VIDEO_UNETS, *TRANSFORMERS.values())
     candidates = sorted((f for f in known if f.name in names), key=lambda family: family.name != model.name)
     if not candidates:
         raise UnknownArchitecture(
@@ -314,7 +314,7 @@ def _vision_encoder(header: Header, family: Family) -> Part | str:
         if not any(len(part.shapes.get(key, ())) == _PATCHES_DIMENSIONS for key in _PATCHES):
             continue
         if Role.VISION_ENCODER not in family.prefixes:
-            return f"{header.path} is a vision encoder, which has no place: {family.title} sees no pictures"
+            return f"{header.path} is a vision encoder, which has no place: {family.title} sees no images"
         return part
     raise MissingParts(f"{header.path}: found no vision encoder in it, expected one of CLIP's")
 

@@ -31,7 +31,7 @@ from modelpool.pool.families.family import (
 )
 from modelpool.pool.families.supported import LIST, why_not
 from modelpool.pool.families.transformer_families import TRANSFORMERS, located, other_texts
-from modelpool.pool.families.video_unet_families import FILM_UNETS
+from modelpool.pool.families.video_unet_families import VIDEO_UNETS
 from modelpool.pool.formats.ggml_types import is_block_type
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.keymaps.adapter_keys import looks_like_lora
@@ -157,7 +157,7 @@ def _title(found: DiffusionFacts) -> str:
 def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
     """The family that this version runs `title` as; of SDXL and its refiner, which at other sizes than the published
     ones only the text encoders tell apart, the one whose components are there."""
-    found = [family for family in (*FAMILIES, *FILM_UNETS) if family.title == title]
+    found = [family for family in (*FAMILIES, *VIDEO_UNETS) if family.title == title]
     if title in (SDXL.title, SDXL_REFINER.title):
         found += [SDXL, SDXL_REFINER]
     found = [with_decoder_of_frames(as_spelled(family, shapes), shapes) for family in found]

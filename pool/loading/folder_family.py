@@ -26,14 +26,14 @@ from modelpool.pool.families.family import (
     Architecture,
     Family,
 )
-from modelpool.pool.families.video_unet_families import FILM_UNETS
+from modelpool.pool.families.video_unet_families import VIDEO_UNETS
 from modelpool.pool.formats.folder_header import CLASS
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.formats.strict_json import brief, finite_number
 from modelpool.pool.loading.cascade_folder import cascade_folder_family, is_cascade
 from modelpool.pool.loading.transformer_folder import TRANSFORMER, transformer_folder_family
-from modelpool.pool.loading.video_unet_folder import film_folder_family
+from modelpool.pool.loading.video_unet_folder import video_folder_family
 from modelpool.pool.models.common import infer_config as infer
 from modelpool.pool.specs.spec import Role
 
@@ -74,8 +74,8 @@ _SCHEDULER_DEFAULTS: Said = {
     "rescale_betas_zero_snr": False,
 }
 _STEPS = 1000
-#: what the index of SDXL that changes pictures says where it is CosXL
-_SCALES_PICTURE = "is_cosxl_edit"
+#: what the index of SDXL that changes images says where it is CosXL
+_SCALES_IMAGE = "is_cosxl_edit"
 _KINDS = {"scaled_linear": NoiseKind.SCALED_LINEAR, "linear": NoiseKind.LINEAR}
 _PREDICTIONS = {"epsilon": Prediction.NOISE, "v_prediction": Prediction.VELOCITY}
 
@@ -104,13 +104,13 @@ def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Family:
         raise UnknownArchitecture(f"a folder of diffusers with {rest}, which this version cannot run yet")
     found = recognise_diffusion(own)
     title = "no diffusion model that is known" if found is None else found.title
-    for film in FILM_UNETS:
-        if found is not None and found.name == film.name:
-            return film_folder_family(film, header, shapes)
+    for video in VIDEO_UNETS:
+        if found is not None and found.name == video.name:
+            return video_folder_family(video, header, shapes)
     base = _base(found.name if found else "", shapes)
     if base is None:
         raise UnknownArchitecture(f"a folder of diffusers, recognised as {title}, which this version cannot run yet")
-    if base.name == SDXL_INSTRUCT.name and header.configs.get(INDEX_FILE, {}).get(_SCALES_PICTURE) is True:
+    if base.name == SDXL_INSTRUCT.name and header.configs.get(INDEX_FILE, {}).get(_SCALES_IMAGE) is True:
         base = COSXL_EDIT
     base = _with_scheduler(base, header.configs.get(SCHEDULER, {}))
     folders = _folders(base)

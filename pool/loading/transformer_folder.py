@@ -31,10 +31,10 @@ TRANSFORMER, VAE, SCHEDULER, VISION = "transformer", "vae", "scheduler", "image_
 #: the folder of the diffusion model for low noise of a pair, and what the index calls the share of noise below which it
 #: takes over
 SECOND, BOUNDARY = "transformer_2", "boundary_ratio"
-#: the parts of a text encoder that sees pictures, a LLaVA
+#: the parts of a text encoder that sees images, a LLaVA
 SEEING_TOWER, SEEING_PROJECTOR = "text_encoder.vision_tower", "text_encoder.multi_modal_projector."
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
-#: pipelines that show their text encoder pictures, and how
+#: pipelines that show their text encoder images, and how
 _SIGHTS = {"QwenImageEditPipeline": TextSight.WHOLE, "QwenImageEditPlusPipeline": TextSight.NUMBERED}
 #: families that nothing but the pipeline tells from another whose tensors they have
 _BY_PIPELINE = {("pixart_sigma", "PixArtAlphaPipeline"): "pixart_alpha_512"}
@@ -43,7 +43,7 @@ _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     name: {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"}
     for name in ("hunyuan_video", "hunyuan_video_i2v")
 }
-#: how a transformer is told of a picture, as its configuration says it, and the way that this version has not: such a
+#: how a transformer is told of an image, as its configuration says it, and the way that this version has not: such a
 #: model has the tensors of one for texts. Source: diffusers' HunyuanVideoTransformer3DModel
 _TOLD_BY, _REPLACED = "image_condition_type", "token_replace"
 #: what the shift of a scheduler may be; those of published models are between 1 and 12
@@ -123,9 +123,9 @@ def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping
 
 
 def _check_told(base: Family, said: Said) -> None:
-    """Raise UnknownArchitecture for a model of the tensors of `base` that has a picture in place of its first frame."""
+    """Raise UnknownArchitecture for a model of the tensors of `base` that has an image in place of its first frame."""
     if said.get(_TOLD_BY) == _REPLACED:
-        missing = "a picture in place of the first cell of time, which is told another level of noise than the others"
+        missing = "an image in place of the first cell of time, which is told another level of noise than the others"
         raise UnknownArchitecture(
             f"recognised as {base.title} in a form that this version cannot run yet: configuration of {TRANSFORMER}: "
             f"{_TOLD_BY}: found {_REPLACED!r}, expected none or 'latent_concat'; what is missing is {missing}"

@@ -32,7 +32,7 @@ _SCHEDULER = "scheduler"
 _MOST_FRAMES = 1 << 10
 
 
-def film_folder_family(base: Family, header: Header, shapes: Mapping[str, Shape]) -> Family:
+def video_folder_family(base: Family, header: Header, shapes: Mapping[str, Shape]) -> Family:
     """`base` as the folder that `header` is of has it, with tensors of `shapes`.
 
     Raises UnknownArchitecture naming the component and the key for what is missing, and for configurations that cannot
@@ -48,12 +48,12 @@ def film_folder_family(base: Family, header: Header, shapes: Mapping[str, Shape]
         if said.get(CLASS) != expected:
             raise _wrong(name, CLASS, said.get(CLASS), expected)
         configs[role] = said
-    vae, film = configs[Role.VAE], base.sampling.film
+    vae, video = configs[Role.VAE], base.sampling.video
     scale = _number("vae", vae, "scaling_factor", base.scaling_factor)
     if not scale > 0.0:
         raise _wrong("vae", "scaling_factor", scale, "a number above 0")
-    assert film is not None, f"{base.name} makes no films"
-    frames = _number("unet", configs[Role.DIFFUSION_MODEL], "num_frames", float(film.frames))
+    assert video is not None, f"{base.name} makes no videos"
+    frames = _number("unet", configs[Role.DIFFUSION_MODEL], "num_frames", float(video.frames))
     if not frames.is_integer() or not 1 <= frames <= _MOST_FRAMES:
         raise _wrong("unet", "num_frames", frames, f"a whole number from 1 to {_MOST_FRAMES}")
     return replace(
@@ -64,7 +64,7 @@ def film_folder_family(base: Family, header: Header, shapes: Mapping[str, Shape]
         sampling=replace(
             base.sampling,
             noise=_noise(base.sampling.noise, header.configs.get(_SCHEDULER, {})),
-            film=replace(film, frames=int(frames)),
+            video=replace(video, frames=int(frames)),
         ),
     )
 

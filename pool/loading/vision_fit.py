@@ -1,6 +1,6 @@
 """Whether the vision encoder of a checkpoint says what its diffusion model reads, from keys and shapes. Torch-free.
 
-Which tensors are looked at: those that tell how many states there are of a picture, how wide they are, and how wide
+Which tensors are looked at: those that tell how many states there are of an image, how wide they are, and how wide
 states the diffusion model takes in. Whether the rest of each component is whole, its plan says.
 """
 
@@ -23,7 +23,7 @@ _LEVEL = "vision_model."
 #: of those whose states stand among words: the end of the projection; and the table of words of text encoders
 _WORDS_OUT, _WORD_TABLE = "multi_modal_projector.linear_2.weight", "embed_tokens.weight"
 #: of diffusion models that read states beside a text: the norm that takes them in, and the table that is added to those
-#: of all pictures. As published and as diffusers calls them
+#: of all images. As published and as diffusers calls them
 _NORMS = ("img_emb.proj.0.bias", "condition_embedder.image_embedder.norm1.weight")
 _TABLES = ("img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed")
 #: of those that read them in place of a text
@@ -62,10 +62,10 @@ def check_sight(family: Family, header: Header, shapes: Mapping[str, Shape]) -> 
     reads = _width_read(model, family.sampling.reads_text)
     if reads is not None and width != reads:
         raise UnknownArchitecture(f"{of} gives states of width {width}, expected {reads} as its diffusion model reads")
-    film, table = family.sampling.film, _first(model, _TABLES, 3)
-    if table is not None and film is not None and table[1] != film.pictures_seen * states:
+    video, table = family.sampling.video, _first(model, _TABLES, 3)
+    if table is not None and video is not None and table[1] != video.images_seen * states:
         raise UnknownArchitecture(
-            f"{of} gives {states} states of each of {film.pictures_seen} pictures, expected {table[1]} of all as its "
+            f"{of} gives {states} states of each of {video.images_seen} images, expected {table[1]} of all as its "
             f"diffusion model has positions"
         )
 
@@ -95,7 +95,7 @@ def _check_words(family: Family, header: Header, shapes: Mapping[str, Shape]) ->
 
 
 def _projected(seen: Mapping[str, Shape], of: str) -> int:
-    """How wide the one state is that is left of a picture."""
+    """How wide the one state is that is left of an image."""
     for key, output in _PROJECTIONS.items():
         shape = seen.get(key, ())
         if len(shape) == 2:

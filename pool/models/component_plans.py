@@ -33,7 +33,7 @@ from modelpool.pool.models.text.classes import fill_tables as fill_text_tables
 from modelpool.pool.models.vae.build import VaePlan, plan_vae, spliced_vae
 from modelpool.pool.models.vae.folders import plan_folder_vae
 from modelpool.pool.models.vision.build import plan_vision
-from modelpool.pool.models.vision.llava import plan_picture_words
+from modelpool.pool.models.vision.llava import plan_image_words
 from modelpool.pool.models.vision.qwen import plan_qwen_vision
 from modelpool.pool.specs.spec import Role
 
@@ -80,8 +80,8 @@ def plan_component(
         case Architecture.DIFFUSION_TRANSFORMER:
             model = plan_diffusion_model(shapes, prefix, config=family.configs.get(role))
             return ComponentPlan(model.empty(), model.key_map, _nothing)
-        case Architecture.SOUND_TRANSFORMER:
-            return _sound_plan(shapes, prefix, family.configs.get(role))
+        case Architecture.AUDIO_TRANSFORMER:
+            return _audio_plan(shapes, prefix, family.configs.get(role))
         case Architecture.TEXT_MODEL:
             # its place in the family says what it is, whatever its size
             is_open_clip = any(key.removeprefix(prefix).startswith("transformer.resblocks.") for key in shapes)
@@ -89,7 +89,7 @@ def plan_component(
             text = plan_text_encoder(shapes, prefix, facts=facts_named(family.texts[role].encoder, layout))
             return ComponentPlan(text.empty(), text.key_map, fill_text_tables)
         case Architecture.VISION_MODEL if family.sampling.sight is Sight.WORDS:
-            words = plan_picture_words(family.shapes_of(role, shapes), prefix)
+            words = plan_image_words(family.shapes_of(role, shapes), prefix)
             return ComponentPlan(words.empty(), words.key_map, _nothing)
         case Architecture.VISION_MODEL:
             sight = plan_vision(shapes, prefix, said=family.configs.get(role))
@@ -105,8 +105,8 @@ def plan_component(
             return ComponentPlan(module, key_map, fill_tables)
 
 
-def _sound_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, Any] | None) -> ComponentPlan:
-    """A diffusion model of sound, with the model that embeds seconds as a part of it. Raises UnknownArchitecture."""
+def _audio_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, Any] | None) -> ComponentPlan:
+    """A diffusion model of audio, with the model that embeds seconds as a part of it. Raises UnknownArchitecture."""
     model, seconds = plan_diffusion_model(shapes, prefix, config=config), plan_seconds(shapes)
     module = model.empty()
     module.add_module(SECONDS, seconds.empty())

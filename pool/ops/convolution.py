@@ -57,7 +57,7 @@ def has_conv3d_fault(torch_version: str, cudnn_version: int | None) -> bool:
 
 
 def this_torch_has_conv3d_fault() -> bool:
-    """`has_conv3d_fault` of what is installed. Casting classes ask once, so that sound versions pay nothing."""
+    """`has_conv3d_fault` of what is installed. Casting classes ask once, so that audio versions pay nothing."""
     return has_conv3d_fault(torch.__version__, torch.backends.cudnn.version())
 
 

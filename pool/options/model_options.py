@@ -3,7 +3,7 @@
 A patcher keeps one and hands it to the run; clones share it and copy on write. Knows what may be said, not what is done
 with it: `pool.sampling` and `pool.patcher.blocks` do that. Names are the ones that ComfyUI's users know.
 
-Sampler functions get one dictionary. Shape legend of its tensors: B pictures, C latent channels, H W cells. "input" is
+Sampler functions get one dictionary. Shape legend of its tensors: B images, C latent channels, H W cells. "input" is
 the noisy x_BCHW, "sigma" and "timestep" both its noise level as float32 [B], "model" whatever the run says it is.
 """
 

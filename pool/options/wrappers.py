@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 class WrapperPoint(Enum):
     """Where a wrapper goes, outermost first. The arguments are those of the function that is wrapped there.
 
-    OUTER_SAMPLE      the whole run of one picture, preparation included: (noise_source, sigmas) -> latent
+    OUTER_SAMPLE      the whole run of one image, preparation included: (noise_source, sigmas) -> latent
     PREPARE_SAMPLING  making the `denoise` function: () -> denoise
     SAMPLER_SAMPLE    the sampler: (denoise, x_BCHW, sigmas, noise, on_step) -> latent
     PREDICT_NOISE     one guided guess: (x_BCHW, sigma) -> clean latent

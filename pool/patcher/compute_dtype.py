@@ -39,7 +39,7 @@ def component_dtype(
         case Role.TEXT_ENCODER | Role.TEXT_ENCODER_2 | Role.TEXT_ENCODER_3 | Role.TEXT_ENCODER_4:
             return _text_choice(parameters, device)
         case Role.VISION_ENCODER:
-            return Choice(torch.float32, "a picture is seen once a run, which costs little and stays exact")
+            return Choice(torch.float32, "an image is seen once a run, which costs little and stays exact")
         case Role.VAE:
             return _vae_choice(device)
         case _:

@@ -1,4 +1,4 @@
-"""Pixels of given pictures: brought to a size, and put together by a mask. Torch-free; knows no file and no model.
+"""Pixels of given images: brought to a size, and put together by a mask. Torch-free; knows no file and no model.
 
 Shape legend: H W height and width, C colour channels (3).
 """
@@ -15,7 +15,7 @@ HALF = 128
 
 
 def covering(pixels: PixelArray, width: int, height: int) -> PixelArray:
-    """Pixels (of a picture or a mask) scaled so that they cover `width` by `height`, proportions kept, by Lanczos; what
+    """Pixels (of an image or a mask) scaled so that they cover `width` by `height`, proportions kept, by Lanczos; what
     juts out is cropped, as much on one side as on the other. Unchanged when they have that size."""
     if pixels.shape[:2] == (height, width):
         return pixels

@@ -3,7 +3,7 @@
 Knows how latents are scaled, and which dimensions a VAE works over; knows neither tasks nor files.
 
 Shape legend: B batch, C channels, T cells of time or frames, H W height and width. "BC" stands for all that a VAE has
-behind channels: H W for pictures, T H W for film, L for sound.
+behind channels: H W for images, T H W for video, L for audio.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from modelpool.pool.pixels.tiled_vae import (
     tiled_decode,
     tiled_encode,
 )
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.specs.spec import Division
 
 #: the kind whose latents are said by numbers alone, and whose encoder gives moments that tiles may blend
@@ -38,10 +38,10 @@ KL = "kl"
 
 
 def latent_shape(width: int, height: int, frames: int, latent: LatentFacts) -> tuple[int, ...]:
-    """The shape of the latent of a picture of this many pixels, or of a film of so many frames: [C, H, W] or
-    [C, T, H, W]; of sound, all of which are equally long, [C, L]."""
-    if latent.sound is not None:
-        return latent.channels, latent.sound.cells
+    """The shape of the latent of an image of this many pixels, or of a video of so many frames: [C, H, W] or
+    [C, T, H, W]; of audio, all of which are equally long, [C, L]."""
+    if latent.audio is not None:
+        return latent.channels, latent.audio.cells
     cells = latent.sides(width, height)
     if not frames:
         return (latent.channels, *cells)
@@ -49,17 +49,17 @@ def latent_shape(width: int, height: int, frames: int, latent: LatentFacts) -> t
 
 
 def sampled_shape(work: SampleWork | DecodeWork, latent: LatentFacts) -> tuple[int, ...]:
-    """The shape of the latent that a run of `work` is on: `latent_shape`, with the cells of time before a film's."""
+    """The shape of the latent that a run of `work` is on: `latent_shape`, with the cells of time before a video's."""
     return latent_shape(work.width, work.height, work.frames + work.leading * latent.frames_per_cell, latent)
 
 
 def decoded(
     scaled_BC: Tensor, vae: ModelPatcher, latent: LatentFacts, hooks: RunHooks, division: Division | None = None
 ) -> Tensor:
-    """The pixels of latents in the diffusion model's scale, -1 to 1, float32 on the CPU: [B,C,H,W], film [B,C,T,H,W],
-    samples of sound [B,C,S].
+    """The pixels of latents in the diffusion model's scale, -1 to 1, float32 on the CPU: [B,C,H,W], video [B,C,T,H,W],
+    samples of audio [B,C,S].
 
-    Latents of pictures may come without time for a VAE of films; so do their pixels. With `division.tile` by tiles of
+    Latents of images may come without time for a VAE of videos; so do their pixels. With `division.tile` by tiles of
     that edge, which share a quarter of it. One step, or one for each tile. Raises Stopped at a tile or layer.
     """
     is_flat = latent.dimensions == 3 and scaled_BC.dim() == 4
@@ -90,11 +90,11 @@ def encoded(
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
-    noise: PictureNoise | None = None,
+    noise: ImageNoise | None = None,
     division: Division | None = None,
 ) -> Tensor:
     """The latents of pixels in the diffusion model's scale, float32 on the CPU: the mean of what the VAE says or, with
-    `noise`, a sample of it where the VAE says how sure it is (the KL autoencoders of pictures).
+    `noise`, a sample of it where the VAE says how sure it is (the KL autoencoders of images).
 
     Raises UnusableField for a size that is no whole number of latent cells, and Stopped at a tile or layer.
     """

@@ -1,6 +1,6 @@
 """Where tiles lie along one dimension, and how much each counts in each cell of the result.
 
-Torch-free and pure; knows nothing of what is computed. A tile of a picture is one `Span` of each dimension, and its
+Torch-free and pure; knows nothing of what is computed. A tile of an image is one `Span` of each dimension, and its
 weight in a cell the product of theirs.
 """
 

@@ -2,7 +2,7 @@
 
 Knows how diffusers' autoencoders are called and what their attributes say of sizes; knows neither memory nor stages.
 
-Shape legend: B batch, C channels, then one (audio), two (pictures: H W) or three (video: T H W) dimensions.
+Shape legend: B batch, C channels, then one (audio), two (images: H W) or three (video: T H W) dimensions.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def encode_moments(vae: nn.Module, pixels_BC: Tensor) -> Tensor:
 
 
 def frame_by_frame(call: Callable[[Tensor], Tensor], x_BC: Tensor) -> Tensor:
-    """`call(x_BC)` of a VAE of pictures; a film, [B, C, T, H, W], goes through it one frame after the other."""
+    """`call(x_BC)` of a VAE of images; a video, [B, C, T, H, W], goes through it one frame after the other."""
     if x_BC.dim() == 4:
         return call(x_BC)
     return torch.stack([call(frame_BCHW) for frame_BCHW in x_BC.unbind(2)], dim=2)

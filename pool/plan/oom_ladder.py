@@ -2,7 +2,7 @@
 
 The worker's part of the ladder: drop what was brought ahead for another task -> drop caches -> stream more -> divide
 the run. Each step is taken when the one before did not help, from what costs the least time to what costs the most;
-none changes which picture comes out (a division says so itself where it changes last bits). When nothing is left the
+none changes which image comes out (a division says so itself where it changes last bits). When nothing is left the
 run is the scheduler's again, which has other workers. `pool.engine.engine` does what is decided here.
 """
 

@@ -117,7 +117,7 @@ class Database:
         The new one takes the old one's place at once, when it is whole: who is ended before that leaves the old one.
         """
         with self._locked(alone=True):
-            if self._is_sound():
+            if self._is_audio():
                 return
             rescued = {table: self._rescue(table) for table in self._schema.precious}
             kept, made = self._free_name(), Path(f"{self.path}.new")
@@ -138,7 +138,7 @@ class Database:
             stacklevel=4,
         )
 
-    def _is_sound(self) -> bool:
+    def _is_audio(self) -> bool:
         try:
             with contextlib.closing(_connection(self.path)) as connection:
                 return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))

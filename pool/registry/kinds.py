@@ -27,7 +27,7 @@ class Kind(Enum):
     HYPERNETWORK = "hypernetwork"
 
 
-#: what pictures can be made with: whole checkpoints, and diffusion models in a file of their own
+#: what images can be made with: whole checkpoints, and diffusion models in a file of their own
 MODELS = frozenset({Kind.CHECKPOINT, Kind.DIFFUSION_MODEL})
 LORAS = frozenset({Kind.LORA})
 #: what models are made of: equal parts of these are found by their content

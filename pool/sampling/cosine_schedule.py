@@ -1,6 +1,6 @@
 """Noise whose level is a place along a cosine: Stable Cascade's. Pure arithmetic on Python floats.
 
-At the way r, from 0 (clean) to 1 (noise), the picture's share of the variance is
+At the way r, from 0 (clean) to 1 (noise), the image's share of the variance is
 
     cos((s + r) / (1 + s) * pi / 2) ** 2, divided by what that is at r = 0
 

@@ -14,7 +14,7 @@ from modelpool.pool.core.errors import unknown_name
 
 #: One more and `ddim_uniform`, which leaves out the first of 1000 timesteps, could not give every step its own.
 MAX_STEPS = 999
-#: Guidance scales that make pictures: 1 is none, far beyond the upper end latents leave what floats can hold.
+#: Guidance scales that make images: 1 is none, far beyond the upper end latents leave what floats can hold.
 MIN_CFG, MAX_CFG = 1.0, 100.0
 
 
@@ -22,7 +22,7 @@ MIN_CFG, MAX_CFG = 1.0, 100.0
 class SamplerName:
     """How one sampler is called.
 
-    display   what A1111 writes into a picture's `Sampler:` field
+    display   what A1111 writes into an image's `Sampler:` field
     schedule  the step schedule when a request names none
     aliases   other spellings, normalised as `_normalised` does
     """
@@ -32,7 +32,7 @@ class SamplerName:
     aliases: tuple[str, ...] = ()
 
 
-#: step schedule -> what A1111 writes into a picture's `Schedule type:` field
+#: step schedule -> what A1111 writes into an image's `Schedule type:` field
 SCHEDULES: Mapping[str, str] = MappingProxyType(
     {
         "normal": "Normal",

@@ -1,6 +1,6 @@
-"""The random numbers of one picture.
+"""The random numbers of one image.
 
-Knows nothing of devices and batches, on purpose: see `PictureNoise`.
+Knows nothing of devices and batches, on purpose: see `ImageNoise`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _LAST_SEED = 2**64 - 1
 
 
 def seed_beside(seed: int) -> int:
-    """The seed of the random numbers that are put on a given picture, for a run of `seed`: others than its own."""
+    """The seed of the random numbers that are put on a given image, for a run of `seed`: others than its own."""
     return _LAST_SEED - seed
 
 
-class PictureNoise:
-    """All random numbers of one picture, in the order in which they are drawn: the initial noise, then step by step.
+class ImageNoise:
+    """All random numbers of one image, in the order in which they are drawn: the initial noise, then step by step.
 
-    They come from the picture's own CPU generator, as float32, one picture at a time. So they depend on the seed
-    alone: not on the device, on the pictures beside it, or on what ran before. The initial noise is what ComfyUI
+    They come from the image's own CPU generator, as float32, one image at a time. So they depend on the seed
+    alone: not on the device, on the images beside it, or on what ran before. The initial noise is what ComfyUI
     draws for the same seed and size.
 
-    torch's CPU generator reads the low 32 bits of a seed, so seeds 2**32 apart give the same picture, here as there.
+    torch's CPU generator reads the low 32 bits of a seed, so seeds 2**32 apart give the same image, here as there.
     Raises UnusableField for a seed that is no whole number or outside `SEEDS`.
     """
 

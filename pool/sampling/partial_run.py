@@ -2,9 +2,9 @@
 
 Two parts make, bit for bit, what one run of all steps makes: coefficients depend on the levels of the whole schedule,
 and what is handed on is the state as it is. So a run can change its model on the way, and the second part may be made
-on another device, or beside other pictures, than the first.
+on another device, or beside other images, than the first.
 
-Shape legend: B batch, N guesses, C latent channels, H W latent height and width; films have T cells of time before H.
+Shape legend: B batch, N guesses, C latent channels, H W latent height and width; videos have T cells of time before H.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def part_of(works: Sequence[SampleWork], inputs: Sequence[Sequence[Result]], dev
 
 
 def handed_on(samples_BCHW: Tensor, memory: Memory) -> tuple[Halfway, ...]:
-    """Latents between two steps, with what a sampler remembers, one picture's each."""
+    """Latents between two steps, with what a sampler remembers, one image's each."""
     levels = tuple(level for level, _ in memory.guesses)
     guesses_NBCHW = torch.stack([guess_BCHW.to("cpu") for _, guess_BCHW in memory.guesses]) if levels else None
     start_BCHW = None if memory.start_BCHW is None else memory.start_BCHW.to("cpu")

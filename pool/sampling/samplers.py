@@ -25,7 +25,7 @@ from torch import Tensor
 from modelpool.pool.sampling.partial_run import Guess, Part
 from modelpool.pool.sampling.partial_run import OnStep as OnStep
 
-#: of the picture in what is noise alone, so that their ratio is a number. Source: diffusers' UniPCMultistepScheduler
+#: of the image in what is noise alone, so that their ratio is a number. Source: diffusers' UniPCMultistepScheduler
 _LEAST_SHARE = 1e-6
 #: (noisy x_BCHW, its noise level) -> the clean latent it hides, in the dtype and on the device of x_BCHW
 Denoise: TypeAlias = Callable[[Tensor, float], Tensor]
@@ -99,9 +99,9 @@ def sample_euler_ancestral(
 def sample_flow_ancestral(
     denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep, *, part: Part | None = None
 ) -> Tensor:
-    """`sample_euler_ancestral` for models that predict the flow, where less noise is more of the picture.
+    """`sample_euler_ancestral` for models that predict the flow, where less noise is more of the image.
 
-    From below each level the picture is taken back to its share there, and fresh noise makes the squares add up.
+    From below each level the image is taken back to its share there, and fresh noise makes the squares add up.
     Draws from `noise` once a step, but not in one that ends at 0. The distance below is that of the plain one.
     """
     part = part or Part()
@@ -143,7 +143,7 @@ class UniPc:
 
     order    of steps that have enough behind and before them: lower in the first and in the last ones, as published
     grows    B(h) = exp(h) - 1 ("bh2") and not h ("bh1")
-    is_flow  the way is reckoned in the ratio of noise and picture, and not in noise beside a picture of unit scale
+    is_flow  the way is reckoned in the ratio of noise and image, and not in noise beside an image of unit scale
 
     Source: Zhao et al. 2023 (UniPC), algorithms 5 to 8.
     """

@@ -196,7 +196,7 @@ def _write_config(folder: Path, part: FolderPart) -> None:
 def _write_settings(
     folder: Path, facts: PipelineFacts, schedulers: Mapping[str, SchedulerFacts], seeing: FolderPart | None
 ) -> None:
-    """What has no weights: how pictures are shown to the part that is `seeing`, schedulers, what guides."""
+    """What has no weights: how images are shown to the part that is `seeing`, schedulers, what guides."""
     if facts.processor and seeing is not None:
         _write_processor(folder / facts.processor, seeing)
     for place, own in schedulers.items():
@@ -222,7 +222,7 @@ def _seeing(parts: Sequence[FolderPart]) -> FolderPart | None:
 
 
 def _write_processor(folder: Path, part: FolderPart) -> None:
-    """How pictures are brought into the form that the vision encoder is shown."""
+    """How images are brought into the form that the vision encoder is shown."""
     config: Any = part.module.config
     side = getattr(config, "vision_config", config).image_size
     CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side}).save_pretrained(
@@ -262,7 +262,7 @@ def _index(
 
 def _class_name(facts: PipelineFacts, parts: Sequence[FolderPart], said: object) -> str:
     """The class of the pipeline. Of a folder that is the one that it `said`, where that takes the same: one that edits
-    pictures (FluxKontextPipeline) has the model of one that makes them, and no tensor tells."""
+    images (FluxKontextPipeline) has the model of one that makes them, and no tensor tells."""
     model = next((part.config for part in parts if part.role is Role.DIFFUSION_MODEL), None)
     name = pipeline_name(facts, model or {})
     if said in (name, None) or name != facts.name:  # else nothing of diffusers' pipelines is imported for it

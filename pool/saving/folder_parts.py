@@ -56,8 +56,8 @@ _TEXT_LEVEL = "text_model."
 _POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 #: components whose plans are the whole of their configuration
 _PLANNED = (Architecture.DIFFUSION_TRANSFORMER, Architecture.TEXT_MODEL, Architecture.VISION_MODEL)
-_TRANSFORMERS = (Architecture.DIFFUSION_TRANSFORMER, Architecture.SOUND_TRANSFORMER)
-#: what no tensor tells and a class has another default for: the size of the pictures that its pipeline makes unasked.
+_TRANSFORMERS = (Architecture.DIFFUSION_TRANSFORMER, Architecture.AUDIO_TRANSFORMER)
+#: what no tensor tells and a class has another default for: the size of the images that its pipeline makes unasked.
 #: Source: HunyuanDiTPipeline of diffusers, which takes this where it has no model
 _UNASKED: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"sample_size": 128}}
 #: the VAE of Stable Cascade, whose scale has a name of its own
@@ -104,7 +104,7 @@ def parts_of(
     dtype: torch.dtype | None,
 ) -> Iterator[FolderPart | Lack]:
     """The folders of the component `role` with `patches`, in `dtype` (its own types when None), or why there is none.
-    The part of a text encoder that sees pictures is in the folder of that.
+    The part of a text encoder that sees images is in the folder of that.
 
     Raises PatchFailed for a patch that fits no parameter, and UnknownArchitecture.
     """
@@ -118,7 +118,7 @@ def parts_of(
         return
     weights = ComponentWeights(checkpoint, role, patches.get(role, PatchSet()))
     config = _model_config(checkpoint, role) if _has_own_config(checkpoint, role) else None
-    if architectures[role] is Architecture.SOUND_TRANSFORMER:
+    if architectures[role] is Architecture.AUDIO_TRANSFORMER:
         seconds = module.get_submodule(SECONDS)
         delattr(module, SECONDS)
         names = {name: name.removeprefix(f"{SECONDS}.") for name in weights.shapes if name.startswith(f"{SECONDS}.")}
@@ -140,7 +140,7 @@ def parts_of(
 
 
 def _is_beside(checkpoint: Checkpoint) -> bool:
-    """Whether the vision encoder stands beside a text encoder, which is shown pictures by it, in one folder."""
+    """Whether the vision encoder stands beside a text encoder, which is shown images by it, in one folder."""
     sight = checkpoint.family.sampling.sight
     return sight is not None and not sight.is_told
 
@@ -221,15 +221,15 @@ def _module(checkpoint: Checkpoint, role: Role) -> nn.Module:
     architecture = family.architectures[role]
     if role is Role.VAE:
         return _vae(checkpoint)
-    if architecture in (*_PLANNED, Architecture.SOUND_TRANSFORMER):
+    if architecture in (*_PLANNED, Architecture.AUDIO_TRANSFORMER):
         shapes = family.shapes_of(role, checkpoint.shapes)
         built = plan_component(family, role, shapes, family.configs.get(role)).module
         if _is_text(built):
             return _clip(built, reading_of_role(checkpoint, role))
         if architecture is Architecture.DIFFUSION_TRANSFORMER and not _has_own_config(checkpoint, role):
-            film = family.sampling.film
+            video = family.sampling.video
             cells = max(native_size(family, checkpoint.header)) // checkpoint.latent.downscale
-            _configure(built, {"sample_size": cells, "num_frames": None if film is None else film.frames})
+            _configure(built, {"sample_size": cells, "num_frames": None if video is None else video.frames})
         return built
     config = checkpoint.config(role)
     if role in family.texts:
@@ -284,7 +284,7 @@ def _qwen_vae(module: Any) -> nn.Module:
 
 def _has_own_config(checkpoint: Checkpoint, role: Role) -> bool:
     """Whether the plan of the component says its configuration: of families that run on transformers. Their classes
-    reckon with sizes of pictures, which are left as the plan has them."""
+    reckon with sizes of images, which are left as the plan has them."""
     return (
         checkpoint.family.architectures[role] in _TRANSFORMERS and transformer_pipeline(checkpoint.family) is not None
     )
@@ -321,8 +321,8 @@ def _clip(planned: nn.Module, reading: Reading | None) -> nn.Module:
 
 
 def _seeing(text: Any, sight: Any) -> nn.Module:
-    """A text encoder and the part of it that sees pictures as the one class of both. Its three axes of positions share
-    a head as in the published one, which matters where there is a picture alone."""
+    """A text encoder and the part of it that sees images as the one class of both. Its three axes of positions share
+    a head as in the published one, which matters where there is an image alone."""
     half = text.config.hidden_size // text.config.num_attention_heads // 2
     first = half // 4
     sections = [first, (half - first) // 2, half - first - (half - first) // 2]

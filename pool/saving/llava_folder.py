@@ -1,4 +1,4 @@
-"""A LLaVA as one text encoder's folder: its language part and the part that sees pictures, which are two components
+"""A LLaVA as one text encoder's folder: its language part and the part that sees images, which are two components
 here.
 
 Names are those of published folders: "language_model.model.", "vision_tower.vision_model.", "multi_modal_projector.".
@@ -20,8 +20,8 @@ from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.mapping.tensor_bytes import made
 from modelpool.pool.saving.component_weights import ComponentWeights
 
-#: the tokens that stand for a picture, and that fill a text up. Source: xtuner/llava-llama-3-8b-v1_1-transformers
-_PICTURE_ID, _PAD_ID = 128257, 128258
+#: the tokens that stand for an image, and that fill a text up. Source: xtuner/llava-llama-3-8b-v1_1-transformers
+_IMAGE_ID, _PAD_ID = 128257, 128258
 _TOWER, _PROJECTOR = "vision_tower.vision_model.", "multi_modal_projector."
 _OUR_TOWER = "tower."
 
@@ -38,7 +38,7 @@ def llava(text: Any, sight: Any) -> nn.Module:
     config = LlavaConfig(
         text_config=own,
         vision_config={**sight.config.to_dict(), "model_type": "clip_vision_model"},
-        image_token_index=min(_PICTURE_ID, vocabulary - 1),
+        image_token_index=min(_IMAGE_ID, vocabulary - 1),
         pad_token_id=min(_PAD_ID, vocabulary - 1),
         tie_word_embeddings=True,
     )

@@ -32,8 +32,8 @@ class PipelineFacts:
     name     its class
     folders  the folder of each component
     entries  what else its index says: parts that are not there, and settings
-    noisy    the folder of the scheduler by which noise is put on the picture that a model is shown; empty for none
-    processor  the folder of what brings pictures into the form that the vision encoder is shown; empty for none
+    noisy    the folder of the scheduler by which noise is put on the image that a model is shown; empty for none
+    processor  the folder of what brings images into the form that the vision encoder is shown; empty for none
     libraries  of components that are of a part of diffusers, by folder
     guiders  what guides, by folder, where the pipeline has that as components
     missing  components that it reads and no checkpoint has: by folder, what to give it

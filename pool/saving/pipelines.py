@@ -34,7 +34,7 @@ from modelpool.pool.specs.spec import Role
 
 #: how UNets of frames go through levels between two ends; the levels of a table stand beside them unread.
 #: Source: scheduler_config.json of stabilityai/stable-video-diffusion-img2vid-xt
-_FILM_STEPS = {
+_VIDEO_STEPS = {
     "timestep_type": "continuous",
     "use_karras_sigmas": True,
     "timestep_spacing": "leading",
@@ -160,8 +160,8 @@ def scheduler_facts(family: Family) -> SchedulerFacts:
         )
     if noise.kind is NoiseKind.EDM:
         ends = {"sigma_min": noise.sigma_min, "sigma_max": noise.sigma_max}
-        if family.sampling.film is not None:
-            settings = {**_betas(PLAIN_NOISE), **_FILM_STEPS, **ends, "prediction_type": words[prediction]}
+        if family.sampling.video is not None:
+            settings = {**_betas(PLAIN_NOISE), **_VIDEO_STEPS, **ends, "prediction_type": words[prediction]}
             return SchedulerFacts("EulerDiscreteScheduler", settings)
         ends["sigma_data"] = noise.sigma_data
         schedule = "karras" if prediction is Prediction.EDM else "exponential"
@@ -176,7 +176,7 @@ def scheduler_facts(family: Family) -> SchedulerFacts:
 
 
 def noisy_scheduler_facts(family: Family) -> SchedulerFacts:
-    """The scheduler by which noise is put on the picture that a model of `family` is shown: at the levels that it
+    """The scheduler by which noise is put on the image that a model of `family` is shown: at the levels that it
     knows."""
     return SchedulerFacts("DDPMScheduler", _betas(family.sampling.noise))
 

@@ -21,26 +21,26 @@ from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFOR
 from modelpool.pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
 from modelpool.pool.specs.spec import Role
 
-#: what fits a picture into the form that the vision encoder of Wan is shown
+#: what fits an image into the form that the vision encoder of Wan is shown
 _WAN_PROCESSOR = "image_processor"
 #: the part of diffusers that has the model beside Stable Audio's, which embeds seconds
 PROJECTION_LIBRARY = "stable_audio"
-_NO_PICTURES = {"image_encoder": NOTHING, "feature_extractor": NOTHING}
+_NO_IMAGES = {"image_encoder": NOTHING, "feature_extractor": NOTHING}
 _NO_CHECKER = {"safety_checker": NOTHING}
 _ONE_WAN = {SECOND: NOTHING, BOUNDARY: None, "expand_timesteps": False}
-_WAN_PICTURE = {**_ONE_WAN, VISION: NOTHING, _WAN_PROCESSOR: NOTHING}
+_WAN_IMAGE = {**_ONE_WAN, VISION: NOTHING, _WAN_PROCESSOR: NOTHING}
 _HUNYUAN_DIT = {"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False}
 
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        **dict.fromkeys(("sd3", "sd35_medium", "sd35_large"), ("StableDiffusion3Pipeline", _NO_PICTURES)),
-        **dict.fromkeys(("flux_dev", "flux_schnell"), ("FluxPipeline", _NO_PICTURES)),
+        **dict.fromkeys(("sd3", "sd35_medium", "sd35_large"), ("StableDiffusion3Pipeline", _NO_IMAGES)),
+        **dict.fromkeys(("flux_dev", "flux_schnell"), ("FluxPipeline", _NO_IMAGES)),
         "flux_fill": ("FluxFillPipeline", {}),
         "flux_control": ("FluxControlPipeline", {}),
         **dict.fromkeys(("flux2", "flux2_dev"), ("Flux2Pipeline", {})),
         "flux2_klein": ("Flux2KleinPipeline", {"is_distilled": True}),
-        "chroma": ("ChromaPipeline", _NO_PICTURES),
+        "chroma": ("ChromaPipeline", _NO_IMAGES),
         "qwen_image": ("QwenImagePipeline", {}),
         "z_image": ("ZImagePipeline", {}),
         "lumina2": ("Lumina2Pipeline", {}),
@@ -53,7 +53,7 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "wan_t2v": ("WanPipeline", _ONE_WAN),
         "wan_vace": ("WanVACEPipeline", {SECOND: NOTHING, BOUNDARY: None}),
         "wan22_ti2v": ("WanPipeline", {**_ONE_WAN, "expand_timesteps": True}),
-        **dict.fromkeys(("wan21_i2v", "wan21_flf2v", "wan22_i2v"), ("WanImageToVideoPipeline", _WAN_PICTURE)),
+        **dict.fromkeys(("wan21_i2v", "wan21_flf2v", "wan22_i2v"), ("WanImageToVideoPipeline", _WAN_IMAGE)),
         "hunyuan_video": ("HunyuanVideoPipeline", {}),
         "hunyuan_video_i2v": ("HunyuanVideoImageToVideoPipeline", {}),
         "hunyuan_video_15": ("HunyuanVideo15Pipeline", {}),
@@ -66,9 +66,9 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "stable_audio_1": ("StableAudioPipeline", {}),
     }
 )
-#: pipelines whose text encoder is shown the pictures that a model works from, by how
+#: pipelines whose text encoder is shown the images that a model works from, by how
 _SEEING = {TextSight.WHOLE: "QwenImageEditPipeline", TextSight.NUMBERED: "QwenImageEditPlusPipeline"}
-#: what those show pictures with, which is no model
+#: what those show images with, which is no model
 _PROCESSOR = {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"}
 #: models that diffusers' class is told apart by its pipeline alone: what their configuration says, and that pipeline
 _BY_CONFIG = {"causal_temporal_positioning": "LTXConditionPipeline"}
@@ -80,7 +80,7 @@ _OWN_LEVELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "cosmos2_i2v": {"use_karras_sigmas": True},
     }
 )
-#: steps of a schedule that HunyuanImage is guided plainly, less one: of a picture, and of one with words in it.
+#: steps of a schedule that HunyuanImage is guided plainly, less one: of an image, and of one with words in it.
 #: Source: hunyuanvideo-community/HunyuanImage-2.1-Diffusers
 _PLAIN_STEPS = {"guider": 5, "ocr_guider": 38}
 

@@ -24,7 +24,7 @@ NO_NODE = NodeId("")  #: a machine of its own
 
 
 class Stage(Enum):
-    """The three kinds of task that a picture is made of, in order. Hashed by identity: tasks are looked up by it with
+    """The three kinds of task that an image is made of, in order. Hashed by identity: tasks are looked up by it with
     every event, and an Enum's own hash is a call of Python."""
 
     __hash__ = object.__hash__

@@ -47,7 +47,7 @@ class Chunk:
 
     learned  the tokens that are learned ones, by their places
     cut      tokens of the text that there was no room for
-    pictures  where the tokens of each picture begin that it is shown
+    images  where the tokens of each image begin that it is shown
     """
 
     token_ids: tuple[int, ...]
@@ -56,7 +56,7 @@ class Chunk:
     first: int = 0
     learned: tuple[tuple[int, Learned], ...] = ()
     cut: int = 0
-    pictures: tuple[int, ...] = ()
+    images: tuple[int, ...] = ()
 
     @property
     def is_weighted(self) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from modelpool.pool.core.family_facts import PLAIN_TEXT, TextFacts
 from modelpool.pool.text.chunks import Chunk, empty_chunk, split_prompt
 from modelpool.pool.text.clip_tokenizer import END_ID, ClipTokenizer
-from modelpool.pool.text.image_tokens import SeenPicture, shown_among_words, with_pictures
+from modelpool.pool.text.image_tokens import SeenImage, shown_among_words, with_images
 from modelpool.pool.text.reading import MaskTold, Padding, Pooled, Reading, check_layers, reading_of
 from modelpool.pool.text.templates import cut_down, filled_up, kept_places, pad_of, told_mask, told_places, whole_text
 from modelpool.pool.text.text_tokenizer import TextTokenizer
@@ -75,7 +75,7 @@ def read_texts(
     *,
     embeddings: Embeddings = NO_VECTORS,
     negative: Sequence[bool] | None = None,
-    pictures: Sequence[SeenPicture] = (),
+    images: Sequence[SeenImage] = (),
 ) -> tuple[ReadText, ...]:
     """Each of `texts` as `facts` say, all in one forward pass; they may differ in length and in weights.
 
@@ -85,7 +85,7 @@ def read_texts(
     template. `pictures` stand where that has tokens for them (`pool.models.text.vision_prompt`), in each of `texts`. Of
     a
     CLIP whose states nobody is told, the first chunk alone is read. `negative` says which texts are
-    what a picture is not to show, where a family words those otherwise; where nobody says it, those that say nothing.
+    what an image is not to show, where a family words those otherwise; where nobody says it, those that say nothing.
     A row knows nothing of the others in the batch. Kernels may round otherwise at another batch size.
     Raises UnusableField as `parse_weights` does and for more layers left out than there are, UnknownName for an
     embedding that is not there.
@@ -93,7 +93,7 @@ def read_texts(
     reading = reading_of(facts)
     check_layers(reading, _layers(text_model))
     sides = _sides(texts, reading, negative)
-    counts = [len(picture.states_LD) for picture in pictures]
+    counts = [len(image.states_LD) for image in images]
     prompts = _prompts(text_model, tokenizer, texts, reading, embeddings, sides, counts)
     rows = [row for prompt in prompts for row in prompt]
     side_of_row = [side for side, prompt in zip(sides, prompts, strict=True) for _ in prompt]
@@ -104,7 +104,7 @@ def read_texts(
     with (
         torch.no_grad(),
         _learned(text_model, batch, embeddings),
-        shown_among_words(text_model, batch, pictures),
+        shown_among_words(text_model, batch, images),
     ):
         z_NTD, pooled_NV = _read(text_model, ids_NT, mask_NT, reading)
     if empties:
@@ -119,7 +119,7 @@ def read_texts(
         pooled_V = None if pooled_NV is None else pooled_NV[first]
         states = z_NTD[first : first + len(prompt)]
         kept = None
-        if reading.pictures_every and isinstance(tokenizer, TextTokenizer):
+        if reading.images_every and isinstance(tokenizer, TextTokenizer):
             kept = told_places(prompt[0], reading, tokenizer, counts)
         read.append(_told(states, pooled_V, prompt, reading, kept))
         first += len(prompt)
@@ -153,13 +153,13 @@ def _prompts(
 def seeing_text(
     tokenizer: TextTokenizer, text: str, reading: Reading, counts: Sequence[int], is_negative: bool = False
 ) -> Chunk:
-    """`text` as a row of tokens with so many for each picture."""
+    """`text` as a row of tokens with so many for each image."""
     row = whole_text(tokenizer, text, reading, is_negative=is_negative)
-    return with_pictures(row, tokenizer.id_of(reading.picture_token), counts) if counts else row
+    return with_images(row, tokenizer.id_of(reading.image_token), counts) if counts else row
 
 
 def _sides(texts: Sequence[str], reading: Reading, negative: Sequence[bool] | None) -> list[bool]:
-    """Which texts are put into the words for what a picture is not to show."""
+    """Which texts are put into the words for what an image is not to show."""
     if not reading.negative_template:
         return [False] * len(texts)
     return [not text.strip() for text in texts] if negative is None else list(negative)
@@ -332,7 +332,7 @@ def match_lengths(a_LD: Tensor, b_LD: Tensor) -> tuple[Tensor, Tensor]:
 
     The length is `matched_length`; where there is none, both are returned as they are.
     Attention over keys that are all repeated equally often gives what attention over them once gives, so repeating
-    changes no picture; filling the shorter one up with empty chunks would.
+    changes no image; filling the shorter one up with empty chunks would.
     """
     length = matched_length(a_LD.shape[0], b_LD.shape[0])
     if length is None:

@@ -1,11 +1,11 @@
-"""Pictures among the words of a text: which tokens stand for them, and how a language model is shown their states.
+"""Images among the words of a text: which tokens stand for them, and how a language model is shown their states.
 
-A template has one token for each picture; it becomes as many as the picture has states. The tokens of a picture stand
+A template has one token for each image; it becomes as many as the image has states. The tokens of an image stand
 at one place in time, and beside that at the places of their rows and columns; the text goes on behind the longer side.
 Source: Qwen2-VL (Wang et al. 2024), "multimodal rotary position embedding", and `get_rope_index` of transformers'
 Qwen2_5_VLModel.
 
-Shape legend: N rows of tokens, T tokens of a row, L states of a picture, D width of a state.
+Shape legend: N rows of tokens, T tokens of a row, L states of an image, D width of a state.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from modelpool.pool.text.chunks import Chunk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenPicture:
-    """The states of a picture, [L, D], row by row, and how many rows and columns they are; 0 for one whose states stand
+class SeenImage:
+    """The states of an image, [L, D], row by row, and how many rows and columns they are; 0 for one whose states stand
     one after the other as words do."""
 
     states_LD: Tensor
@@ -31,54 +31,52 @@ class SeenPicture:
     columns: int
 
 
-def with_pictures(row: Chunk, picture_id: int, counts: Sequence[int]) -> Chunk:
-    """`row` with as many tokens for each picture as `counts` say, in place of the first tokens `picture_id`: those of
+def with_images(row: Chunk, image_id: int, counts: Sequence[int]) -> Chunk:
+    """`row` with as many tokens for each image as `counts` say, in place of the first tokens `image_id`: those of
     its template, which stand before the prompt."""
     if not counts:
         return row
     ids, weights, starts = list(row.token_ids), list(row.weights), list[int]()
     place = 0
     for count in counts:
-        place = ids.index(picture_id, place)
-        ids[place : place + 1] = [picture_id] * count
+        place = ids.index(image_id, place)
+        ids[place : place + 1] = [image_id] * count
         weights[place : place + 1] = [1.0] * count
         starts.append(place)
         place += count
     longer = len(ids) - len(row.token_ids)
-    return replace(
-        row, token_ids=tuple(ids), weights=tuple(weights), tokens=row.tokens + longer, pictures=tuple(starts)
-    )
+    return replace(row, token_ids=tuple(ids), weights=tuple(weights), tokens=row.tokens + longer, images=tuple(starts))
 
 
-def places(row: Chunk, pictures: Sequence[SeenPicture]) -> Tensor:
+def places(row: Chunk, images: Sequence[SeenImage]) -> Tensor:
     """Where each token stands in time, among rows and among columns: whole numbers, [3, T] on the CPU."""
     parts, now, done = list[Tensor](), 0, 0
-    for start, picture in zip(row.pictures, pictures, strict=True):
+    for start, image in zip(row.images, images, strict=True):
         words = torch.arange(start - done)
-        grid = torch.cartesian_prod(torch.arange(picture.rows), torch.arange(picture.columns)).T
+        grid = torch.cartesian_prod(torch.arange(image.rows), torch.arange(image.columns)).T
         parts += [now + words.expand(3, -1)]
         now += len(words)
         parts += [now + torch.cat([torch.zeros_like(grid[:1]), grid])]
-        now += max(picture.rows, picture.columns)
-        done = start + picture.rows * picture.columns
+        now += max(image.rows, image.columns)
+        done = start + image.rows * image.columns
     return torch.cat([*parts, now + torch.arange(len(row.token_ids) - done).expand(3, -1)], dim=1)
 
 
 @contextmanager
-def shown_among_words(text_model: nn.Module, rows: Sequence[Chunk], pictures: Sequence[SeenPicture]) -> Iterator[None]:
+def shown_among_words(text_model: nn.Module, rows: Sequence[Chunk], images: Sequence[SeenImage]) -> Iterator[None]:
     """While this is open `text_model` reads the states of `pictures` in the places that `rows`, which are all that it
     is given, have for them."""
-    if not pictures:
+    if not images:
         yield
         return
-    in_grids = all(picture.rows for picture in pictures)
-    places_3NT = torch.stack([places(row, pictures) for row in rows], dim=1) if in_grids else torch.empty(0)
+    in_grids = all(image.rows for image in images)
+    places_3NT = torch.stack([places(row, images) for row in rows], dim=1) if in_grids else torch.empty(0)
 
     def put(_: nn.Module, __: Any, x_NTD: Tensor) -> Tensor:
         mine_NTD = x_NTD.clone()
         for i, row in enumerate(rows):
-            for start, picture in zip(row.pictures, pictures, strict=True):
-                mine_NTD[i, start : start + len(picture.states_LD)] = picture.states_LD.to(x_NTD)
+            for start, image in zip(row.images, images, strict=True):
+                mine_NTD[i, start : start + len(image.states_LD)] = image.states_LD.to(x_NTD)
         return mine_NTD
 
     def turned(rotary: Any, given: tuple[Tensor, ...], _: Any) -> tuple[Tensor, ...]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from modelpool.pool.core.family_facts import TextFacts
 
 
-#: the token of a template that a picture takes the place of
-PICTURE_TOKEN = "<|image_pad|>"
+#: the token of a template that an image takes the place of
+IMAGE_TOKEN = "<|image_pad|>"
 #: tokens of the head of a turn of a chat, and of the end of the turn before
 HEAD_TOKENS = 4
 
@@ -63,7 +63,7 @@ class Cleaning(Enum):
     UNESCAPED = "unescaped"
     #: a space where it says nothing
     NEVER_EMPTY = "never empty"
-    #: only what stands in quotation marks, single ones too: what a picture is to have written in it
+    #: only what stands in quotation marks, single ones too: what an image is to have written in it
     QUOTED = "quoted"
     #: only what stands in double quotation marks, each once
     QUOTED_ONCE = "quoted once"
@@ -76,7 +76,7 @@ class Reading:
     encoder           which, as recognition names it
     width             numbers in each state of the published one; what stands for a missing encoder has it
     template          a prompt stands where it has `{}`
-    negative_template  as `template`, for what a picture is not to show; empty: the same
+    negative_template  as `template`, for what an image is not to show; empty: the same
     cleaning          what is done to a prompt first
     is_optional       where nothing is left to say, zeros are told, and that none of them is real
     dropped_tokens    first tokens, of the template, whose states are left out
@@ -94,8 +94,8 @@ class Reading:
     clip_pad_id       the same for CLIP, as a number
     chunk_tokens      what CLIP reads at once, where it has places for so many
     pooled            which vector is told beside the states
-    picture_token     of the template, for each picture that it is shown
-    pictures_every    of the states of pictures, which are told before the others, so many are one: its first; 0 tells
+    image_token     of the template, for each image that it is shown
+    images_every    of the states of images, which are told before the others, so many are one: its first; 0 tells
                       them where they stand
     last_head         the token that ends the head of a turn: the head of the last one, `HEAD_TOKENS` long, is left out
     tells_states      models are told the states; where they are told the vector alone, CLIP runs its first chunk only
@@ -123,8 +123,8 @@ class Reading:
     clip_pad_id: int = 49407
     chunk_tokens: int = 77
     pooled: Pooled = Pooled.NONE
-    picture_token: str = PICTURE_TOKEN
-    pictures_every: int = 0
+    image_token: str = IMAGE_TOKEN
+    images_every: int = 0
     last_head: str = ""
     tells_states: bool = True
 
@@ -135,8 +135,8 @@ class Reading:
 
     @property
     def sees(self) -> bool:
-        """Pictures stand among its words."""
-        return self.picture_token in self.template
+        """Images stand among its words."""
+        return self.image_token in self.template
 
     def around(self, is_negative: bool = False) -> tuple[str, str]:
         """What stands before a prompt, and after it."""
@@ -212,7 +212,7 @@ def _between(text: str, marks: Mapping[str, str]) -> Iterator[str]:
 
 
 def _written(parts: Iterable[str]) -> str:
-    """What is to be written in a picture, as Glyph-ByT5 is told it; nothing for nothing."""
+    """What is to be written in an image, as Glyph-ByT5 is told it; nothing for nothing."""
     return "".join(f'Text "{part}". ' for part in parts)
 
 

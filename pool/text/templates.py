@@ -68,19 +68,19 @@ def told_mask(row: Chunk, extra: int = 0) -> tuple[bool, ...]:
 
 
 def told_places(row: Chunk, reading: Reading, tokenizer: TextTokenizer, counts: Sequence[int]) -> list[int]:
-    """The places of `row` whose states are told, in their order, by a reading that tells those of pictures first; they
+    """The places of `row` whose states are told, in their order, by a reading that tells those of images first; they
     have so many states each (`counts`). In a text that was cut there is no head of a last turn: its end is left out."""
-    pictures = [
+    images = [
         place
-        for start, count in zip(row.pictures, counts, strict=True)
-        for place in range(start, start + count, reading.pictures_every)
+        for start, count in zip(row.images, counts, strict=True)
+        for place in range(start, start + count, reading.images_every)
     ]
     begin, length = reading.dropped_tokens + sum(counts) - len(counts), len(row.token_ids)
     head, heads = tokenizer.id_of(reading.last_head), reading.template.count(reading.last_head)
     ends = [place for place, token in enumerate(row.token_ids) if token == head]
     last = ends[-1] if len(ends) >= heads else length - 1
     text = (place for place in range(begin, length) if not last - HEAD_TOKENS < place <= last)
-    return [*pictures, *text]
+    return [*images, *text]
 
 
 def kept_places(row: Chunk, dropped: int) -> Iterator[int]:

@@ -67,7 +67,7 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
 }  # fmt: skip
 #: tokens that only some tokenizers of a kind have, and a published one that does
 _PUBLISHED_WITH: Mapping[str, str] = {
-    "<image>": "the tokenizer.json of xtuner/llava-llama-3-8b-v1_1-transformers, which has a token for a picture",
+    "<image>": "the tokenizer.json of xtuner/llava-llama-3-8b-v1_1-transformers, which has a token for an image",
 }
 #: the kind of tokenizer of each text encoder, by the name that recognition gives
 KINDS: Mapping[str, str] = {

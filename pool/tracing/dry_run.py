@@ -6,7 +6,7 @@ that an input in another dtype costs what it costs in a run. What cannot be know
   ones are computed beside the run (`_KnownValues`);
 - which numbers are largest (a mixture of experts): every row is taken to choose the first ones, which sends all tokens
   to the same experts, the most memory that a choice can take;
-- whether something is so of numbers (a picture that is zeros where there is none): it is taken to be;
+- whether something is so of numbers (an image that is zeros where there is none): it is taken to be;
 - attention, whose kernels hold the matrix of scores or do not: `attention` says which.
 A dry run leaves the module as it was. Knows no stage and no family.
 """

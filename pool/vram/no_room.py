@@ -30,7 +30,7 @@ def no_room_as_is(
     """
     least_bytes, resident_bytes = now.used_bytes + run_bytes, now.used_bytes
     missing_bytes = least_bytes - now.capacity_bytes
-    helps = "make a smaller picture, or give it more device memory (vram)"
+    helps = "make a smaller image, or give it more device memory (vram)"
     if resident_bytes >= missing_bytes:
         resident = f"{format_bytes(resident_bytes)} of weights are resident"
         helps = f"{resident}; unload {format_bytes(missing_bytes)} of them, or {helps}"

@@ -61,7 +61,7 @@ MOST_LINES = 256
 #: From benchmarks/scheduling.py: at 0.1 the last percent waited longer than in plain order on the calibrated workload;
 #: and where GPUs are short everybody waits long, and counting all of that would change weights with each task
 WAITING = 0.3
-#: of a run: to bring a VAE for a decode takes little more than this on any GPU, and its picture waits for nothing else
+#: of a run: to bring a VAE for a decode takes little more than this on any GPU, and its image waits for nothing else
 LITTLE = 0.2
 #: lines, the oldest first, that are looked at for having waited long
 MOST_RIPE = 4

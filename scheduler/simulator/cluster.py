@@ -59,7 +59,7 @@ from modelpool.scheduler.tables.messages import (
 
 __all__ = ["RESULT_BYTES", "Core", "SimulatedGpu", "SimulatedNode", "VirtualCluster"]
 
-#: sizes that fill a result cache about as real conditionings, latents and pictures do
+#: sizes that fill a result cache about as real conditionings, latents and images do
 RESULT_BYTES: Mapping[Stage, int] = {Stage.ENCODE: 1 << 20, Stage.SAMPLE: 1 << 18, Stage.DECODE: 3 << 20}
 
 

@@ -1,4 +1,4 @@
-"""One simulation over time, as spans and steps that can be drawn. Pure; knows nothing of pictures.
+"""One simulation over time, as spans and steps that can be drawn. Pure; knows nothing of images.
 
 What is too short to be seen is joined to its neighbour: a long simulation costs no more to draw than a short one.
 """

@@ -57,7 +57,7 @@ class SchedulerConfig:
     #: a waiting job's priority grows by one each so many seconds, up to the highest that a live job was submitted with;
     #: None never: a priority means what it says, and lower ones may starve
     ageing_seconds: float | None = None
-    #: tasks that go through a module at once, at most, where that takes less time for each. With 1 a picture does not
+    #: tasks that go through a module at once, at most, where that takes less time for each. With 1 an image does not
     #: depend, not even in its last bits, on what else is asked for
     batch_limit: int = 1
     #: results kept for later jobs when no live job reads them: at most so many ...

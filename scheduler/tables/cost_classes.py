@@ -21,7 +21,7 @@ from modelpool.scheduler.tables.workers import Worker
 SignatureKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[Division, ...]]
 #: a component with its patch set
 Use: TypeAlias = tuple[ComponentKey, str]
-#: later stages bring a picture nearer to its end
+#: later stages bring an image nearer to its end
 STAGE_RANK: Mapping[Stage, int] = {Stage.ENCODE: 0, Stage.SAMPLE: 1, Stage.DECODE: 2}
 LAST_RANK = max(STAGE_RANK.values())
 #: predictions that one signature remembers; partly evicted components make many

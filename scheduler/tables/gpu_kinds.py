@@ -19,7 +19,7 @@ PCIE3, PCIE4, PCIE5 = 12.0e9, 24.5e9, 49.0e9
 
 #: speed grows with peak ** SPEED_EXPONENT: the faster a GPU, the less of its peak is used, as what is bound by memory
 #: or by launches does not grow with it. Fitted to Flux in the Hugging Face blog "lora-fast", which gives 7.89 s a
-#: picture on an H100 and 23.61 s on an RTX 4090: (989.4 / 165.2) ** 0.61 is their ratio
+#: image on an H100 and 23.61 s on an RTX 4090: (989.4 / 165.2) ** 0.61 is their ratio
 SPEED_EXPONENT = 0.61
 #: the peak of the kind whose speed is 1, the A100
 REFERENCE_TFLOPS = 312.0

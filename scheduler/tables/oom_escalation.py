@@ -115,7 +115,7 @@ def memory_story(task: TaskSpec, failures: Sequence[MemoryFailure], scratch_byte
 
 _ADVICE: Mapping[RunErrorKind, str] = {
     RunErrorKind.OUT_OF_VRAM: (
-        "Ask for a smaller picture or a smaller batch, give the workers more memory (`vram`), "
+        "Ask for a smaller image or a smaller batch, give the workers more memory (`vram`), "
         "or end other programs on the GPU"
     ),
     RunErrorKind.OUT_OF_HOST_MEMORY: "Have fewer workers or models on that machine, or give it more memory",

@@ -157,14 +157,14 @@ def _sizes(rng: Random, jobs: int = 400, rate: float = 0.2) -> Workload:
 
 
 def _batch(rng: Random, jobs: int = 1000, models: int = 12, loras: int = 4, seeds: int = 4) -> Workload:
-    """Everything at once: models and LoRAs about equally often, `seeds` pictures of a prompt, in no useful order."""
+    """Everything at once: models and LoRAs about equally often, `seeds` images of a prompt, in no useful order."""
     return offline_batch(_models(models), _loras(loras), jobs, rng, seeds)
 
 
 def _users(
     rng: Random, users: int = 4, jobs: int = 200, models: int = 12, loras: int = 0, rate: float = 0.2
 ) -> Workload:
-    """One user sends a batch of `jobs`, each of the others as many pictures as come at `rate` in that time."""
+    """One user sends a batch of `jobs`, each of the others as many images as come at `rate` in that time."""
     others = [Demand(f"user-{number}", max(jobs // users, 1), rate or None) for number in range(1, users)]
     return many_users(_mix(models, loras), [Demand("user-0", jobs), *others], rng)
 

@@ -21,7 +21,7 @@ MOST: Final = 2**63 - 1
 #: millisecond
 MOST_SECONDS: Final = 1e9
 LATEST: Final = 1e12
-#: the most steps of a picture, and passes over weights
+#: the most steps of an image, and passes over weights
 MOST_STEPS: Final = 1_000_000
 
 

@@ -58,7 +58,7 @@ def bursting(
 def heterogeneous(
     jobs: int, rng: Random, per_second: float | None = None, loras: Sequence[str] = ("", "style", "face")
 ) -> Workload:
-    """Models of very different sizes: small pictures often, a video now and then."""
+    """Models of very different sizes: small images often, a video now and then."""
     models = [replace(SDXL, name=f"sdxl-{n}") for n in range(3)]
     models += [SD15, FLUX, replace(SD15, name="sd15-tuned"), VIDEO]
     mix = Mix(models, loras, steps=(20, 28, 30), seeds_per_prompt=2)
@@ -87,7 +87,7 @@ class Demand:
 
 
 def many_users(mix: Mix, demands: Iterable[Demand], rng: Random) -> Workload:
-    """Users of different appetite over the same models: some send a batch, others a picture now and then. Each likes
+    """Users of different appetite over the same models: some send a batch, others an image now and then. Each likes
     the models in an order of its own."""
     asked: list[tuple[float, Mix]] = []
     for demand in demands:

@@ -78,7 +78,7 @@ class InventedModel:
         deadline: float | None = None,
         batch: str = "",
     ) -> JobSpec:
-        """One picture. Equal prompts share their encode, where LoRAs reach the text encoder those with equal LoRAs.
+        """One image. Equal prompts share their encode, where LoRAs reach the text encoder those with equal LoRAs.
 
         A patch set is its LoRAs in this order. No name comes twice; names must not contain "+" or blanks, which keep
         names of tasks and patch sets apart.

@@ -41,7 +41,7 @@ def short_job(
     """The job of line `number`, and the components of its LoRAs and ControlNets. Its deadline counts from `at`.
 
     What has no field is taken from the number of the line: the job's name, its prompt and its seed, so that no two
-    lines ask for the same picture unless they say so.
+    lines ask for the same image unless they say so.
     """
     name = fields.text("model")
     if name not in models:

@@ -1,4 +1,4 @@
-"""Trains the UNet and the text encoder of the example model together, on latents of drawn pictures.
+"""Trains the UNet and the text encoder of the example model together, on latents of drawn images.
 
 Knows the UNet's configuration, SD1's noise schedule, the loss and the averaging of weights. Knows no LoRAs, no files.
 """

@@ -1,4 +1,4 @@
-"""Measures the exported files: loads them with diffusers' converters, samples, and reads the pictures with the checker.
+"""Measures the exported files: loads them with diffusers' converters, samples, and reads the images with the checker.
 
 Goes from the files alone, so that a wrong export shows. Does not know how anything was trained.
 """
@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import CLIPTextModel
 
-from examples.shapes.checker import Reading, matches, read_picture
+from examples.shapes.checker import Reading, matches, read_image
 from examples.shapes.drawing import all_captions
 from scripts.shapes_training import diffusion, text, vae
 
@@ -109,7 +109,7 @@ def euler(denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor) -> torch.Tens
 
 def dpmpp_2m(denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
     """DPM-Solver++ of second order, multistep. Source: Lu et al. (2022), algorithm 2, data prediction."""
-    before: tuple[torch.Tensor, torch.Tensor] | None = None  # (clean picture, log step) of the step before
+    before: tuple[torch.Tensor, torch.Tensor] | None = None  # (clean image, log step) of the step before
     for now, after in itertools.pairwise(sigmas):
         clean = denoise(x, now)
         if after == 0:
@@ -134,7 +134,7 @@ def generate(
     sigmas: torch.Tensor,
     guidance: float = 4.0,
 ) -> NDArray[np.uint8]:
-    """One picture for each (caption, seed) pair: uint8 [N, 64, 64, 3]. Noise comes from each seed alone."""
+    """One image for each (caption, seed) pair: uint8 [N, 64, 64, 3]. Noise comes from each seed alone."""
     levels = noise_levels().log()
     tokens = text.token_rows([*captions, *[""] * len(captions)], encode)
     context = model.encoder(tokens).last_hidden_state
@@ -147,8 +147,8 @@ def generate(
         return torch.as_tensor(x - sigma * (empty + guidance * (wanted - empty)))
 
     latents = sampler(denoise, torch.stack(noise) * (1 + sigmas[0] ** 2).sqrt(), sigmas)
-    pictures = model.vae.decode(latents / LATENT_SCALE).sample.clamp(-1, 1)
-    return np.asarray(((pictures.permute(0, 2, 3, 1) + 1) * 127.5).round().to(torch.uint8))
+    images = model.vae.decode(latents / LATENT_SCALE).sample.clamp(-1, 1)
+    return np.asarray(((images.permute(0, 2, 3, 1) + 1) * 127.5).round().to(torch.uint8))
 
 
 SAMPLERS: Mapping[str, tuple[Sampler, torch.Tensor]] = {
@@ -159,9 +159,9 @@ SAMPLERS: Mapping[str, tuple[Sampler, torch.Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Shares of the pictures of one setting: subject (colour and shape) right, style right, both right."""
+    """Shares of the images of one setting: subject (colour and shape) right, style right, both right."""
 
-    pictures: int
+    images: int
     subject: float
     style: float
     both: float
@@ -170,15 +170,15 @@ class Score:
 def measure(
     model: Model, encode: text.Encode, sampler: str, seeds: int, background: str = "dark", filled: bool = True
 ) -> tuple[Score, NDArray[np.uint8], list[tuple[str, int, Reading]]]:
-    """Every colour x shape x seeds. Returns score, pictures (caption by caption, seed by seed) and failures."""
+    """Every colour x shape x seeds. Returns score, images (caption by caption, seed by seed) and failures."""
     pairs = [(caption, seed) for caption in all_captions() for seed in range(seeds)]
     method, sigmas = SAMPLERS[sampler]
     parts = []
     for start in range(0, len(pairs), 45):
         captions, numbers = zip(*pairs[start : start + 45], strict=True)
         parts.append(generate(model, encode, captions, numbers, method, sigmas))
-    pictures = np.concatenate(parts)
-    readings = [read_picture(picture) for picture in pictures]
+    images = np.concatenate(parts)
+    readings = [read_image(image) for image in images]
     subject = [matches(reading, caption) for reading, (caption, _) in zip(readings, pairs, strict=True)]
     style = [reading.background == background and reading.filled == filled for reading in readings]
     both = [one and other for one, other in zip(subject, style, strict=True)]
@@ -187,4 +187,4 @@ def measure(
     def share(hits: list[bool]) -> float:
         return sum(hits) / len(hits)
 
-    return Score(len(pairs), share(subject), share(style), share(both)), pictures, failures
+    return Score(len(pairs), share(subject), share(style), share(both)), images, failures

@@ -1,7 +1,7 @@
 """Captions to token ids, and the text encoder of the example model.
 
 Knows the CLIP text configuration, the 77-token layout of SD1 and the phrasings used in training. Takes the tokenizer as
-a callable. Does not know pictures.
+a callable. Does not know images.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": END_TOKEN,
     "pad_token_id": END_TOKEN,
 }
-PHRASINGS: tuple[str, ...] = ("a {}", "{}", "the {}", "a picture of a {}")
+PHRASINGS: tuple[str, ...] = ("a {}", "{}", "the {}", "an image of a {}")
 
 
 def token_rows(captions: Sequence[str], encode: Encode) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Trains the autoencoder of the example model: 64x64 pictures to 8x8 latents of 4 channels and back.
+"""Trains the autoencoder of the example model: 64x64 images to 8x8 latents of 4 channels and back.
 
-Knows the module's configuration, its training schedule and how to encode pictures. Does not know text or diffusion.
+Knows the module's configuration, its training schedule and how to encode images. Does not know text or diffusion.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ DECODER_GAIN = 0.12
 Log = Callable[[str, int, float], None]
 
 
-def to_tensor(pictures: list[np.ndarray[Any, np.dtype[np.float32]]]) -> torch.Tensor:
-    """Pictures [H, W, 3] in 0..1 to one tensor [N, 3, H, W] in -1..1, float32."""
-    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) * 2 - 1
+def to_tensor(images: list[np.ndarray[Any, np.dtype[np.float32]]]) -> torch.Tensor:
+    """Images [H, W, 3] in 0..1 to one tensor [N, 3, H, W] in -1..1, float32."""
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) * 2 - 1
 
 
-def training_pictures(count: int, rng: np.random.Generator) -> torch.Tensor:
-    """Pictures of every background and style, one or two shapes: float32 [count, 3, 64, 64] in -1..1."""
-    pictures = []
+def training_images(count: int, rng: np.random.Generator) -> torch.Tensor:
+    """Images of every background and style, one or two shapes: float32 [count, 3, 64, 64] in -1..1."""
+    images = []
     for index in range(count):
         background: drawing.Background = "light" if index % 3 == 2 else "dark"
         scene = drawing.random_scene(rng, background, filled=index % 2 == 0, share_of_two=0.3)
-        pictures.append(drawing.draw(scene))
-    return to_tensor(pictures)
+        images.append(drawing.draw(scene))
+    return to_tensor(images)
 
 
-def reconstruction_loss(vae: AutoencoderKL, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def reconstruction_loss(vae: AutoencoderKL, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One sampled round trip. Returns (loss to minimise, reconstruction term alone)."""
-    posterior = vae.encode(pictures).latent_dist
+    posterior = vae.encode(images).latent_dist
     restored = vae.decode(posterior.sample()).sample
-    reconstruction = functional.l1_loss(restored, pictures) + 2 * functional.mse_loss(restored, pictures)
+    reconstruction = functional.l1_loss(restored, images) + 2 * functional.mse_loss(restored, images)
     return reconstruction + KL_WEIGHT * posterior.kl().mean() / posterior.mean[0].numel(), reconstruction
 
 
-def train(pictures: torch.Tensor, steps: int, seed: int, log: Log) -> AutoencoderKL:
+def train(images: torch.Tensor, steps: int, seed: int, log: Log) -> AutoencoderKL:
     """Train from nothing for a number of steps; returns the module in eval mode. Effects: log(stage, step, loss)."""
     torch.manual_seed(seed)
     vae = AutoencoderKL(**CONFIG).to(memory_format=torch.channels_last)
@@ -68,7 +68,7 @@ def train(pictures: torch.Tensor, steps: int, seed: int, log: Log) -> Autoencode
             group["lr"] = rate
         # Crops first: the network is convolutional, they cost a quarter, and small full batches alone did not converge.
         cropped = step <= 0.8 * steps
-        batch = crops(pictures) if cropped else whole(pictures)
+        batch = crops(images) if cropped else whole(images)
         loss, reconstruction = reconstruction_loss(vae, batch)
         optimiser.zero_grad()
         torch.autograd.backward(loss)
@@ -82,11 +82,11 @@ def polish(
     vae: AutoencoderKL,
     steps: int,
     highest: float,
-    pictures: torch.Tensor,
+    images: torch.Tensor,
     seed: int,
     log: Log,
 ) -> None:
-    """Train on with Muon, on crops, then on whole pictures. Effects: the module's weights; log(stage, step, loss)."""
+    """Train on with Muon, on crops, then on whole images. Effects: the module's weights; log(stage, step, loss)."""
     torch.manual_seed(seed)
     inner = {
         name: parameter
@@ -100,7 +100,7 @@ def polish(
         rate = highest * min(1.0, step / 30) * (1.01 - step / steps)
         for group in adam.param_groups:
             group["lr"] = rate / 10
-        batch = crops(pictures) if step <= 0.7 * steps else whole(pictures)
+        batch = crops(images) if step <= 0.7 * steps else whole(images)
         loss, reconstruction = reconstruction_loss(vae, batch)
         vae.zero_grad()
         torch.autograd.backward(loss)
@@ -111,11 +111,11 @@ def polish(
 
 
 def refine_decoder(
-    vae: AutoencoderKL, latents: torch.Tensor, pictures: torch.Tensor, steps: int, highest: float, seed: int, log: Log
+    vae: AutoencoderKL, latents: torch.Tensor, images: torch.Tensor, steps: int, highest: float, seed: int, log: Log
 ) -> None:
     """Train the decoder alone, for crisper edges: the latents, and so the UNet, stay valid.
 
-    Latents are the posterior means of the pictures, in the module's own scale; some noise stands for sampling
+    Latents are the posterior means of the images, in the module's own scale; some noise stands for sampling
     errors, and a gain for guidance, which overshoots.
     Effects: weights of the decoder; log(stage, step, loss).
     """
@@ -133,7 +133,7 @@ def refine_decoder(
         gain = 1 + (torch.rand(8, 1, 1, 1) - 0.2) * DECODER_GAIN
         noisy = gain * latents[chosen] + torch.randn(8, *latents.shape[1:]) * spread * DECODER_NOISE
         restored = vae.decode(noisy).sample
-        difference = restored - pictures[chosen]
+        difference = restored - images[chosen]
         loss = difference.abs().mean() + 2 * difference.pow(2).mean()
         vae.decoder.zero_grad()
         torch.autograd.backward(loss)
@@ -144,27 +144,27 @@ def refine_decoder(
     vae.eval().requires_grad_(False)
 
 
-def whole(pictures: torch.Tensor) -> torch.Tensor:
-    """A random batch of 8 whole pictures: float32 [8, 3, 64, 64]."""
-    return pictures[torch.randint(0, len(pictures), (8,))].contiguous(memory_format=torch.channels_last)
+def whole(images: torch.Tensor) -> torch.Tensor:
+    """A random batch of 8 whole images: float32 [8, 3, 64, 64]."""
+    return images[torch.randint(0, len(images), (8,))].contiguous(memory_format=torch.channels_last)
 
 
-def crops(pictures: torch.Tensor) -> torch.Tensor:
+def crops(images: torch.Tensor) -> torch.Tensor:
     """A random batch of 32 crops: float32 [32, 3, 32, 32]. They cost a quarter, and the network is convolutional."""
-    batch = pictures[torch.randint(0, len(pictures), (32,))]
+    batch = images[torch.randint(0, len(images), (32,))]
     top, left = (8 * torch.randint(0, 5, (2,))).tolist()
     batch = batch[:, :, top : top + CROP_PIXELS, left : left + CROP_PIXELS]
     return batch.contiguous(memory_format=torch.channels_last)
 
 
 @torch.no_grad()
-def encode_all(vae: AutoencoderKL, pictures: torch.Tensor) -> torch.Tensor:
-    """Posterior means of all pictures, unscaled: float32 [N, 4, 8, 8]."""
-    return torch.cat([vae.encode(part).latent_dist.mean for part in torch.split(pictures, 128)])
+def encode_all(vae: AutoencoderKL, images: torch.Tensor) -> torch.Tensor:
+    """Posterior means of all images, unscaled: float32 [N, 4, 8, 8]."""
+    return torch.cat([vae.encode(part).latent_dist.mean for part in torch.split(images, 128)])
 
 
 @torch.no_grad()
-def psnr_decibels(vae: AutoencoderKL, pictures: torch.Tensor) -> float:
-    """Peak signal-to-noise ratio of encode then decode, over all pictures."""
-    restored = torch.cat([vae.decode(part).sample for part in torch.split(encode_all(vae, pictures), 64)])
-    return float(10 * torch.log10(4 / functional.mse_loss(restored.clamp(-1, 1), pictures)))
+def psnr_decibels(vae: AutoencoderKL, images: torch.Tensor) -> float:
+    """Peak signal-to-noise ratio of encode then decode, over all images."""
+    restored = torch.cat([vae.decode(part).sample for part in torch.split(encode_all(vae, images), 64)])
+    return float(10 * torch.log10(4 / functional.mse_loss(restored.clamp(-1, 1), images)))

@@ -1,6 +1,6 @@
 """An engine and a catalog without torch, for tests of everything around them. Importable in Ray's workers too.
 
-Results are pure functions of work and inputs, so that a test can say what a picture must be. What an engine does beside
+Results are pure functions of work and inputs, so that a test can say what an image must be. What an engine does beside
 that is asked for in the prompt, by the words below.
 """
 
@@ -23,35 +23,35 @@ from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import AdapterMismatch, UserError, unknown_name
 from modelpool.pool.core.sampling_facts import (
     PLAIN_SAMPLING,
+    AudioFacts,
     Beginning,
-    FilmFacts,
     MadeFor,
     SamplingFacts,
     Shown,
-    SoundFacts,
+    VideoFacts,
 )
 from modelpool.pool.core.stage_params import (
+    AudioSamples,
     ControlRef,
     DecodeWork,
     EmbeddingRef,
     Encoded,
-    EncodePictureWork,
+    EncodeImageWork,
     EncodeWork,
-    Film,
     Halfway,
     HoleTold,
+    ImagePixels,
     Latent,
     LoraRef,
     Mask,
     Member,
     ModelRef,
     Outcome,
-    Picture,
     Result,
     RunHooks,
     SampleWork,
-    Sound,
     Stopped,
+    VideoFrames,
     Work,
     control_key,
 )
@@ -82,25 +82,25 @@ LORAS = {
     "words": (Role.TEXT_ENCODER,),
     "odd": (Role.TEXT_ENCODER, Role.DIFFUSION_MODEL),
 }
-#: the model that is told which part of a picture to make anew
+#: the model that is told which part of an image to make anew
 FILLS_HOLES = "filler"
 CONTROLS = ("canny", "depth", "union", "inpaint", "repaint", "beside")
 #: those that read latents; the first has modes
 READS_LATENT = ("union", "beside")
 #: those that are told a hole, and how
 HOLES = {"inpaint": HoleTold.ALWAYS, "repaint": HoleTold.MASKED, "beside": HoleTold.BESIDE}
-#: models of films, one that may begin with a picture and one that must, and one of sound
-FILMS, BEGINS, SOUNDS = "films", "moves", "sounds"
-#: a model that makes no picture's latent, and the one that makes one of it
+#: models of videos, one that may begin with an image and one that must, and one of audio
+VIDEOS, BEGINS, AUDIOS = "films", "moves", "sounds"
+#: a model that makes no image's latent, and the one that makes one of it
 HANDS_ON, DECODES = "small", "large"
 #: a model that is two diffusion models
 PAIR = "pair"
-MODELS = ("shapes", "forms", FILLS_HOLES, FILMS, BEGINS, SOUNDS, HANDS_ON, DECODES, PAIR)
+MODELS = ("shapes", "forms", FILLS_HOLES, VIDEOS, BEGINS, AUDIOS, HANDS_ON, DECODES, PAIR)
 SAMPLING = {
     FILLS_HOLES: SamplingFacts(shown=Shown.HOLE),
-    FILMS: SamplingFacts(side_multiple=16, film=FilmFacts(17, 4, 8.0, Beginning.KEPT)),
-    BEGINS: SamplingFacts(side_multiple=16, film=FilmFacts(9, 4, 16.0, Beginning.JOINED)),
-    SOUNDS: SamplingFacts(sound=SoundFacts(2.0, 8000, 64)),
+    VIDEOS: SamplingFacts(side_multiple=16, video=VideoFacts(17, 4, 8.0, Beginning.KEPT)),
+    BEGINS: SamplingFacts(side_multiple=16, video=VideoFacts(9, 4, 16.0, Beginning.JOINED)),
+    AUDIOS: SamplingFacts(audio=AudioFacts(2.0, 8000, 64)),
     HANDS_ON: CASCADES["cascade_c"].sampling,
     DECODES: CASCADES["cascade_b"].sampling,
     PAIR: PAIRS["wan_t2v"].sampling,
@@ -239,9 +239,9 @@ class OutOfMemory(UserError):
 class FakeEngine:
     """Runs by arithmetic. `folder` holds the gates of the prompts that ask for them."""
 
-    def __init__(self, folder: Path | None = None, picture_side: int = 0) -> None:
+    def __init__(self, folder: Path | None = None, image_side: int = 0) -> None:
         self._folder = folder
-        self._picture_side = picture_side
+        self._image_side = image_side
         self._residency = Residency(CAPACITY_BYTES)
 
     def introduce(self) -> Facts:
@@ -271,7 +271,7 @@ class FakeEngine:
         started = time.perf_counter()
         if isinstance(work, SampleWork):
             self._sample(inputs, work, hooks)
-        result = result_of(work, inputs, self._picture_side)
+        result = result_of(work, inputs, self._image_side)
         cost = RunCost(
             run_seconds=time.perf_counter() - started,
             uploaded_bytes=planned.upload_bytes,
@@ -344,8 +344,8 @@ def text_of(encoded: Result) -> str:
     return bytes(encoded.context_LD[0].astype(np.uint8)).decode()
 
 
-def result_of(work: Work, inputs: tuple[Result, ...], picture_side: int = 0) -> Result:
-    """What a fake engine makes. Pictures have `picture_side` where one is given, else the size asked for."""
+def result_of(work: Work, inputs: tuple[Result, ...], image_side: int = 0) -> Result:
+    """What a fake engine makes. Images have `image_side` where one is given, else the size asked for."""
     match work:
         case EncodeWork():
             return Encoded(np.frombuffer(work.text.encode(), np.uint8).astype(np.float32)[None])
@@ -356,24 +356,24 @@ def result_of(work: Work, inputs: tuple[Result, ...], picture_side: int = 0) -> 
             assert isinstance(inputs[-1], Halfway) == work.resumes, f"{work} goes on from {inputs[-1]}"
             halfway = Halfway(samples, (1.0, 0.9), np.stack([samples + 1, samples + 2]), samples + 3)
             return halfway if work.switch and not work.low_noise else Latent(samples)
-        case EncodePictureWork():
+        case EncodeImageWork():
             seen = b"".join(bytes_of(one) for one in inputs)
             seed = int.from_bytes(hashlib.sha256(seen + repr(work).encode()).digest()[:8], "big")
             return Latent(np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32))
         case DecodeWork():
-            height, width = (picture_side or work.height), (picture_side or work.width)
+            height, width = (image_side or work.height), (image_side or work.width)
             seed = int.from_bytes(hashlib.sha256(b"".join(map(bytes_of, inputs))).digest()[:8], "big")
             random = np.random.default_rng(seed)
             if work.frames:
-                film_shape = (work.frames, height, width, 3)
-                return Film(random.integers(0, 256, film_shape, np.uint8), work.frame_rate)
+                video_shape = (work.frames, height, width, 3)
+                return VideoFrames(random.integers(0, 256, video_shape, np.uint8), work.frame_rate)
             if work.seconds:
-                return Sound(random.random((int(work.seconds * 8000), 2), np.float32) * 2 - 1, 8000)
-            return Picture(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+                return AudioSamples(random.random((int(work.seconds * 8000), 2), np.float32) * 2 - 1, 8000)
+            return ImagePixels(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
 
 
 def bytes_of(result: Result) -> bytes:
-    """The numbers of a result that a picture depends on."""
+    """The numbers of a result that an image depends on."""
     match result:
         case Encoded():
             return result.context_LD.tobytes()
@@ -381,23 +381,23 @@ def bytes_of(result: Result) -> bytes:
             return result.samples_CHW.tobytes()
         case Halfway():
             return b"".join(array.tobytes() for array in result.arrays)
-        case Picture():
+        case ImagePixels():
             return result.pixels_HWC.tobytes()
         case Mask():
             return result.values_HW.tobytes()
-        case Film():
+        case VideoFrames():
             return result.frames_THWC.tobytes()
-        case Sound():
+        case AudioSamples():
             return result.samples_SC.tobytes()
 
 
-def picture_of(
-    job_works: dict, job_tasks: tuple[TaskSpec, ...], picture_side: int = 0, given: dict | None = None
-) -> Picture:
-    """The picture of a cut job, made here, of the results that are `given`."""
+def image_of(
+    job_works: dict, job_tasks: tuple[TaskSpec, ...], image_side: int = 0, given: dict | None = None
+) -> ImagePixels:
+    """The image of a cut job, made here, of the results that are `given`."""
     made: dict = dict(given or {})
     for task in job_tasks:
-        made[task.task_id] = result_of(job_works[task.task_id], tuple(made[need] for need in task.needs), picture_side)
+        made[task.task_id] = result_of(job_works[task.task_id], tuple(made[need] for need in task.needs), image_side)
     return made[job_tasks[-1].task_id]
 
 
@@ -406,7 +406,7 @@ def fake_plan(
     gpu_count: int,
     can_grow: bool,
     folder: Path | None = None,
-    picture_side: int = 0,
+    image_side: int = 0,
     engine: type[FakeEngine] = FakeEngine,
 ) -> PoolPlan:
     """Like `plan_pool`, with fake engines on CPUs."""
@@ -415,7 +415,7 @@ def fake_plan(
         worker_ids=tuple(WorkerId(f"gpu-{i}") for i in range(count)),
         gpus_per_worker=0,
         budget_bytes=CAPACITY_BYTES,
-        open_engine=partial(engine, folder, picture_side),
+        open_engine=partial(engine, folder, image_side),
         open_catalog=FakeCatalog,
         scheduler=config.scheduler,
         record=config.output.record,
@@ -423,8 +423,8 @@ def fake_plan(
 
 
 @dataclass(frozen=True)
-class TracedPicture(Picture):
-    """A picture that leaves a note wherever it is unpickled."""
+class TracedImage(ImagePixels):
+    """An image that leaves a note wherever it is unpickled."""
 
     notes: Path = Path()
 
@@ -442,9 +442,9 @@ class TracedLatent(Latent):
         return _unpickled_latent, (self.samples_CHW, self.notes)
 
 
-def _unpickled(pixels_HWC: np.ndarray, notes: Path) -> TracedPicture:
+def _unpickled(pixels_HWC: np.ndarray, notes: Path) -> TracedImage:
     (notes / f"picture-{os.getpid()}").touch()
-    return TracedPicture(pixels_HWC, notes)
+    return TracedImage(pixels_HWC, notes)
 
 
 def _unpickled_latent(samples_CHW: np.ndarray, notes: Path) -> TracedLatent:
@@ -453,13 +453,13 @@ def _unpickled_latent(samples_CHW: np.ndarray, notes: Path) -> TracedLatent:
 
 
 class TracingEngine(FakeEngine):
-    """Makes pictures and latents that leave notes in the folder."""
+    """Makes images and latents that leave notes in the folder."""
 
     def run(self, *args, **kwargs) -> tuple[Result, RunCost]:
         result, cost = super().run(*args, **kwargs)
         assert self._folder is not None
-        if isinstance(result, Picture):
-            result = TracedPicture(result.pixels_HWC, self._folder)
+        if isinstance(result, ImagePixels):
+            result = TracedImage(result.pixels_HWC, self._folder)
         elif isinstance(result, Latent):
             result = TracedLatent(result.samples_CHW, self._folder)
         return result, cost

@@ -1,4 +1,4 @@
-"""The controller under any order of events: every job ends once, with the picture that it must have or a reason."""
+"""The controller under any order of events: every job ends once, with the image that it must have or a reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fake_fleet import ME, Desk, Sent, settle
-from tests.actors.fakes import FAIL, FakeCatalog, picture_of
+from tests.actors.fakes import FAIL, FakeCatalog, image_of
 
 PROMPTS = st.sampled_from(["a red circle", "a blue square", FAIL])
 LORAS = st.sampled_from([(), ("light",), ("thick", "words")])
@@ -146,7 +146,7 @@ class ControllerMachine(RuleBasedStateMachine):
             wanted = self.wanted[job.job_id]
             if job.outcome is Outcome.SUCCEEDED:
                 _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
-                expected = picture_of(cut.works, cut.job.tasks)
+                expected = image_of(cut.works, cut.job.tasks)
                 assert (job.result.value.pixels_HWC == expected.pixels_HWC).all()
                 assert wanted.prompt != FAIL
             elif job.outcome is Outcome.CANCELLED:

@@ -15,7 +15,7 @@ from modelpool.actors.graph.fits import hungriest
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import EncodeWork, Picture, Result, lora_key
+from modelpool.pool.core.stage_params import EncodeWork, ImagePixels, Result, lora_key
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.engine.explicit_control import load_checkpoint
 from modelpool.pool.specs.spec import Role, Stage, TaskId
@@ -86,9 +86,9 @@ def run(made: CutJob, engine: Engine) -> np.ndarray:
         inputs = tuple(results[need] for need in task.needs)
         results[task.task_id], cost = engine.run(task, made.works[task.task_id], inputs, QUIET)
         assert cost.peak_bytes <= engine.introduce().capacity_bytes
-    picture = results[made.job.wanted]
-    assert isinstance(picture, Picture)
-    return picture.pixels_HWC
+    image = results[made.job.wanted]
+    assert isinstance(image, ImagePixels)
+    return image.pixels_HWC
 
 
 def test_a_text_is_one_task_of_both_text_encoders(folders: tuple[Path, Path]) -> None:
@@ -117,7 +117,7 @@ def test_a_lora_is_read_where_it_changes_something(folders: tuple[Path, Path]) -
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_picture_is_the_same_on_every_budget_and_with_a_lora_merged_or_not(
+def test_a_image_is_the_same_on_every_budget_and_with_a_lora_merged_or_not(
     folders: tuple[Path, Path], share: float
 ) -> None:
     """`share` of the weights of the largest task fit beside what a run needs at least."""
@@ -126,13 +126,13 @@ def test_a_picture_is_the_same_on_every_budget_and_with_a_lora_merged_or_not(
     weight_bytes = max(spec.weight_bytes for spec in patched.components)
     budget_bytes = int(hungriest(patched.job)[1] + share * weight_bytes)
     engine = open_engine("sim", budget_bytes)
-    pictures = [run(made, engine) for made in (patched, cut(catalog, "xl"), patched)]
+    images = [run(made, engine) for made in (patched, cut(catalog, "xl"), patched)]
     engine.close()
     plenty = open_engine("sim", PLENTY_BYTES)
     expected = run(merged, plenty)
-    assert np.array_equal(pictures[0], pictures[2])
-    assert np.abs(pictures[0].astype(int) - expected).max() <= 1
-    assert np.abs(pictures[1].astype(int) - expected).max() > 1
+    assert np.array_equal(images[0], images[2])
+    assert np.abs(images[0].astype(int) - expected).max() <= 1
+    assert np.abs(images[1].astype(int) - expected).max() > 1
     plenty.close()
 
 

@@ -1,5 +1,5 @@
-"""A film that two diffusion models make one after the other, in a pool: what is halfway is a result like others, and is
-there again when a worker or a result is lost between the two."""
+"""A video that two diffusion models make one after the other, in a pool: what is halfway is a result like others, and
+is there again when a worker or a result is lost between the two."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from modelpool.actors.graph.build_graph import cut_request
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.stage_params import Film, Halfway, SampleWork
+from modelpool.pool.core.stage_params import Halfway, SampleWork, VideoFrames
 from modelpool.pool.specs.spec import JobId
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fake_fleet import Desk, Sent, settle
-from tests.actors.fakes import PAIR, FakeCatalog, picture_of
+from tests.actors.fakes import PAIR, FakeCatalog, image_of
 from tests.actors.loop_line import open_pool
 
 
@@ -27,9 +27,9 @@ def request(**fields: Any) -> GenerateRequest:
 
 def expected_frames(wanted: GenerateRequest) -> Any:
     _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
-    film: Any = picture_of(dict(cut.works), cut.job.tasks)
-    assert isinstance(film, Film)
-    return film.frames_THWC
+    video: Any = image_of(dict(cut.works), cut.job.tasks)
+    assert isinstance(video, VideoFrames)
+    return video.frames_THWC
 
 
 def resumes(sent: Sent) -> bool:
@@ -51,7 +51,7 @@ async def between_the_two(desk: Desk) -> Sent:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "lost"])
-def test_a_worker_that_dies_between_the_two_models_leaves_the_film_as_it_is(is_kept: bool, workers: int) -> None:
+def test_a_worker_that_dies_between_the_two_models_leaves_the_video_as_it_is(is_kept: bool, workers: int) -> None:
     """What the first one left is read again where it is kept, and is made again where it went with the worker."""
 
     async def talk() -> None:
@@ -69,7 +69,7 @@ def test_a_worker_that_dies_between_the_two_models_leaves_the_film_as_it_is(is_k
     asyncio.run(talk())
 
 
-def test_films_that_differ_in_the_second_model_go_on_from_one_result() -> None:
+def test_videos_that_differ_in_the_second_model_go_on_from_one_result() -> None:
     async def talk() -> None:
         desk = await Desk().open()
         wanted = [request(low_noise=strength) for strength in (2, 3, 5)]
@@ -87,7 +87,7 @@ def test_stages_that_a_driver_composes_are_made_by_both() -> None:
     with open_pool() as pool:
         text = pool.encode("p", model=PAIR)
         latent = pool.sample(text, model=PAIR, seed=1, frames=5, steps=8, width=64, height=64, loras=["light:1:low"])
-        film = pool.decode(latent, model=PAIR).result(10)
+        video = pool.decode(latent, model=PAIR).result(10)
     wanted = request(cfg=5.0, loras=["light:1:low"])
-    assert isinstance(film, Film)
-    np.testing.assert_array_equal(film.frames_THWC, expected_frames(wanted))
+    assert isinstance(video, VideoFrames)
+    np.testing.assert_array_equal(video.frames_THWC, expected_frames(wanted))

@@ -30,10 +30,10 @@ from tests.actors.fakes import (
     MODELS,
     FakeCatalog,
     TellingEngine,
-    TracedPicture,
+    TracedImage,
     TracingEngine,
+    image_of,
     make_pipes,
-    picture_of,
     start_fake_pool,
 )
 
@@ -60,7 +60,7 @@ def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
 
 def expected(wanted: GenerateRequest, side: int = 0) -> np.ndarray:
     _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
-    return picture_of(cut.works, cut.job.tasks, side).pixels_HWC
+    return image_of(cut.works, cut.job.tasks, side).pixels_HWC
 
 
 def eventually(what: Callable[[], bool]) -> None:
@@ -69,7 +69,7 @@ def eventually(what: Callable[[], bool]) -> None:
         pass
 
 
-def test_pictures_are_what_they_must_be_wherever_they_are_made(pool) -> None:
+def test_images_are_what_they_must_be_wherever_they_are_made(pool) -> None:
     wanted = [request(seed=seed, loras=["light"] if seed % 2 else []) for seed in range(12)]
     images = list(pool.submit(wanted).images())
     assert len(images) == 12
@@ -88,7 +88,7 @@ def test_a_job_that_fails_says_why_and_sinks_no_other(pool) -> None:
     assert "_sample" in failure.traceback_text
 
 
-def test_a_worker_killed_in_the_middle_is_replaced_and_the_picture_is_the_same(pool, folder) -> None:
+def test_a_worker_killed_in_the_middle_is_replaced_and_the_image_is_the_same(pool, folder) -> None:
     before = pool.status()
     jobs = pool.submit([request(HOLD_ONCE), *(request(seed=seed) for seed in range(4))])
     pid = int((folder / "reached").read_text())
@@ -174,7 +174,7 @@ def test_a_second_pool_needs_a_name_of_its_own(pool) -> None:
 def test_bytes_of_results_go_past_the_controller(pool, folder, tmp_path) -> None:
     """Notes are left by every process that unpickles a result; what a process reads and holds is told by the kernel."""
     side, count = 1000, 12
-    with start_fake_pool("traced", workers=2, folder=tmp_path, picture_side=side, engine=TracingEngine) as traced:
+    with start_fake_pool("traced", workers=2, folder=tmp_path, image_side=side, engine=TracingEngine) as traced:
         traced.submit(request()).wait(120)
         family = psutil.Process().children(recursive=True)
         controllers = [p for p in family if any("ray::ControllerActor" in word for word in p.cmdline())]
@@ -194,10 +194,10 @@ def test_bytes_of_results_go_past_the_controller(pool, folder, tmp_path) -> None
     assert any(name.startswith("latent-") for name in notes)
 
 
-def test_bytes_of_given_pictures_go_past_the_controller(folder, tmp_path, monkeypatch) -> None:
-    """Notes are left by every process that unpickles the picture: the workers that read it, and no other."""
-    traced = partial(TracedPicture, notes=tmp_path)
-    monkeypatch.setattr("modelpool.actors.inputs.input_images.Picture", traced)
+def test_bytes_of_given_images_go_past_the_controller(folder, tmp_path, monkeypatch) -> None:
+    """Notes are left by every process that unpickles the image: the workers that read it, and no other."""
+    traced = partial(TracedImage, notes=tmp_path)
+    monkeypatch.setattr("modelpool.actors.inputs.input_images.ImagePixels", traced)
     pixels = np.random.default_rng(1).integers(0, 256, (256, 256, 3), np.uint8)
     wanted = [request(seed=seed, image=pixels, mask=pixels[:, :, 0] > 9, strength=0.5) for seed in range(3)]
     with start_fake_pool("given", workers=1) as opened:

@@ -1,6 +1,6 @@
-"""The whole way on the shipped model: driver, controller, core, workers, patchers, pictures. Real Ray, simulated GPUs.
+"""The whole way on the shipped model: driver, controller, core, workers, patchers, images. Real Ray, simulated GPUs.
 
-Proves: pictures show what their prompts say, with and without LoRAs; pixels do not depend on how many workers there
+Proves: images show what their prompts say, with and without LoRAs; pixels do not depend on how many workers there
 are, how little memory they have, or whether one is killed in the middle; a batch uploads the base model once a worker
 and switches LoRAs far less often than arrival order would; the workers of a node share one host copy of the weights.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples.shapes.checker import matches, read_picture
+from examples.shapes.checker import matches, read_image
 from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.control.controller import Controller
 from modelpool.pool.core.errors import DoesNotFit
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "laptop.toml"
 WEIGHTS = ROOT / "examples" / "shapes" / "models" / "shapes.safetensors"
 PROMPTS = ("a red circle", "a blue square", "a yellow triangle", "a green circle")
-#: the least that decodes a 64x64 picture, and so the least that makes one
+#: the least that decodes a 64x64 image, and so the least that makes one
 SMALLEST = "4800KiB"
 
 
@@ -57,11 +57,11 @@ def expected(pool: ModelPool) -> list[bytes]:
     return pixels_of(pool, requests(6, steps=6))
 
 
-def test_pictures_show_what_their_prompts_say(pool: ModelPool, tmp_path: Path) -> None:
+def test_images_show_what_their_prompts_say(pool: ModelPool, tmp_path: Path) -> None:
     jobs = pool.submit(requests(8), output=tmp_path)
     images = list(jobs.images())
     assert len(images) == 8
-    wrong = [i.request.prompt for i in images if not matches(read_picture(i.pixels), i.request.prompt)]
+    wrong = [i.request.prompt for i in images if not matches(read_image(i.pixels), i.request.prompt)]
     assert not wrong
     for image in images:
         assert image.path is not None
@@ -70,13 +70,13 @@ def test_pictures_show_what_their_prompts_say(pool: ModelPool, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("sampler", ["euler_a", "dpmpp_2m", "ddim", "uni_pc"])
-def test_every_sampler_makes_the_picture(pool: ModelPool, sampler: str) -> None:
+def test_every_sampler_makes_the_image(pool: ModelPool, sampler: str) -> None:
     images = list(pool.submit(requests(4, sampler=sampler), output=False).images())
-    right = sum(matches(read_picture(i.pixels), i.request.prompt) for i in images)
+    right = sum(matches(read_image(i.pixels), i.request.prompt) for i in images)
     assert right >= 3
 
 
-def test_pictures_that_share_runs_are_those_made_alone(expected: list[bytes], tmp_path: Path) -> None:
+def test_images_that_share_runs_are_those_made_alone(expected: list[bytes], tmp_path: Path) -> None:
     """But for a level here and there, where a number was between two."""
     config = tmp_path / "shared.toml"
     text = CONFIG.read_text().replace("../examples", str(ROOT / "examples")).replace("../outputs", str(tmp_path))
@@ -92,24 +92,24 @@ def test_pictures_that_share_runs_are_those_made_alone(expected: list[bytes], tm
 def test_loras_change_what_they_should_and_keep_the_rest(pool: ModelPool) -> None:
     light = list(pool.submit(requests(4, loras=[("light", 1.0)]), output=False).images())
     outline = list(pool.submit(requests(4, loras=[("outline", 1.0)]), output=False).images())
-    assert sum(read_picture(i.pixels).background == "light" for i in light) >= 3
-    assert sum(not read_picture(i.pixels).filled for i in outline) >= 3
-    right = sum(matches(read_picture(i.pixels), i.request.prompt) for i in (*light, *outline))
+    assert sum(read_image(i.pixels).background == "light" for i in light) >= 3
+    assert sum(not read_image(i.pixels).filled for i in outline) >= 3
+    right = sum(matches(read_image(i.pixels), i.request.prompt) for i in (*light, *outline))
     assert right >= 7
 
 
-def test_a_wrong_text_makes_a_wrong_picture(pool: ModelPool) -> None:
-    """The checker can fail: pictures of one prompt do not match another."""
+def test_a_wrong_text_makes_a_wrong_image(pool: ModelPool) -> None:
+    """The checker can fail: images of one prompt do not match another."""
     images = list(pool.submit(requests(4), output=False).images())
     others = [PROMPTS[(PROMPTS.index(i.request.prompt) + 1) % len(PROMPTS)] for i in images]
-    assert not any(matches(read_picture(i.pixels), other) for i, other in zip(images, others, strict=True))
+    assert not any(matches(read_image(i.pixels), other) for i, other in zip(images, others, strict=True))
 
 
-def test_stages_composed_by_hand_give_the_same_picture(pool: ModelPool, expected: list[bytes]) -> None:
+def test_stages_composed_by_hand_give_the_same_image(pool: ModelPool, expected: list[bytes]) -> None:
     request = requests(1, steps=6)[0]
     latent = pool.sample(pool.encode(request.prompt, model="shapes"), model="shapes", steps=6, seed=request.seed)
-    picture = pool.decode(latent, model="shapes").result(60)
-    assert picture.pixels_HWC.tobytes() == expected[0]
+    image = pool.decode(latent, model="shapes").result(60)
+    assert image.pixels_HWC.tobytes() == expected[0]
 
 
 def test_equal_texts_are_encoded_once(pool: ModelPool) -> None:
@@ -122,13 +122,13 @@ def test_a_worker_killed_in_the_middle_changes_nothing(pool: ModelPool, expected
     restarts = pool.status().restarts
     victim = next(iter(pool._line.ask(Controller.memory_reports).values()))
     jobs = pool.submit(requests(6, steps=6), output=False)
-    pictures: dict[int, ImageResult] = {}
+    images: dict[int, ImageResult] = {}
     for image in jobs.images():
-        if not pictures:
+        if not images:
             os.kill(victim.pid, signal.SIGKILL)
-        pictures[image.index] = image
+        images[image.index] = image
     assert jobs.failures == ()
-    assert [pictures[i].pixels.tobytes() for i in range(6)] == expected
+    assert [images[i].pixels.tobytes() for i in range(6)] == expected
     pool.wait_ready(120)
     assert pool.status().restarts == restarts + 1
 

@@ -1,7 +1,7 @@
 """Several tasks in one run, from the core's command to the drivers' results, with a fleet in the test's hand.
 
-Proves: what is run together is sent together, and each driver gets its own picture, the one that it gets without;
-whatever happens to one task, to the worker or to an input, everybody has an outcome, and who could have had a picture
+Proves: what is run together is sent together, and each driver gets its own image, the one that it gets without;
+whatever happens to one task, to the worker or to an input, everybody has an outcome, and who could have had an image
 has it.
 """
 
@@ -14,7 +14,7 @@ from modelpool.actors.wire.messages import SubmissionId
 from modelpool.pool.specs.spec import RunErrorKind, Stage
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
-from tests.actors.control.test_controller import expected_picture
+from tests.actors.control.test_controller import expected_image
 from tests.actors.fake_fleet import ME, Desk, Sent, dialogue, settle
 
 WANTED = [GenerateRequest(model="shapes", prompt="a red circle", seed=seed, steps=3) for seed in range(4)]
@@ -26,7 +26,7 @@ def sampling(desk: Desk) -> list[Sent]:
 
 
 async def sampling_desk(**limits: object) -> Desk:
-    """A desk whose one worker samples two of the pictures at once."""
+    """A desk whose one worker samples two of the images at once."""
     desk = await Desk(config=SchedulerConfig(batch_limit=2, **limits)).open()  # type: ignore[arg-type]
     for place, wanted in enumerate(WANTED):
         await desk.submit(wanted, submission=f"s{place}", first_index=place)
@@ -40,11 +40,11 @@ async def assert_all_are_made(desk: Desk) -> None:
     ended = {job.index: job for job in await desk.run_dry()}
     assert {job.outcome for job in ended.values()} == {Outcome.SUCCEEDED}
     for index, wanted in enumerate(WANTED):
-        assert (ended[index].result.value.pixels_HWC == expected_picture(wanted).pixels_HWC).all()
+        assert (ended[index].result.value.pixels_HWC == expected_image(wanted).pixels_HWC).all()
 
 
 @dialogue
-async def test_each_driver_gets_its_own_picture() -> None:
+async def test_each_driver_gets_its_own_image() -> None:
     desk = await sampling_desk()
     first, second = sampling(desk)
     assert first.request.run != second.request.run

@@ -41,7 +41,7 @@ async def test_the_core_learns_the_terms_of_each_job() -> None:
 
 @dialogue
 async def test_a_deadline_counts_from_the_first_part_of_a_submission() -> None:
-    """A long list comes in parts; all of its pictures are due together, however long the last part takes to come."""
+    """A long list comes in parts; all of its images are due together, however long the last part takes to come."""
     desk = await Desk().open()
     first = Submission(ME, SubmissionId("s"), 0, (request(seed=1, deadline=60.0),), hold=True)
     await desk.controller.submit(first)
@@ -59,7 +59,7 @@ async def test_a_deadline_that_cannot_be_met_is_told_once_and_not_written_into_r
     recipes = await desk.controller.submit(Submission(ME, SubmissionId("s"), 0, requests))
     told = [text for recipe in recipes for text in recipe.warnings]
     assert len(told) == 1
-    assert "3 pictures cannot be done in time" in told[0]
+    assert "3 images cannot be done in time" in told[0]
     ended = await desk.run_dry()
     assert all(not job.recipe.warnings for job in ended)
 
@@ -98,7 +98,7 @@ def test_terms_that_cannot_be_are_refused_before_anything_is_queued(pool: ModelP
 
 
 def test_a_deadline_that_cannot_be_met_is_a_warning_of_its_own(pool: ModelPool) -> None:
-    with pytest.warns(DeadlineTooSoon, match="a picture cannot be done in time"):
+    with pytest.warns(DeadlineTooSoon, match="an image cannot be done in time"):
         pool.submit(request(), deadline=1e-6).wait()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

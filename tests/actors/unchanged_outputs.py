@@ -25,13 +25,13 @@ from tests.actors.loop_line import open_real_pool
 from tests.pool.controlnets import tiny_controls
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.test_wan_vace import VACE
+from tests.pool.families.tiny_audio import STABLE_AUDIO
 from tests.pool.families.tiny_cascade import write_files as write_cascade
-from tests.pool.families.tiny_films import FILMS
 from tests.pool.families.tiny_pairs import TINY as PAIRS
 from tests.pool.families.tiny_pairs import write_pair
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
-from tests.pool.families.tiny_sound import STABLE_AUDIO
 from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily
+from tests.pool.families.tiny_videos import VIDEOS
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.zoo.case import quiet_libraries
@@ -74,7 +74,7 @@ def write_models(folder: Path) -> None:
         save_file(family.file(), own / f"{family.name}.safetensors")
         _write_tokenizers(own, family)
     with quiet_libraries():
-        save_file(FILMS["svd"].file(), _own_folder(folder, "svd") / "svd.safetensors")
+        save_file(VIDEOS["svd"].file(), _own_folder(folder, "svd") / "svd.safetensors")
     pair = _own_folder(folder, "pair")
     write_pair(pair, _LOUDER["wan_t2v"])
     _write_tokenizers(pair, _LOUDER["wan_t2v"])

@@ -1,4 +1,4 @@
-"""Proves that the checker reads drawn pictures of every style right, and says wrong where a caption is another's."""
+"""Proves that the checker reads drawn images of every style right, and says wrong where a caption is another's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from examples.shapes import drawing
-from examples.shapes.checker import Reading, largest_region, matches, read_picture
+from examples.shapes.checker import Reading, largest_region, matches, read_image
 
 
 def drawn(scene: drawing.Scene, side_pixels: int = drawing.SIDE_PIXELS) -> Any:
@@ -17,12 +17,12 @@ def drawn(scene: drawing.Scene, side_pixels: int = drawing.SIDE_PIXELS) -> Any:
 
 @pytest.mark.parametrize("background", ["dark", "light"])
 @pytest.mark.parametrize("filled", [True, False])
-def test_the_checker_reads_drawn_pictures_of_every_style(background: drawing.Background, filled: bool) -> None:
+def test_the_checker_reads_drawn_images_of_every_style(background: drawing.Background, filled: bool) -> None:
     rng = np.random.default_rng(7)
     wrong = []
     for _ in range(300):
         scene = drawing.random_scene(rng, background, filled)
-        reading = read_picture(drawn(scene))
+        reading = read_image(drawn(scene))
         expected = Reading(scene.shapes[0].colour, scene.shapes[0].shape, background, filled)
         if reading != expected:
             wrong.append((scene, reading))
@@ -35,7 +35,7 @@ def test_the_checker_survives_noise_and_a_tinted_background() -> None:
     for index in range(200):
         scene = drawing.random_scene(rng, "light" if index % 2 else "dark", index % 4 < 2)
         noisy = drawn(scene) + rng.normal(0, 8, (64, 64, 3)) + rng.uniform(-12, 12, 3)
-        reading = read_picture(np.clip(noisy, 0, 255).astype(np.uint8))
+        reading = read_image(np.clip(noisy, 0, 255).astype(np.uint8))
         wrong += not matches(reading, drawing.caption(scene)) or reading.filled != scene.filled
     assert wrong <= 2
 
@@ -44,21 +44,21 @@ def test_the_checker_says_wrong_for_every_other_caption() -> None:
     rng = np.random.default_rng(9)
     for _ in range(20):
         scene = drawing.random_scene(rng)
-        reading = read_picture(drawn(scene))
+        reading = read_image(drawn(scene))
         right = [caption for caption in drawing.all_captions() if matches(reading, caption)]
         assert right == [drawing.caption(scene)]
 
 
-def test_an_empty_picture_matches_nothing() -> None:
+def test_an_empty_image_matches_nothing() -> None:
     for background in ("dark", "light"):
-        reading = read_picture(drawn(drawing.Scene((), background)))
+        reading = read_image(drawn(drawing.Scene((), background)))
         assert reading == Reading("none", "none", background, True)
         assert not any(matches(reading, caption) for caption in drawing.all_captions())
 
 
 def test_other_phrasings_match_and_a_prompt_without_one_colour_and_shape_is_refused() -> None:
     reading = Reading("red", "circle", "dark", True)
-    assert matches(reading, "A picture of a red circle, flat")
+    assert matches(reading, "An image of a red circle, flat")
     with pytest.raises(ValueError, match="names 2 colours and 2 shapes"):
         matches(reading, "a red circle and a blue square")
     with pytest.raises(ValueError, match="names 0 colours"):
@@ -67,7 +67,7 @@ def test_other_phrasings_match_and_a_prompt_without_one_colour_and_shape_is_refu
 
 def test_pixels_of_another_type_are_refused() -> None:
     with pytest.raises(ValueError, match="expected uint8"):
-        read_picture(np.zeros((64, 64, 3), np.float32))
+        read_image(np.zeros((64, 64, 3), np.float32))
 
 
 def test_the_largest_region_of_two_is_found_whole() -> None:

@@ -1,4 +1,4 @@
-"""The engine on a real CUDA device: residency changes bytes and time, not pictures, and its plan holds.
+"""The engine on a real CUDA device: residency changes bytes and time, not images, and its plan holds.
 
 The same promises as tests/pool/engine/test_engine.py shows on the simulated device; on a GPU the peak is the
 allocator's.
@@ -33,9 +33,9 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     torch.cuda.set_per_process_memory_fraction(1.0, 0)  # the cap is the process's
 
 
-def test_pictures_do_not_depend_on_what_is_resident(catalog: Catalog) -> None:
+def test_images_do_not_depend_on_what_is_resident(catalog: Catalog) -> None:
     """Kernels may be chosen by free memory, so last bits may differ: one level of 255."""
-    pictures = []
+    images = []
     for share in (1.0, 0.5, 0.0):
         probe = open_engine("cuda", PLENTY_BYTES)
         pipeline = Pipeline(probe, catalog, {"twist": 0.8})
@@ -45,20 +45,20 @@ def test_pictures_do_not_depend_on_what_is_resident(catalog: Catalog) -> None:
         # what is copied ahead comes out of the budget, a part of it
         tight_bytes = int((smallest_bytes + share * weight_bytes) * 1.05)
         pipeline.engine = open_engine("cuda", PLENTY_BYTES if share == 1.0 else tight_bytes)
-        pictures.append(pipeline.picture().astype(int))
+        images.append(pipeline.image().astype(int))
         for cost in pipeline.costs:
             assert cost.peak_bytes <= cost.planned_bytes, "the plan's figure does not hold"
             assert cost.rungs == ()
         assert (share == 1.0) == (pipeline.costs[2].streamed_bytes == 0)
         pipeline.engine.close()
-    assert all(np.abs(other - pictures[0]).max() <= 1 for other in pictures[1:])
+    assert all(np.abs(other - images[0]).max() <= 1 for other in images[1:])
 
 
 def test_everything_is_given_back(catalog: Catalog) -> None:
     torch.cuda.empty_cache()
     before_bytes = torch.cuda.memory_allocated(0)
     engine = open_engine("cuda", PLENTY_BYTES)
-    Pipeline(engine, catalog, {}).picture()
+    Pipeline(engine, catalog, {}).image()
     assert torch.cuda.memory_allocated(0) > before_bytes
     engine.close()
     assert torch.cuda.memory_allocated(0) == before_bytes
@@ -68,9 +68,9 @@ def test_memory_that_another_program_takes_is_got_over(catalog: Catalog) -> None
     """What is taken between plan and load ends in a result or in a typed error; the account stays exact."""
     engine = open_engine("cuda", PLENTY_BYTES)
     pipeline = Pipeline(engine, catalog, {})
-    expected = pipeline.picture()
+    expected = pipeline.image()
     taken = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda:0")
     engine.vram.unload_all()
-    assert np.array_equal(pipeline.picture(), expected)
+    assert np.array_equal(pipeline.image(), expected)
     del taken
     engine.close()

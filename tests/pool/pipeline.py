@@ -1,4 +1,4 @@
-"""The stages of one picture on one engine, as the scheduler would order them, and engines to run them on."""
+"""The stages of one image on one engine, as the scheduler would order them, and engines to run them on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodeWork,
-    Picture,
+    ImagePixels,
     Result,
     RunHooks,
     SampleWork,
@@ -28,7 +28,7 @@ STEPS = 2
 
 
 class Pipeline:
-    """Runs the stages of one picture on an engine, as the scheduler would order them."""
+    """Runs the stages of one image on an engine, as the scheduler would order them."""
 
     def __init__(self, engine: Engine, catalog: Catalog, loras: dict[str, float], is_divisible: bool = False) -> None:
         self.engine, self.catalog, self.is_divisible = engine, catalog, is_divisible
@@ -60,12 +60,12 @@ class Pipeline:
             DecodeWork(self.model, 64, 64),
         )
 
-    def picture(self) -> np.ndarray:
+    def image(self) -> np.ndarray:
         prompt, negative, sample, decode = self.works()
         encoded = (self.run(prompt), self.run(negative))
-        picture = self.run(decode, self.run(sample, *encoded))
-        assert isinstance(picture, Picture)
-        return picture.pixels_HWC
+        image = self.run(decode, self.run(sample, *encoded))
+        assert isinstance(image, ImagePixels)
+        return image.pixels_HWC
 
     def smallest_bytes(self) -> int:
         tasks = [self.task(work) for work in self.works()]

@@ -1,4 +1,4 @@
-"""Tiny models in separate files, and engines that make pictures of them."""
+"""Tiny models in separate files, and engines that make images of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodeWork,
+    ImagePixels,
     LoraRef,
     ModelRef,
-    Picture,
     Result,
     SampleWork,
     Work,
@@ -66,21 +66,21 @@ def split_up(whole: Path, layout: str, base: Path, name: str = "paint") -> dict[
 
 
 class Painter:
-    """Makes pictures of any model of a catalog on one engine, and keeps what each run cost."""
+    """Makes images of any model of a catalog on one engine, and keeps what each run cost."""
 
     def __init__(self, engine: Engine, catalog: Catalog) -> None:
         self.engine, self.catalog = engine, catalog
         self.costs: list[RunCost] = []
 
-    def picture(self, name: str, loras: Mapping[str, float] | None = None, seed: int = 7) -> np.ndarray:
-        """The pixels of one small picture."""
+    def image(self, name: str, loras: Mapping[str, float] | None = None, seed: int = 7) -> np.ndarray:
+        """The pixels of one small image."""
         model = self.catalog.find_model(name)
         chosen = tuple(self.catalog.find_lora(lora, strength) for lora, strength in (loras or {}).items())
         prompt = self._run(EncodeWork(model, chosen, "a (red:1.3) circle"))
         negative = self._run(EncodeWork(model, chosen, "blurry"))
         latent = self._run(self._sample(model, chosen, seed), prompt, negative)
         found = self._run(DecodeWork(model, 64, 64), latent)
-        assert isinstance(found, Picture)
+        assert isinstance(found, ImagePixels)
         return found.pixels_HWC
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.record.event_log import Entry, Header, entry_line, header_line, read_entries
 from modelpool.scheduler.tables.messages import Command, ComponentsKnown, Event
-from tests.scheduler.world import COMPONENTS, Shell, picture
+from tests.scheduler.world import COMPONENTS, Shell, image
 
 
 class Recorded(SchedulerState):
@@ -46,11 +46,11 @@ class RecordedShell(Shell):
 
 
 def busy_afternoon() -> RecordedShell:
-    """Twelve pictures of three texts on two workers, one of which is lost and comes back; one job is cancelled."""
+    """Twelve images of three texts on two workers, one of which is lost and comes back; one job is cancelled."""
     shell = RecordedShell()
     shell.workers(a=64, b=20)
     for seed in range(12):
-        shell.submit(picture(f"job-{seed}", prompt=f"text {seed % 3}", seed=seed, priority=seed % 2))
+        shell.submit(image(f"job-{seed}", prompt=f"text {seed % 3}", seed=seed, priority=seed % 2))
     for _ in range(4):
         for name in list(shell.running):
             shell.finish(name)

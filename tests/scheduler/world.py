@@ -93,11 +93,11 @@ def decode(need: TaskId, activation_bytes: int = 2, run_seconds: float = 2.0) ->
     return TaskSpec(task_id, Stage.DECODE, (use,), activation_bytes, run_seconds, (need,), together="d")
 
 
-def picture(
+def image(
     job_id: str, prompt: str = "cat", model: ComponentKey = PAINT, seed: int = 0, priority: int = 0, patch: str = "",
     activation_bytes: int = 4,
 ) -> JobSpec:  # fmt: skip
-    """Encode, sample and decode of one picture."""
+    """Encode, sample and decode of one image."""
     first = encode(prompt, patch=patch)
     second = sample(first.task_id, model=model, seed=seed, patch=patch, activation_bytes=activation_bytes)
     third = decode(second.task_id)

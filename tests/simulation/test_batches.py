@@ -94,7 +94,7 @@ def test_a_stopped_member_leaves_the_others_running() -> None:
 
 @pytest.mark.parametrize("limit", [1, 4])
 def test_the_core_batches_what_it_may(limit: int) -> None:
-    """40 pictures of one shape on GPUs on which a further one costs a quarter: with batches the pool is done sooner, in
+    """40 images of one shape on GPUs on which a further one costs a quarter: with batches the pool is done sooner, in
     fewer starts, and every invariant holds."""
     one = InventedModel("one", activation_bytes=GIB)
     fast = [replace(gpu, marginal=0.25) for gpu in gpus(2)]

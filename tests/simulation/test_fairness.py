@@ -18,7 +18,7 @@ from modelpool.scheduler.workloads.models import InventedModel
 
 #: one model with all its parts fits, two do not
 CAPACITY_BYTES = 9 * GIB
-#: a model is loaded in 3.3 s; a picture takes 1.5 s, or 2.5 s
+#: a model is loaded in 3.3 s; an image takes 1.5 s, or 2.5 s
 LINK = 2.0 * GIB
 
 
@@ -69,7 +69,7 @@ def test_seconds_of_users_who_always_wait_come_by_weight(weights: dict[str, floa
 
 def test_loads_stay_few_for_it() -> None:
     """One worker for two users whose models do not fit together, so that every turn is a load: a fifth of its time at
-    most goes into them. Turns without a window would load for nearly every picture."""
+    most goes into them. Turns without a window would load for nearly every image."""
     loads = {}
     for window in (0.0, SchedulerConfig().share_window_seconds):
         simulated = cluster({"ann": 1.0, "bob": 1.0}, 1, share_window_seconds=window)

@@ -89,5 +89,5 @@ def test_a_job_that_no_gpu_can_run_is_named() -> None:
     jobs = [Submitted(0.0, model.job("picture-7", "p", 1))]
     large, _ = simulated_gpus(parse_gpus("6GiB,24GiB"), NodeShape())
     require_fit(jobs, large)
-    with pytest.raises(DoesNotFit, match=r"picture-7 \(sample\) needs at least 8\.2 GiB .* the budget is 6\.0 GiB"):
+    with pytest.raises(DoesNotFit, match=r"image-7 \(sample\) needs at least 8\.2 GiB .* the budget is 6\.0 GiB"):
         require_fit(jobs, large[:1])

@@ -109,7 +109,7 @@ def test_without_a_need_nobody_overtakes() -> None:
     assert started == sorted(started, key=lambda name: int(name.split()[-2]))
 
 
-def test_pictures_come_as_they_are_made_and_not_all_at_the_end() -> None:
+def test_images_come_as_they_are_made_and_not_all_at_the_end() -> None:
     """Found with a batch on two workers: the first decode, which has to bring in the VAE, waited for all samples."""
     cluster = VirtualCluster(SchedulerState(SchedulerConfig(story_length=None)), gpus(2))
     what = mix(models=1, loras=1)

@@ -1,7 +1,7 @@
 """What running several tasks at once is worth where GPUs gain by it, and what it costs where they do not.
 
 Proves, with models on GPUs with room: nothing is lost and everybody is served, also when runs fail and workers are
-lost; a backlog is done sooner where a further picture costs a part of one, at next to no cost where it does not; no
+lost; a backlog is done sooner where a further image costs a part of one, at next to no cost where it does not; no
 more bytes are moved for it.
 """
 
@@ -27,7 +27,7 @@ from modelpool.scheduler.workloads.models import InventedModel
 
 
 def alike(job: JobSpec) -> JobSpec:
-    """With tasks that may be run together, as pictures of a real model are."""
+    """With tasks that may be run together, as images of a real model are."""
     return replace(job, tasks=tuple(replace(task, together=task.stage.value) for task in job.tasks))
 
 
@@ -52,7 +52,7 @@ def served(limit: int, marginal: float, seed: int, failing: float = 0.0, jobs: i
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_backlog_is_done_sooner_where_a_further_picture_costs_less(seed: int) -> None:
+def test_a_backlog_is_done_sooner_where_a_further_image_costs_less(seed: int) -> None:
     alone, shared = served(1, 0.4, seed), served(4, 0.4, seed)
     assert max(run.batched for run in alone.runs) == 1
     assert max(run.batched for run in shared.runs) == 4

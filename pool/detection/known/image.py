@@ -1,11 +1,11 @@
-"""The rows of the table of known models that make pictures with transformers. Torch-free; see `signatures`."""
+"""The rows of the table of known models that make images with transformers. Torch-free; see `signatures`."""
 
 from __future__ import annotations
 
 from modelpool.pool.detection.layouts import image, newer
 from modelpool.pool.detection.layouts.signature import Row, Signature, having, rows
 
-PICTURES: tuple[Signature, ...] = (
+IMAGES: tuple[Signature, ...] = (
     *rows(
         image.SD3,
         "sd3",

@@ -1,32 +1,32 @@
-"""The rows of the table of known models that make video, sound and solid shapes. Torch-free; see `signatures`."""
+"""The rows of the table of known models that make video, audio and solid shapes. Torch-free; see `signatures`."""
 
 from __future__ import annotations
 
 from modelpool.pool.detection.layouts import newer, other
-from modelpool.pool.detection.layouts import video as films
+from modelpool.pool.detection.layouts import video as videos
 from modelpool.pool.detection.layouts.signature import Row, Signature, having, rows
 
-FILMS: tuple[Signature, ...] = (
-    *rows(films.MOCHI, "mochi", "MochiTransformer3DModel", Row("mochi", "Mochi", "GenmoMochi")),
-    *rows(films.LTX, "", "LTX2VideoTransformer3DModel", Row("ltx2", "LTX-2", "LTXAV", having(audio=True))),
-    *rows(films.LTX, "ltxv", "LTXVideoTransformer3DModel", Row("ltxv", "LTX-Video", "LTXV")),
+VIDEOS: tuple[Signature, ...] = (
+    *rows(videos.MOCHI, "mochi", "MochiTransformer3DModel", Row("mochi", "Mochi", "GenmoMochi")),
+    *rows(videos.LTX, "", "LTX2VideoTransformer3DModel", Row("ltx2", "LTX-2", "LTXAV", having(audio=True))),
+    *rows(videos.LTX, "ltxv", "LTXVideoTransformer3DModel", Row("ltxv", "LTX-Video", "LTXV")),
     *rows(
-        films.COSMOS,
+        videos.COSMOS,
         "cosmos",
         "CosmosTransformer3DModel",
         Row("cosmos_i2v", "Cosmos image-to-video", "CosmosI2V", having(in_channels=17)),
         Row("cosmos_t2v", "Cosmos text-to-video", "CosmosT2V"),
     ),
-    *rows(films.COSMOS_PREDICT_2, "wan21", "", Row("anima", "Anima", "Anima", having(language_adapter=True))),
+    *rows(videos.COSMOS_PREDICT_2, "wan21", "", Row("anima", "Anima", "Anima", having(language_adapter=True))),
     *rows(
-        films.COSMOS_PREDICT_2,
+        videos.COSMOS_PREDICT_2,
         "wan21",
         "CosmosTransformer3DModel",
         Row("cosmos2_i2v", "Cosmos Predict 2 video", "CosmosI2VPredict2", having(in_channels=17)),
-        Row("cosmos2_t2i", "Cosmos Predict 2 pictures", "CosmosT2IPredict2"),
+        Row("cosmos2_t2i", "Cosmos Predict 2 images", "CosmosT2IPredict2"),
     ),
     *rows(
-        films.COSMOS_DIFFUSERS,
+        videos.COSMOS_DIFFUSERS,
         "cosmos",
         "CosmosTransformer3DModel",
         Row(
@@ -35,26 +35,26 @@ FILMS: tuple[Signature, ...] = (
         Row("cosmos_t2v", "Cosmos text-to-video", "CosmosT2V", having(extra_per_block_abs_pos_emb=True)),
     ),
     *rows(
-        films.COSMOS_DIFFUSERS,
+        videos.COSMOS_DIFFUSERS,
         "wan21",
         "CosmosTransformer3DModel",
         Row("cosmos2_i2v", "Cosmos Predict 2 video", "CosmosI2VPredict2", having(in_channels=17)),
-        Row("cosmos2_t2i", "Cosmos Predict 2 pictures", "CosmosT2IPredict2"),
+        Row("cosmos2_t2i", "Cosmos Predict 2 images", "CosmosT2IPredict2"),
     ),
     *rows(
-        films.WAN,
+        videos.WAN,
         "wan21",
         "WanVACETransformer3DModel",
         Row("wan_vace", "Wan VACE", "WAN21_Vace", having(model_type="vace")),
     ),
     *rows(
-        films.WAN,
+        videos.WAN,
         "wan21",
         "WanAnimateTransformer3DModel",
         Row("wan22_animate", "Wan 2.2 animate", "WAN22_Animate", having(model_type="animate")),
     ),
     *rows(
-        films.WAN,
+        videos.WAN,
         "wan21",
         "",
         Row("wan21_camera", "Wan 2.1 camera", "WAN21_Camera", having(model_type="camera")),
@@ -63,13 +63,13 @@ FILMS: tuple[Signature, ...] = (
         Row("wan21_humo", "HuMo on Wan 2.1", "WAN21_HuMo", having(model_type="humo")),
     ),
     *rows(
-        films.WAN,
+        videos.WAN,
         "wan22",
         "WanTransformer3DModel",
         Row("wan22_ti2v", "Wan 2.2 text-and-image-to-video", "WAN22_T2V", having(model_type="t2v", out_dim=48)),
     ),
     *rows(
-        films.WAN,
+        videos.WAN,
         "wan21",
         "WanTransformer3DModel",
         Row("wan21_fun_control", "Wan 2.1 Fun control", "WAN21_FunControl2V", having(model_type="i2v", in_dim=48)),
@@ -81,18 +81,18 @@ FILMS: tuple[Signature, ...] = (
     *rows(newer.WAN_ANIMATE_2, "", "WanAnimate2Transformer3DModel", Row("wan_animate_2", "Wan animate 2")),
     *rows(newer.KANDINSKY_6, "", "Kandinsky6Transformer3DModel", Row("kandinsky6", "Kandinsky 6")),
     *rows(
-        films.KANDINSKY_5,
+        videos.KANDINSKY_5,
         "flux",
         "Kandinsky5Transformer3DModel",
         Row(
             "kandinsky5_image",
-            "Kandinsky 5 pictures",
+            "Kandinsky 5 images",
             "Kandinsky5Image",
             having(model_dim=2560, visual_embed_dim=64),
         ),
     ),
     *rows(
-        films.KANDINSKY_5,
+        videos.KANDINSKY_5,
         "hunyuan_video",
         "Kandinsky5Transformer3DModel",
         Row("kandinsky5_video", "Kandinsky 5 video", "Kandinsky5"),
@@ -110,7 +110,7 @@ FILMS: tuple[Signature, ...] = (
     ),
 )
 
-SOUNDS_AND_SHAPES: tuple[Signature, ...] = (
+AUDIOS_AND_SHAPES: tuple[Signature, ...] = (
     *rows(
         other.STABLE_AUDIO,
         "stable_audio",

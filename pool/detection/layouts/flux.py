@@ -62,7 +62,7 @@ def _hunyuan_out(reader: ShapeReader, patches: str, last: str) -> int:
 
 
 def _patched(reader: ShapeReader, key: str) -> tuple[int, ...]:
-    """The shape of the convolution that cuts into patches: of pictures, or of video."""
+    """The shape of the convolution that cuts into patches: of images, or of video."""
     shape = reader.shape(key)
     if len(shape) not in (4, 5):
         raise UnknownArchitecture(f"tensor {key!r}: found shape {shape}, expected 4 or 5 dimensions")
@@ -255,7 +255,7 @@ FLUX_3 = Layout(
     ),
 )
 
-#: the code that Hunyuan's video and picture models share: a text refiner before Flux's blocks
+#: the code that Hunyuan's video and image models share: a text refiner before Flux's blocks
 HUNYUAN_VIDEO = Layout(
     "Hunyuan Video or Hunyuan Image",
     (

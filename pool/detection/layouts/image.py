@@ -1,8 +1,8 @@
-"""The layouts of transformers that make pictures, and how their sizes are read off the shapes. Torch-free.
+"""The layouts of transformers that make images, and how their sizes are read off the shapes. Torch-free.
 
 Fields have the names that the models' own configurations use. Sources: the published models' code, diffusers 0.42.1
 for its naming, and golden outputs of another implementation (tests/golden/detection.json), which the tests compare
-with. Pictures are cut into patches of 2x2 latent cells everywhere but where a layout says otherwise.
+with. Images are cut into patches of 2x2 latent cells everywhere but where a layout says otherwise.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ AURA_FLOW = Layout(
 
 
 def _pixart_interpolation(reader: ShapeReader) -> Value:
-    """How often the grid of positions holds the 32 patches of pictures of 512 pixels along a side."""
+    """How often the grid of positions holds the 32 patches of images of 512 pixels along a side."""
     return max(1, math.isqrt(reader.size("pos_embed", 1, 3)) // 32) if reader.has("pos_embed") else None
 
 

@@ -1,4 +1,4 @@
-"""The layouts of transformers that make sound and solid shapes, and how their sizes are found. Torch-free.
+"""The layouts of transformers that make audio and solid shapes, and how their sizes are found. Torch-free.
 
 Sources as in `layouts.image`.
 """

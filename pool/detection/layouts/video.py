@@ -105,7 +105,7 @@ COSMOS = Layout(
             _COSMOS_BLOCK + "to_q.0.weight",
             "x_embedder.proj.1.weight",
             measure=sizes(
-                # one channel more tells where the picture is only padding
+                # one channel more tells where the image is only padding
                 in_channels=lambda reader: _without_mask(reader, "x_embedder.proj.1.weight"),
                 out_channels=dim("final_layer.linear.weight", 0, divide=_PATCH),
                 model_channels=dim("x_embedder.proj.1.weight", 0),

@@ -93,7 +93,7 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
         case (
             Architecture.VAE
             | Architecture.DIFFUSION_TRANSFORMER
-            | Architecture.SOUND_TRANSFORMER
+            | Architecture.AUDIO_TRANSFORMER
             | Architecture.TEXT_MODEL
             | Architecture.VISION_MODEL
             | Architecture.TEXT_VISION
@@ -117,7 +117,7 @@ def diffusion_converter(family: str, bare_shapes: Mapping[str, Shape]) -> Conver
 
 def controlnet_converter(bare_shapes: Mapping[str, Shape]) -> Converter:
     """diffusers' converter for a ControlNet with tensors of `bare_shapes` (keys without prefix), in either layout. What
-    SDXL's are told of the picture's size it leaves out."""
+    SDXL's are told of the image's size it leaves out."""
     config = _unet_conversion_config(bare_shapes)
     told = {key: key.replace("label_emb.0.0.", "add_embedding.linear_1.") for key in bare_shapes if "label_emb." in key}
     told = {key: name.replace("label_emb.0.2.", "add_embedding.linear_2.") for key, name in told.items()}

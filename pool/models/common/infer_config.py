@@ -7,7 +7,7 @@ Facts that shapes do not tell
 1. SD1 attention has 8 heads at every width; that of SD2 and SDXL, whose projections are linear, has heads of 64.
 2. Group norms have 32 groups, or a quarter of the narrowest width where that is fewer.
 3. CLIP attention heads are 64 wide; a model narrower than that has one.
-4. The numbers that SDXL is told of a picture are embedded in 256 each.
+4. The numbers that SDXL is told of an image are embedded in 256 each.
 5. CLIP-L was trained with an approximation of GELU, open_clip's models with GELU itself.
 """
 
@@ -43,7 +43,7 @@ CLIP_END_TOKEN = 49407
 CLIP_TOKENS = 49408
 CLIP_POSITIONS = 77
 #: red, green and blue
-PICTURE_CHANNELS = 3
+IMAGE_CHANNELS = 3
 
 
 def unet_config(shapes: Mapping[str, Shape]) -> Config:
@@ -187,7 +187,7 @@ def check(family: Family, shapes: Mapping[str, Shape]) -> None:
     channels, shown = vae.latent_channels, family.sampling.shown
     beside = 0 if shown is None else shown_channels(shown, channels, int(vae.decode_ratio))
     if not channels == unet["in_channels"] - beside == unet["out_channels"]:
-        more = f", and beside them the {beside} of what it is shown of a picture" if beside else ""
+        more = f", and beside them the {beside} of what it is shown of an image" if beside else ""
         raise UnknownArchitecture(
             f"the UNet reads {unet['in_channels']} and writes {unet['out_channels']} channels, "
             f"expected the {channels} of the VAE{more}"
@@ -196,7 +196,7 @@ def check(family: Family, shapes: Mapping[str, Shape]) -> None:
 
 def shown_channels(shown: Shown, channels: int, downscale: int) -> int:
     """Channels of what a model with latents of so many `channels`, whose cells are `downscale` pixels wide, is shown
-    of a picture."""
+    of an image."""
     match shown:
         case Shown.HOLE:
             return 1 + channels
@@ -205,7 +205,7 @@ def shown_channels(shown: Shown, channels: int, downscale: int) -> int:
         case Shown.LATENT | Shown.UNSCALED:
             return channels
         case Shown.PIXELS:
-            return PICTURE_CHANNELS
+            return IMAGE_CHANNELS
 
 
 def check_latents(family: Family, shapes: Mapping[str, Shape]) -> None:
@@ -260,10 +260,10 @@ def latents_with(family: Family, vae: VaeFacts) -> LatentFacts:
         means=family.latent_means,
         deviations=family.latent_deviations,
         vae=vae.name,
-        # films of some models are encoded and decoded by a VAE of pictures
-        dimensions=vae.dimensions if family.sampling.film is None else 3,
+        # videos of some models are encoded and decoded by a VAE of images
+        dimensions=vae.dimensions if family.sampling.video is None else 3,
         frames_per_cell=vae.temporal_ratio,
-        sound=family.sampling.sound,
+        audio=family.sampling.audio,
     )
 
 

@@ -1,7 +1,7 @@
 """VAEs whose two halves lie in two places of a file. Torch-free and pure.
 
 SV3D p was trained with a decoder that sees all frames, which its file has where VAEs are in whole files, without an
-encoder; the encoder is in the VAE of pictures that its picture is encoded with. Knows which tensors of which place are
+encoder; the encoder is in the VAE of images that its image is encoded with. Knows which tensors of which place are
 the VAE's, and what they are called in a VAE of one place.
 """
 
@@ -15,9 +15,9 @@ from modelpool.pool.families.video_unet_families import SV3D_P
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 
-#: where the decoder of frames is, and what it has that one of pictures has not
+#: where the decoder of frames is, and what it has that one of images has not
 _DECODER, _OF_FRAMES = "first_stage_model.decoder.", ".time_stack."
-#: what of the VAE of pictures another decoder takes the place of
+#: what of the VAE of images another decoder takes the place of
 _REPLACED = ("decoder.", "post_quant_conv.")
 
 

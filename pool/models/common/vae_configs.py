@@ -1,6 +1,6 @@
 """The arguments that diffusers' VAE classes are built with, from the shapes of a single file alone. Torch-free.
 
-Knows which shape tells which size, for pictures and sound; video is in `pool.models.common.vae_video_configs`. Keys
+Knows which shape tells which size, for images and audio; video is in `pool.models.common.vae_video_configs`. Keys
 come without prefix. A half that a file does not have is configured like the half that it has.
 
 Facts that shapes do not tell: group norms have 32 groups, or a quarter of the narrowest width where that is fewer.
@@ -219,7 +219,7 @@ def cascade_a_config(shapes: Shapes) -> Config:
 
 def oobleck_config(shapes: Shapes) -> Config:
     """The arguments of `diffusers.AutoencoderOobleck`, of a file with weight norms in either spelling."""
-    narrow, sound_channels = _oobleck(shapes, "encoder.layers.0")[:2]
+    narrow, audio_channels = _oobleck(shapes, "encoder.layers.0")[:2]
     blocks = count(shapes, r"encoder\.layers\.(\d+)\.layers\.")
     folds = [_oobleck(shapes, f"encoder.layers.{i + 1}.layers.4") for i in range(blocks)]
     return {
@@ -228,7 +228,7 @@ def oobleck_config(shapes: Shapes) -> Config:
         "channel_multiples": [width // narrow for width, _, _ in folds],
         "decoder_channels": _oobleck(shapes, f"decoder.layers.{blocks + 2}")[1],
         "decoder_input_channels": _oobleck(shapes, "decoder.layers.0")[1],
-        "audio_channels": sound_channels,
+        "audio_channels": audio_channels,
         "sampling_rate": 44100,
     }
 

@@ -16,17 +16,17 @@ context_2_mask       [B,L] bool  as context_mask
 pooled               [B,V]       the text as one vector
 guidance             [B]         how strongly a distilled model is to follow the text
 image                [B,C,H,W]   (or [B,C,T,H,W]) latents and masks beside the noisy latent, joined to its channels
-reference            [B,C,H,W]   the latent of a picture to work from, whose patches stand beside those of the latent
+reference            [B,C,H,W]   the latent of an image to work from, whose patches stand beside those of the latent
 image_context        [B,L,D]     states of a vision encoder
-size                 [B,2]       height and width in pixels that the picture is to have
+size                 [B,2]       height and width in pixels that the image is to have
 frame_rate           [B]         frames a second
-seconds              [B,2,D]     where sound starts and how long it is, embedded (`audio_seconds`); or [B,2], in
+seconds              [B,2,D]     where audio starts and how long it is, embedded (`audio_seconds`); or [B,2], in
                                  seconds, for a module that embeds them itself
 image_mask           [B,1,T,H,W] 1 where video keeps "image" as it is, which then has the latent's form, 0 elsewhere
 control              [B,C,T,H,W] latents and masks of a video to follow
 numbers              [B,n]       what a UNet is told as numbers: sizes and crops; frame rate, motion and noise; SV3D p:
                                  noise, height and direction of the view for each frame, [B,T,3]
-noise_level          [B]         how much noise was put on a picture to upscale, 0..999
+noise_level          [B]         how much noise was put on an image to upscale, 0..999
 prior                [B,C,H,W]   what the model before made: latents of Stable Cascade's stage C
 next_level           [B]         the level after this step, for models that learned whole steps ("mean flow")
 ===================  ==========  ===================================================================================
@@ -65,7 +65,7 @@ class Architecture:
              rows, and nothing else (`pool.keymaps.key_map.discover` watches it). Files in the naming of diffusers
              do not go through it
     call     (module, x, level_B, told) -> what the model predicts, in the form of x, which is the latent as the sampler
-             has it: [B,C,H,W], video [B,C,T,H,W], sound [B,C,L]. Patches, positions, signs and the scale of time are
+             has it: [B,C,H,W], video [B,C,T,H,W], audio [B,C,L]. Patches, positions, signs and the scale of time are
              the call's business. `level_B` is float32 whatever x is, since half precision has no digits for a timestep:
              sigma in 0..1 for flow models, whose prediction is noise - clean; for others it is the timestep, 0..999,
              and the prediction is what the family predicts. The same numbers as diffusers' pipeline gives the module

@@ -1,6 +1,6 @@
 """Stable Audio: the arguments of diffusers' class, the names in its file, and how it is called.
 
-What it is told of where sound starts and ends is embedded by a model beside it (`pool.models.diffusion.audio_seconds`).
+What it is told of where audio starts and ends is embedded by a model beside it (`pool.models.diffusion.audio_seconds`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from modelpool.pool.models.diffusion.video_calls import config_of
 
 #: width of a head. Source: the model_config.json of stabilityai/stable-audio-open-1.0
 HEAD_WIDTH = 64
-#: latents of sound that it was trained on: 47.55 seconds. Source: as above
+#: latents of audio that it was trained on: 47.55 seconds. Source: as above
 SAMPLE_SIZE = 1024
 
 _BLOCK = {

@@ -1,4 +1,4 @@
-"""The small model beside Stable Audio that embeds where a sound starts and how long the whole is, in seconds.
+"""The small model beside Stable Audio that embeds where an audio clip starts and how long the whole is, in seconds.
 
 Knows the names in the file and the class of diffusers. What is embedded goes to the diffusion model as "seconds".
 """
@@ -95,7 +95,7 @@ def converted_seconds(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def seconds_states(module: nn.Module, start_B: Tensor, total_B: Tensor) -> Tensor:
-    """Where sounds start and how long they are, embedded for the diffusion model: [B,2,D]."""
+    """Where audio clips start and how long they are, embedded for the diffusion model: [B,2,D]."""
     found = module(start_seconds=start_B, end_seconds=total_B)
     return torch.cat((found.seconds_start_hidden_states, found.seconds_end_hidden_states), dim=1)
 

@@ -127,16 +127,16 @@ def convert_cascade(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def call_cascade_c(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
     """Stage C; `level_B` is how far along its cosine schedule the latent is."""
     pooled = told["pooled"]
-    picture = told.get("image_context")
-    if picture is None:
-        picture = pooled.new_zeros(pooled.shape[0], 1, config_of(module).clip_image_in_channels)
+    image = told.get("image_context")
+    if image is None:
+        image = pooled.new_zeros(pooled.shape[0], 1, config_of(module).clip_image_in_channels)
     return sample_of(
         module(
             sample=x_BCHW,
             timestep_ratio=level_B,
             clip_text_pooled=pooled.unsqueeze(1),
             clip_text=told["context"],
-            clip_img=picture,
+            clip_img=image,
             return_dict=False,
         )
     )

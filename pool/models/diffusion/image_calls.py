@@ -1,4 +1,4 @@
-"""How diffusers' transformers for pictures are called: patches, positions, scale of time, sign of what comes out.
+"""How diffusers' transformers for images are called: patches, positions, scale of time, sign of what comes out.
 
 Each function is the `call` of an `Architecture` and does to its inputs what the pipeline of the model does.
 Legend: B batch, C channels, H W cells of a latent, N patches, L tokens of text, D width of a token.
@@ -17,11 +17,11 @@ from modelpool.pool.models.diffusion.patchify import packed, patch_ids, text_mas
 
 #: flow models are told their sigma as a timestep of so many
 TIMESTEPS = 1000
-#: the first coordinate of a picture to work from, where that of the picture which is made is 0
+#: the first coordinate of an image to work from, where that of the image which is made is 0
 FLUX_REFERENCE, FLUX_2_REFERENCE = 1, 10
-#: pixels along a side of a cell of the latents of models that are told the size of their picture
+#: pixels along a side of a cell of the latents of models that are told the size of their image
 PIXELS_PER_CELL = 8
-#: the size of the pictures that HunyuanDiT is told that it was made of, and cells along a side of its positions
+#: the size of the images that HunyuanDiT is told that it was made of, and cells along a side of its positions
 HUNYUAN_DIT_PIXELS, HUNYUAN_DIT_CELLS = 1024, 64
 
 
@@ -39,7 +39,7 @@ def call_sd3(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> 
 
 
 def call_flux(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Flux, its fill and control models, which read more channels than they give, and those that edit a picture."""
+    """Flux, its fill and control models, which read more channels than they give, and those that edit an image."""
     joined = torch.cat((x_BCHW, told["image"]), dim=1) if "image" in told else x_BCHW
     rows, ids = _flux_patches(joined, told)
     context = told["context"]
@@ -68,7 +68,7 @@ def _flux_patches(x_BCHW: Tensor, told: Told) -> tuple[Tensor, Tensor]:
 
 
 def _references(told: Told) -> list[Tensor]:
-    """The pictures to work from, in order: "reference", "reference_2" and so on."""
+    """The images to work from, in order: "reference", "reference_2" and so on."""
     return [told[name] for name in sorted(name for name in told if name.startswith("reference"))]
 
 
@@ -122,9 +122,9 @@ def call_chroma(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) 
 
 
 def call_qwen_image(module: nn.Module, x: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Qwen-Image, its editing models, which work from pictures, and the one that takes a picture apart into layers.
+    """Qwen-Image, its editing models, which work from images, and the one that takes an image apart into layers.
 
-    Layers are frames of video: the whole picture first. A latent of one frame is taken for a picture too.
+    Layers are frames of video: the whole image first. A latent of one frame is taken for an image too.
     """
     config: Any = module.config
     frames = list(x.unbind(2)) if x.dim() == 5 else [x]
@@ -134,7 +134,7 @@ def call_qwen_image(module: nn.Module, x: Tensor, level_B: Tensor, told: Told) -
         reference = told_so.squeeze(2) if told_so.dim() == 5 else told_so
         rows, shapes = torch.cat((rows, packed(reference)), dim=1), [*shapes, _patches(reference)]
     if config.use_layer3d_rope and "reference" not in told:
-        raise KeyError("reference")  # its table of positions takes the last picture for the one that is taken apart
+        raise KeyError("reference")  # its table of positions takes the last image for the one that is taken apart
     out_BND = sample_of(
         module(
             hidden_states=rows,
@@ -142,7 +142,7 @@ def call_qwen_image(module: nn.Module, x: Tensor, level_B: Tensor, told: Told) -
             encoder_hidden_states=told["context"],
             encoder_hidden_states_mask=told.get("context_mask"),
             img_shapes=[shapes] * x.shape[0],
-            # whether the picture has no transparency, which the pipeline never says
+            # whether the image has no transparency, which the pipeline never says
             additional_t_cond=_zeros(x) if config.use_additional_t_cond else None,
             return_dict=False,
         )
@@ -160,7 +160,7 @@ def _patches(x_BCHW: Tensor) -> tuple[int, int, int]:
 
 
 def call_z_image(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Z-Image: time runs from noise to picture, and so does what comes out; texts have lengths of their own."""
+    """Z-Image: time runs from noise to image, and so does what comes out; texts have lengths of their own."""
     context, mask = told["context"], told.get("context_mask")
     texts = list(context) if mask is None else [text[real] for text, real in zip(context, mask, strict=True)]
     out = module(list(x_BCHW.unsqueeze(2)), 1 - level_B, texts, return_dict=False)[0]
@@ -168,7 +168,7 @@ def call_z_image(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told)
 
 
 def call_lumina2(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Lumina 2: time runs from noise to picture, and so does what comes out."""
+    """Lumina 2: time runs from noise to image, and so does what comes out."""
     return -sample_of(
         module(
             hidden_states=x_BCHW,
@@ -194,7 +194,7 @@ def call_aura_flow(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Tol
 
 
 def call_pixart(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """PixArt, which may say how sure it is beside what the noise is; alpha is told its picture's size and ratio."""
+    """PixArt, which may say how sure it is beside what the noise is; alpha is told its image's size and ratio."""
     config: Any = module.config
     conditions: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
     if config.use_additional_conditions:
@@ -245,7 +245,7 @@ def hunyuan_dit_told(module: nn.Module, x_BCHW: Tensor, told: Told) -> dict[str,
 
 
 def _middle_of_grid(height: int, width: int, side: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Where a picture of these sides lies in the square grid of positions that it just fits into: two corners."""
+    """Where an image of these sides lies in the square grid of positions that it just fits into: two corners."""
     scale = side / max(height, width)
     rows, columns = round(scale * height), round(scale * width)
     top, left = round((side - rows) / 2), round((side - columns) / 2)
@@ -253,7 +253,7 @@ def _middle_of_grid(height: int, width: int, side: int) -> tuple[tuple[int, int]
 
 
 def _size(x_BCHW: Tensor, told: Told) -> Tensor:
-    """Height and width in pixels of the picture that is made, [B,2], as the model is told them."""
+    """Height and width in pixels of the image that is made, [B,2], as the model is told them."""
     if "size" in told:
         return told["size"].to(x_BCHW.dtype)
     pixels = [side * PIXELS_PER_CELL for side in x_BCHW.shape[-2:]]
@@ -261,7 +261,7 @@ def _size(x_BCHW: Tensor, told: Told) -> Tensor:
 
 
 def call_hidream(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """HiDream: what comes out runs from noise to picture; it reads every layer of its second text encoder."""
+    """HiDream: what comes out runs from noise to image; it reads every layer of its second text encoder."""
     return -sample_of(
         module(
             hidden_states=x_BCHW,

@@ -1,4 +1,4 @@
-"""The arguments that diffusers' transformers for pictures are built with, from recognised sizes and shapes. Torch-free.
+"""The arguments that diffusers' transformers for images are built with, from recognised sizes and shapes. Torch-free.
 
 `found` are the sizes that recognition read, `shapes` those of the module's parameters. Facts that neither tells are
 constants, with their source.
@@ -17,7 +17,7 @@ PATCH = 4
 SD3_HEAD, AURA_FLOW_HEAD, HIDREAM_HEAD = 64, 256, 128
 #: PixArt has as many heads in every published size
 PIXART_HEADS = 16
-#: cells along a side of the pictures of 1024 pixels that PixArt's models without a table of positions were made for
+#: cells along a side of the images of 1024 pixels that PixArt's models without a table of positions were made for
 PIXART_CELLS = 128
 #: tokens that HunyuanDiT reads of its first text encoder; the rest of its paddings are for the second
 HUNYUAN_DIT_TOKENS = 77
@@ -124,7 +124,7 @@ def qwen_image_config(found: Config, shapes: Shapes) -> Arguments:
         "num_attention_heads": sizes["num_attention_heads"],
         "joint_attention_dim": sizes["context_dim"],
         "axes_dims_rope": flux_axes(head),
-        # the picture to work from is told to be without noise
+        # the image to work from is told to be without noise
         "zero_cond_t": bool(sizes["clean_reference"]),
         "use_additional_t_cond": bool(sizes["layered"]),
         "use_layer3d_rope": bool(sizes["layered"]),

@@ -21,7 +21,7 @@ PATCHES_PER_SLOT = 4
 def call_hunyuan_image(module: nn.Module, x: Tensor, level_B: Tensor, told: Told) -> Tensor:
     """Hunyuan Image 2.1: a second encoder has the words in quotation marks; the distilled one is told its next step.
 
-    Its refiner reads latents of video, with the picture to refine beside the noisy one.
+    Its refiner reads latents of video, with the image to refine beside the noisy one.
     """
     config: Any = module.config
     second = {}

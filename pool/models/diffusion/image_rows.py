@@ -1,4 +1,4 @@
-"""The rows of the table of diffusion models that make pictures with transformers."""
+"""The rows of the table of diffusion models that make images with transformers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Parts of diffusers' models that remember tensors for good, made to compute them anew.
 
-Some classes keep tables of positions in a cache of their method, one for each size of picture and each device, which
+Some classes keep tables of positions in a cache of their method, one for each size of image and each device, which
 lives as long as the process: memory of the GPU that nobody counts and no unloading gives back. The tables are small
 work beside a step. Knows Python's caches; no class of diffusers.
 """

@@ -1,6 +1,6 @@
 """The arguments that diffusers' UNets are built with, from recognised sizes and the shapes of parameters. Torch-free.
 
-Of those that read something beside a text: pictures to work on, frames. Facts that shapes do not tell are constants,
+Of those that read something beside a text: images to work on, frames. Facts that shapes do not tell are constants,
 with their source.
 """
 

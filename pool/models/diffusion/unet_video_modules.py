@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import unusable_field
 
-#: how wide the noise on the picture, the height and the direction of the view are embedded. Source: sv3d_p.yaml of
+#: how wide the noise on the image, the height and the direction of the view are embedded. Source: sv3d_p.yaml of
 #: Stability-AI/generative-models
 VIEW_WIDTHS = (256, 512, 512)
 

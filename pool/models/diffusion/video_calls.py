@@ -18,14 +18,14 @@ from modelpool.pool.models.diffusion.image_calls import TIMESTEPS, sample_of
 
 #: tokens that Wan reads of every text, the rest zeros. Source: WanPipeline, and the attention of WanTransformer3DModel
 WAN_TOKENS = 512
-#: states of the vision encoder for one picture, of which Wan's class reads two where it has places for two
-WAN_PICTURES = 2
+#: states of the vision encoder for one image, of which Wan's class reads two where it has places for two
+WAN_IMAGES = 2
 #: frames, height and width of what one latent cell of LTX-Video stands for. Source: LTXPipeline
 LTX_CELL = (8, 32, 32)
 #: the share of noise that Predict 2 is told of kept frames: sigma 0.0001. Source: Cosmos2VideoToWorldPipeline
 COSMOS_KEPT_LEVEL = 0.0001 / 1.0001
-#: tokens that stand for a picture, and for none, in HunyuanVideo 1.5. Source: HunyuanVideo15Pipeline
-HUNYUAN_15_PICTURE_TOKENS = 729
+#: tokens that stand for an image, and for none, in HunyuanVideo 1.5. Source: HunyuanVideo15Pipeline
+HUNYUAN_15_IMAGE_TOKENS = 729
 
 
 def config_of(module: nn.Module) -> Any:
@@ -34,23 +34,23 @@ def config_of(module: nn.Module) -> Any:
 
 
 def call_wan(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Wan 2.1 and 2.2 of 14B: latents and masks of pictures ("image") are joined to the channels."""
+    """Wan 2.1 and 2.2 of 14B: latents and masks of images ("image") are joined to the channels."""
     joined = torch.cat((x_BCTHW, told["image"]), dim=1) if "image" in told else x_BCTHW
     return sample_of(
         module(
             hidden_states=joined,
             timestep=level_B * TIMESTEPS,
             encoder_hidden_states=padded_text(told, WAN_TOKENS),
-            encoder_hidden_states_image=_pictures(module, told.get("image_context")),
+            encoder_hidden_states_image=_images(module, told.get("image_context")),
             return_dict=False,
         )
     )
 
 
 def call_wan_5b(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Wan 2.2 of 5B, which is told a level for each patch where a picture is kept, and none there.
+    """Wan 2.2 of 5B, which is told a level for each patch where an image is kept, and none there.
 
-    The pipeline does so without a picture too, with all levels alike: the same, with gigabytes of embedded levels.
+    The pipeline does so without an image too, with all levels alike: the same, with gigabytes of embedded levels.
     """
     if "image_mask" not in told:
         return call_wan(module, x_BCTHW, level_B, told)
@@ -59,13 +59,13 @@ def call_wan_5b(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told)
     levels_BTHW = (1 - kept[:, 0, :, ::patch_high, ::patch_wide]) * (level_B * TIMESTEPS).reshape(-1, 1, 1, 1)
     out = sample_of(
         module(
-            hidden_states=with_picture(x_BCTHW, told),
+            hidden_states=with_image(x_BCTHW, told),
             timestep=levels_BTHW.flatten(1),
             encoder_hidden_states=padded_text(told, WAN_TOKENS),
             return_dict=False,
         )
     )
-    return towards_picture(out, x_BCTHW, level_B, told)
+    return towards_image(out, x_BCTHW, level_B, told)
 
 
 def call_wan_vace(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
@@ -81,13 +81,13 @@ def call_wan_vace(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Tol
     )
 
 
-def with_picture(x_BCTHW: Tensor, told: Told) -> Tensor:
-    """The latent with the picture ("image") where one is kept ("image_mask")."""
+def with_image(x_BCTHW: Tensor, told: Told) -> Tensor:
+    """The latent with the image ("image") where one is kept ("image_mask")."""
     return torch.where(told["image_mask"].bool(), told["image"], x_BCTHW) if "image_mask" in told else x_BCTHW
 
 
-def towards_picture(predicted: Tensor, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """The prediction of a flow, and where a picture is kept the one whose clean latent is the picture."""
+def towards_image(predicted: Tensor, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
+    """The prediction of a flow, and where an image is kept the one whose clean latent is the image."""
     if "image_mask" not in told:
         return predicted
     level = level_B.reshape(-1, *[1] * (x_BCTHW.dim() - 1))
@@ -100,13 +100,13 @@ def frame_rate(told: Told) -> float:
     return float(told["frame_rate"].flatten()[0])
 
 
-def _pictures(module: nn.Module, states_BLD: Tensor | None) -> Tensor | None:
-    """States of one picture as they are; of two, one after the other in the batch, where the class joins them."""
+def _images(module: nn.Module, states_BLD: Tensor | None) -> Tensor | None:
+    """States of one image as they are; of two, one after the other in the batch, where the class joins them."""
     embedder: Any = module.get_submodule("condition_embedder").image_embedder
     if states_BLD is None or embedder is None or embedder.pos_embed is None:
         return states_BLD if embedder is not None else None
     _, tokens, width = states_BLD.shape
-    return states_BLD.reshape(-1, tokens // WAN_PICTURES, width)
+    return states_BLD.reshape(-1, tokens // WAN_IMAGES, width)
 
 
 def padded_text(told: Told, tokens: int) -> Tensor:
@@ -128,7 +128,7 @@ def mask_of(told: Told, name: str = "context") -> Tensor:
 
 
 def call_hunyuan_video(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """HunyuanVideo, SkyReels, and the model that goes on from a picture ("image": its latents, and its mask)."""
+    """HunyuanVideo, SkyReels, and the model that goes on from an image ("image": its latents, and its mask)."""
     joined = torch.cat((x_BCTHW, told["image"]), dim=1) if "image" in told else x_BCTHW
     guidance = told.get("guidance")
     return sample_of(
@@ -146,12 +146,12 @@ def call_hunyuan_video(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told
 
 
 def call_hunyuan_video_15(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """HunyuanVideo 1.5: latents and mask of a picture ("image") and its states ("image_context"), zeros without one."""
+    """HunyuanVideo 1.5: latents and mask of an image ("image") and its states ("image_context"), zeros without one."""
     context = told["context"]
     config = config_of(module)
     more = config.in_channels - x_BCTHW.shape[1]
     image = told.get("image", x_BCTHW.new_zeros(1, 1, 1, 1, 1).expand(x_BCTHW.shape[0], more, *x_BCTHW.shape[2:]))
-    none = context.new_zeros(context.shape[0], HUNYUAN_15_PICTURE_TOKENS, config.image_embed_dim)
+    none = context.new_zeros(context.shape[0], HUNYUAN_15_IMAGE_TOKENS, config.image_embed_dim)
     return sample_of(
         module(
             hidden_states=torch.cat((x_BCTHW, image), dim=1),
@@ -175,7 +175,7 @@ def call_ltx(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) ->
         timestep = timestep.unsqueeze(-1) * (1 - told["image_mask"].to(timestep.dtype)[:, 0].flatten(1))
     out_BNC = sample_of(
         module(
-            hidden_states=with_picture(x_BCTHW, told).flatten(2).transpose(1, 2),
+            hidden_states=with_image(x_BCTHW, told).flatten(2).transpose(1, 2),
             encoder_hidden_states=told["context"],
             timestep=timestep,
             encoder_attention_mask=mask_of(told),
@@ -187,7 +187,7 @@ def call_ltx(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) ->
             return_dict=False,
         )
     )
-    return towards_picture(out_BNC.transpose(1, 2).unflatten(2, (frames, height, width)), x_BCTHW, level_B, told)
+    return towards_image(out_BNC.transpose(1, 2).unflatten(2, (frames, height, width)), x_BCTHW, level_B, told)
 
 
 def _ltx_places(x_BCTHW: Tensor, rate: float) -> Tensor:
@@ -214,13 +214,13 @@ def call_mochi(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) 
 
 
 def call_cosmos(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """The first Cosmos. The picture to go on from ("image") is told as noisy, and as scaled, as the model is to see it.
+    """The first Cosmos. The image to go on from ("image") is told as noisy, and as scaled, as the model is to see it.
 
     The module is `pool.models.diffusion.video_modules.CosmosTransformer3DModel`.
     """
     return sample_of(
         module(
-            hidden_states=_with_masks(module, with_picture(x_BCTHW, told), told),
+            hidden_states=_with_masks(module, with_image(x_BCTHW, told), told),
             timestep=level_B,
             encoder_hidden_states=told["context"],
             fps=frame_rate(told),
@@ -230,8 +230,8 @@ def call_cosmos(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told)
 
 
 def call_cosmos_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Cosmos Predict 2, a flow: frames of a picture to go on from ("image") are told of next to no noise. A latent of
-    one picture is taken for one frame."""
+    """Cosmos Predict 2, a flow: frames of an image to go on from ("image") are told of next to no noise. A latent of
+    one image is taken for one frame."""
     if x_BCTHW.dim() == 4:
         return call_cosmos_predict_2(module, x_BCTHW.unsqueeze(2), level_B, told).squeeze(2)
     timestep = level_B
@@ -242,14 +242,14 @@ def call_cosmos_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, t
             timestep = kept * COSMOS_KEPT_LEVEL + (1 - kept) * timestep
     out = sample_of(
         module(
-            hidden_states=_with_masks(module, with_picture(x_BCTHW, told), told),
+            hidden_states=_with_masks(module, with_image(x_BCTHW, told), told),
             timestep=timestep,
             encoder_hidden_states=told["context"],
             fps=frame_rate(told) if "frame_rate" in told else None,
             return_dict=False,
         )
     )
-    return towards_picture(out, x_BCTHW, level_B, told)
+    return towards_image(out, x_BCTHW, level_B, told)
 
 
 def _goes_on(module: nn.Module) -> bool:

@@ -26,7 +26,7 @@ _LTX_METADATA = ("config", "transformer", "causal_temporal_positioning")
 #: Hunyuan's positions: an eighth of a head turns with time, the rest with height and width. Source: 16, 56, 56 of 128
 HUNYUAN_TIME_SHARE = 8
 #: how much farther apart positions are than they were at the base size: time, height, width. By what tells the models
-#: apart: learned positions (the first Cosmos), a channel for pictures to go on from, width of more than 4096.
+#: apart: learned positions (the first Cosmos), a channel for images to go on from, width of more than 4096.
 #: Source: diffusers' scripts/convert_cosmos_to_diffusers.py
 _COSMOS_SCALES: dict[tuple[bool, bool, bool], tuple[float, float, float]] = {
     (True, False, False): (2.0, 1.0, 1.0),
@@ -106,7 +106,7 @@ def _hunyuan(found: Config, shapes: Shapes) -> Arguments:
 
 
 def hunyuan_video_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.HunyuanVideoTransformer3DModel`, for texts, and for pictures that are joined."""
+    """The arguments of `diffusers.HunyuanVideoTransformer3DModel`, for texts, and for images that are joined."""
     sizes: dict[str, Any] = dict(found)
     joined = {"image_condition_type": "latent_concat"} if sizes["in_channels"] == 2 * sizes["out_channels"] + 1 else {}
     return {

@@ -19,7 +19,7 @@ _WAN_POSITIONS = ("img_emb.emb_pos", "condition_embedder.image_embedder.pos_embe
 
 
 def convert_wan(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Wan 2.1 and 2.2. The convolution for a picture to refer to (`ref_conv`) has no place in diffusers' class."""
+    """Wan 2.1 and 2.2. The convolution for an image to refer to (`ref_conv`) has no place in diffusers' class."""
     theirs, ours = _WAN_POSITIONS
     converted = through_layout("wan")({key: x for key, x in tensors.items() if not key.startswith("ref_conv.")})
     return {ours if key == theirs else key: tensor for key, tensor in converted.items()}

@@ -32,7 +32,7 @@ HEAD_WIDTHS: Mapping[str, int] = {
 #: T5's: how far apart tokens are still told apart, and what is added to a variance. Source: google/t5-v1_1-xxl
 T5_MAX_DISTANCE, T5_EPSILON = 128, 1e-6
 
-#: Llama 3 has rows for the tokens of pictures as llava-llama-3-8b-v1_1 (HunyuanVideo) carries it, 3.1 has not
+#: Llama 3 has rows for the tokens of images as llava-llama-3-8b-v1_1 (HunyuanVideo) carries it, 3.1 has not
 LLAMA_3_VOCABULARY = 128320
 #: how Llama 3.1 stretches its positions. Source: config.json of meta-llama/Llama-3.1-8B-Instruct
 LLAMA_31_POSITIONS: Config = {

@@ -45,7 +45,7 @@ class ReadLength:
 
 
 def length_read(reading: Reading, tokenizer: AnyTokenizer, text: str, counts: Sequence[int] = ()) -> ReadLength:
-    """How an encoder reads `text`, with pictures of so many states. Raises UnusableField as `parse_weights` does."""
+    """How an encoder reads `text`, with images of so many states. Raises UnusableField as `parse_weights` does."""
     if isinstance(tokenizer, ClipTokenizer):
         chunks = split_prompt(tokenizer, text, chunk_tokens=reading.chunk_tokens)
         if not reading.tells_states:
@@ -53,7 +53,7 @@ def length_read(reading: Reading, tokenizer: AnyTokenizer, text: str, counts: Se
         return ReadLength(reading.chunk_tokens * len(chunks), any(chunk.is_weighted for chunk in chunks))
     row = seeing_text(tokenizer, text, reading, counts)
     tokens = len(row.token_ids) - reading.dropped_tokens
-    if reading.pictures_every:
+    if reading.images_every:
         tokens = len(told_places(row, reading, tokenizer, counts))
     elif reading.padding is Padding.DROPPED:
         tokens = len(list(kept_places(row, reading.dropped_tokens)))
@@ -85,7 +85,7 @@ def empty_told(text_set: str, encoders: Mapping[int, nn.Module], tokens: int) ->
     context = told["context"]
     if context.shape[1] != tokens and not _has_one_length(text_set, readings):
         told["context"] = context.new_empty((1, tokens, context.shape[-1]))
-        if any(reading.pictures_every for reading in readings):  # their texts are filled up
+        if any(reading.images_every for reading in readings):  # their texts are filled up
             told["context_mask"] = context.new_empty((1, tokens), dtype=torch.bool)
     return told
 
@@ -95,7 +95,7 @@ def _has_one_length(text_set: str, readings: Sequence[Reading]) -> bool:
     row = ROW_OF[text_set]
     own = readings[1 if row in _SECOND_TELLS else 2 if row in _THIRD_TELLS else 0]
     is_fixed = own.least_tokens == own.most_tokens > 0 and own.padding is not Padding.DROPPED
-    return row not in _FOLLOWING and not own.is_clip and is_fixed and not own.pictures_every
+    return row not in _FOLLOWING and not own.is_clip and is_fixed and not own.images_every
 
 
 def _empty(reading: Reading, encoder: nn.Module, tokens: int) -> ReadText:

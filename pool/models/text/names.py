@@ -1,7 +1,7 @@
 """From the names that files have for the tensors of text encoders to those of transformers' modules.
 
 Converters in the form that `pool.keymaps.key_map.discover` watches: they rename, and what is no weight of the text
-model (tables of positions, heads for training, towers for pictures, tokenizers) they leave out. Does not read files.
+model (tables of positions, heads for training, towers for images, tokenizers) they leave out. Does not read files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from modelpool.pool.models.common.open_clip_names import open_clip_text
 
 T = TypeVar("T")
 
-#: where the language part of a model for text and pictures begins, as files of different ages have it
+#: where the language part of a model for text and images begins, as files of different ages have it
 _LANGUAGE_LEVELS = ("model.language_model.", "language_model.model.", "language_model.")
 #: parts of CLIP's text model
 _CLIP_PARTS = ("embeddings.", "encoder.", "final_layer_norm.")
@@ -70,7 +70,7 @@ def convert_bert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convert_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A language model without its head, and without what it sees pictures with."""
+    """A language model without its head, and without what it sees images with."""
     known = in_known_spelling(tensors)
     bare = {key.removeprefix("model."): value for key, value in known.items() if key.startswith("model.")}
     return {key: value for key, value in bare.items() if _is_part(key, _DECODER_PARTS)}

@@ -1,4 +1,4 @@
-"""How a prompt is put to a text encoder that sees pictures beside it. Torch-free.
+"""How a prompt is put to a text encoder that sees images beside it. Torch-free.
 
 Source: the pipelines of diffusers 0.42 for Qwen-Image's editing models, QwenImageEditPipeline and
 QwenImageEditPlusPipeline, whose models are Qwen-Image-Edit, and Qwen-Image-Edit 2509 and later.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelpool.pool.text.reading import PICTURE_TOKEN, Padding, Reading
+from modelpool.pool.text.reading import IMAGE_TOKEN, Padding, Reading
 
-_PICTURE = f"<|vision_start|>{PICTURE_TOKEN}<|vision_end|>"
+_IMAGE = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
 _BEFORE = (
     "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
     "background), then explain how the user's text instruction should alter or modify the image. Generate a new image "
@@ -18,19 +18,19 @@ _BEFORE = (
     "<|im_end|>\n<|im_start|>user\n"
 )
 _AFTER = "<|im_end|>\n<|im_start|>assistant\n"
-#: how many times as long as wide, or as wide as long, a picture that it sees is at most. Source: `smart_resize` of
+#: how many times as long as wide, or as wide as long, an image that it sees is at most. Source: `smart_resize` of
 #: transformers, which refuses others
 MOST_PROPORTION = 200
-#: tokens of what stands before the pictures
+#: tokens of what stands before the images
 _DROPPED = 64
 
 
-def seeing(reading: Reading, pictures: int, numbered: bool) -> Reading:
+def seeing(reading: Reading, images: int, numbered: bool) -> Reading:
     """`reading` of an encoder that is shown so many `pictures`, each with its number or, where it is one, without.
-    Texts are not cut. Without pictures, `reading` itself."""
-    if not pictures or reading.is_clip or reading.sees:
+    Texts are not cut. Without images, `reading` itself."""
+    if not images or reading.is_clip or reading.sees:
         return reading
-    named = (f"Picture {number}: {_PICTURE}" if numbered else _PICTURE for number in range(1, pictures + 1))
+    named = (f"Picture {number}: {_IMAGE}" if numbered else _IMAGE for number in range(1, images + 1))
     return replace(
         reading,
         template=f"{_BEFORE}{''.join(named)}{{}}{_AFTER}",

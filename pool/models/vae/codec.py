@@ -1,8 +1,8 @@
 """Pixels to latents and back, for every VAE that is built: what each class needs beside one call.
 
 Latents are a diffusion model's, in its `LatentFormat`: this is where scale, shift, means and deviations are applied.
-Pixels are -1 to 1, `BCHW` for pictures and `BCTHW` for video; sound is `BCS`, from -1 to 1.
-Legend: B batch, C channels, T frames or cells of time, H W height and width, S samples of sound.
+Pixels are -1 to 1, `BCHW` for images and `BCTHW` for video; audio is `BCS`, from -1 to 1.
+Legend: B batch, C channels, T frames or cells of time, H W height and width, S samples of audio.
 
 Does not divide work into tiles, move weights, or decide dtypes.
 """
@@ -44,20 +44,20 @@ class VaeCodec:
     def encode(self, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The latents of `pixels`: the mean of what the encoder gives, or a draw from it with `generator`.
 
-        Sides are cut, at the middle, to what the VAE can take. Frames given as a batch of pictures become time where
+        Sides are cut, at the middle, to what the VAE can take. Frames given as a batch of images become time where
         the VAE is one for video.
         """
         x = self._as_its_own(pixels)
         if self.facts.name == "cascade_a":
             x = (x + 1) / 2
-        is_film = self.facts.name == "kl_temporal" and x.dim() == 5
-        encoded = self.module.encode(_frames_as_batch(x) if is_film else x)
+        is_video = self.facts.name == "kl_temporal" and x.dim() == 5
+        encoded = self.module.encode(_frames_as_batch(x) if is_video else x)
         if hasattr(encoded, "latent_dist"):
             spread = encoded.latent_dist
             z = spread.mode() if generator is None else spread.sample(generator)
         else:
             z = encoded.latents
-        if is_film:
+        if is_video:
             z = z.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
         return self._from_vae(z)
 
@@ -160,7 +160,7 @@ class _DrawnFrom(TorchFunctionMode):
 
 
 def _frames_as_batch(x: Tensor) -> Tensor:
-    """Each frame of a film as a picture, those of one film after the other; pictures as they are."""
+    """Each frame of a video as an image, those of one video after the other; images as they are."""
     return x.transpose(1, 2).flatten(0, 1) if x.dim() == 5 else x
 
 
@@ -225,5 +225,5 @@ def _frames_as_pairs(x_BCTHW: Tensor) -> Tensor:
 
 
 def cells_for(facts: VaeFacts, sides: Sequence[int]) -> tuple[int, ...]:
-    """The sides of the latent whose picture is at least `sides` pixels (or samples) large."""
+    """The sides of the latent whose image is at least `sides` pixels (or samples) large."""
     return tuple(math.ceil(side / facts.decode_ratio) for side in sides)

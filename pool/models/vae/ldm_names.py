@@ -90,7 +90,7 @@ _LEVEL_UP = re.compile(r"^decoder\.up_blocks\.(\d+)\.")
 
 
 def kl_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The tensors of an autoencoder of pictures in single files, without prefix, that `convert_kl` makes parameters of
+    """The tensors of an autoencoder of images in single files, without prefix, that `convert_kl` makes parameters of
     `shapes` of."""
     deepest = max((int(match[1]) for name in shapes if (match := _LEVEL_UP.match(name))), default=0)
     found: dict[str, Shape] = {}

@@ -1,6 +1,6 @@
 """From the names in single files to those of diffusers' modules, for VAEs with names of their own.
 
-TAESD, Stable Cascade's stage A, Oobleck (sound), Mochi, LTX-Video and Wan. Like `pool.models.vae.ldm_names`: tensors
+TAESD, Stable Cascade's stage A, Oobleck (audio), Mochi, LTX-Video and Wan. Like `pool.models.vae.ldm_names`: tensors
 are renamed, cut and reshaped, those without a place are left out, and the order of blocks is read off the keys, so that
 every size of a model converts.
 

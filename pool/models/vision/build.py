@@ -1,7 +1,7 @@
 """A vision encoder from the tensors of its file: planned from shapes, built by transformers' class over them.
 
 Knows how key map, configuration and module go together, as `pool.models.text.build` does for text encoders. Nothing
-is copied. Does not know where files are, nor how a picture is shown to it (`pool.models.vision.preprocess`).
+is copied. Does not know where files are, nor how an image is shown to it (`pool.models.vision.preprocess`).
 
 Facts that shapes do not tell: the encoders of the models that are run are CLIP H, which has 16 heads at any width and
 GELU itself. Source: config.json of laion/CLIP-ViT-H-14-laion2B-s32B-b79K. A folder says its own.

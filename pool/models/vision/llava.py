@@ -1,9 +1,9 @@
-"""The part of a LLaVA that sees pictures: CLIP's vision encoder and a projection, whose states stand among the words
+"""The part of a LLaVA that sees images: CLIP's vision encoder and a projection, whose states stand among the words
 that its language part reads. Built from the tensors of its file, from shapes alone; nothing is copied.
 
 Files have it alone ("vision_model.", "multi_modal_projector."), folders beside the language part ("vision_tower.").
 Facts that shapes do not tell, from config.json of xtuner/llava-llama-3-8b-v1_1-transformers: CLIP L of 336 pixels, with
-16 heads and the quick GELU; states after the last layer but one, without that of the whole picture.
+16 heads and the quick GELU; states after the last layer but one, without that of the whole image.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PROJECTOR, TOWER_LEVEL = "multi_modal_projector.", "vision_tower."
 _TOWER = "tower."
 
 
-class PictureWords(nn.Module):
-    """Pictures as words: [B, C, H, W] in, [B, L, D] out."""
+class ImageWords(nn.Module):
+    """Images as words: [B, C, H, W] in, [B, L, D] out."""
 
     def __init__(self, config: Config, width: int) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class PictureWords(nn.Module):
         return self.linear_2.out_features
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """The states of each picture, one for each patch."""
+        """The states of each image, one for each patch."""
         seen: Any = self.tower(pixel_values=pixel_values, output_hidden_states=True)
         states_BLD: Tensor = self.linear_2(functional.gelu(self.linear_1(seen.hidden_states[-2][:, 1:])))
         return states_BLD
 
 
 @dataclass(frozen=True, slots=True)
-class PictureWordsPlan:
+class ImageWordsPlan:
     """How it is built from its file.
 
     config   the arguments of the vision encoder's configuration
@@ -74,7 +74,7 @@ class PictureWordsPlan:
         """The module without weights. Raises UnknownArchitecture when the file's tensors are not those of the class."""
         try:
             with torch.device("meta"), without_initialisation():
-                module: nn.Module = PictureWords(self.config, self.width)
+                module: nn.Module = ImageWords(self.config, self.width)
         except Exception as error:  # transformers checks values in ways and with errors of its own
             raise UnknownArchitecture(f"vision encoder: no CLIP can have these sizes: {error}") from error
         difference = differing_keys(self.key_map, module)
@@ -83,7 +83,7 @@ class PictureWordsPlan:
         return with_places(module)
 
 
-def plan_picture_words(shapes: Mapping[str, Shape], prefix: str = "") -> PictureWordsPlan:
+def plan_image_words(shapes: Mapping[str, Shape], prefix: str = "") -> ImageWordsPlan:
     """How that among `shapes`, all of which are its own, is built, from shapes alone; most keys begin with `prefix`.
 
     Raises UnknownArchitecture when it is none of a LLaVA's.
@@ -97,7 +97,7 @@ def plan_picture_words(shapes: Mapping[str, Shape], prefix: str = "") -> Picture
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"vision encoder: its tensors are not those of a LLaVA: {error!r}") from error
-    return PictureWordsPlan({**config, "hidden_act": ACTIVATION}, width, key_map)
+    return ImageWordsPlan({**config, "hidden_act": ACTIVATION}, width, key_map)
 
 
 def _converted(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
-"""Pictures as vision encoders are shown them, and what is read of them. No memory is managed here.
+"""Images as vision encoders are shown them, and what is read of them. No memory is managed here.
 
-Two ways, by `pool.core.sampling_facts.Sight`: the whole picture, blurred as much as it is made smaller and
+Two ways, by `pool.core.sampling_facts.Sight`: the whole image, blurred as much as it is made smaller and
 squeezed into a square (Stable Video Diffusion); or its middle (Wan), as transformers' own image processor of CLIP cuts
-it. Pictures are prepared on the CPU in float32.
+it. Images are prepared on the CPU in float32.
 
 Shape legend: B batch, C channels, H W height and width, L states, D width of a state.
 """
@@ -20,9 +20,9 @@ from torch.nn import functional
 from modelpool.pool.core.sampling_facts import Sight
 from modelpool.pool.core.stage_params import PixelArray
 
-#: of the pictures that CLIP was trained with, by channel, from 0 to 1. Source: openai/CLIP
+#: of the images that CLIP was trained with, by channel, from 0 to 1. Source: openai/CLIP
 MEANS, DEVIATIONS = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-#: of a picture whose middle is seen, so many times its shorter side at most
+#: of an image whose middle is seen, so many times its shorter side at most
 MOST_PROPORTION = 32
 #: deviations of a blur, for each side that becomes so many times as small, beyond 1; the least that is seen
 _DEVIATION_PER_FACTOR, _LEAST_DEVIATION = 0.5, 0.001
@@ -31,7 +31,7 @@ _WINDOW, _LEAST_WINDOW = 4, 3
 
 
 def shown(pixels_HWC: PixelArray, side: int, sight: Sight) -> Tensor:
-    """A picture as an encoder for squares of `side` pixels is shown it, [1, C, H, W] with CLIP's mean and deviation."""
+    """An image as an encoder for squares of `side` pixels is shown it, [1, C, H, W] with CLIP's mean and deviation."""
     match sight:
         case Sight.PROJECTED:
             pixels_BCHW = (_squeezed(_between_ones(pixels_HWC), side) + 1.0) / 2.0
@@ -43,7 +43,7 @@ def shown(pixels_HWC: PixelArray, side: int, sight: Sight) -> Tensor:
 
 
 def states(module: nn.Module, shown_BCHW: Tensor, sight: Sight) -> Tensor:
-    """What `module` says of a picture that it is `shown`, [B, L, D]."""
+    """What `module` says of an image that it is `shown`, [B, L, D]."""
     if sight is Sight.WORDS:
         words_BLD: Tensor = module(shown_BCHW)
         return words_BLD
@@ -78,7 +78,7 @@ def _between_ones(pixels_HWC: PixelArray) -> Tensor:
 
 
 def _squeezed(pixels_BCHW: Tensor, side: int) -> Tensor:
-    """All of a picture in a square; what is made smaller is blurred first, so that fine patterns do not become coarse
+    """All of an image in a square; what is made smaller is blurred first, so that fine patterns do not become coarse
     ones. Source of the figures: diffusers, StableVideoDiffusionPipeline, and scikit-image 0.19, `resize`."""
     for dim in (3, 2):
         deviation = (pixels_BCHW.shape[dim] / side - 1.0) * _DEVIATION_PER_FACTOR
@@ -89,7 +89,7 @@ def _squeezed(pixels_BCHW: Tensor, side: int) -> Tensor:
 
 
 def _blurred(pixels_BCHW: Tensor, dim: int, deviation: float) -> Tensor:
-    """Blurred along one dimension, with an odd window; beyond the edges the picture is mirrored."""
+    """Blurred along one dimension, with an odd window; beyond the edges the image is mirrored."""
     window = int(max(_WINDOW * deviation, _LEAST_WINDOW)) | 1
     reach = window // 2
     places = torch.arange(window, dtype=torch.float32) - reach
@@ -103,7 +103,7 @@ def _blurred(pixels_BCHW: Tensor, dim: int, deviation: float) -> Tensor:
 
 
 def _middle(pixels_HWC: PixelArray, side: int) -> PixelArray:
-    """The square in the middle of a picture, whose shorter side becomes `side`."""
+    """The square in the middle of an image, whose shorter side becomes `side`."""
     height, width = pixels_HWC.shape[:2]
     shorter = min(height, width)
     reach = MOST_PROPORTION * shorter  # what is far outside of the square would cost memory for nothing

@@ -1,9 +1,9 @@
-"""The part of Qwen 2.5 VL that sees pictures: built from the tensors of its file, shown a picture, read.
+"""The part of Qwen 2.5 VL that sees images: built from the tensors of its file, shown an image, read.
 
-It sees a picture in its own proportions, as patches of which four become one state; those states stand among the words
+It sees an image in its own proportions, as patches of which four become one state; those states stand among the words
 that the language part reads. Knows neither that part nor files.
 
-How many pixels a picture may have is from preprocessor_config.json of Qwen/Qwen2.5-VL-7B-Instruct (and of the
+How many pixels an image may have is from preprocessor_config.json of Qwen/Qwen2.5-VL-7B-Instruct (and of the
 processor of Qwen/Qwen-Image-Edit).
 
 Shape legend: N patches, P numbers of a patch, L states, D width of a state.
@@ -30,9 +30,9 @@ from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import differing_keys
 from modelpool.pool.ops.skip_init import without_initialisation
-from modelpool.pool.text.image_tokens import SeenPicture
+from modelpool.pool.text.image_tokens import SeenImage
 
-#: of a picture: both sides are multiples of the first
+#: of an image: both sides are multiples of the first
 STEP, LEAST_PIXELS, MOST_PIXELS = PATCH * MERGED, 56 * 56, 12845056
 #: numbers in a patch
 PATCH_NUMBERS = CHANNELS * FRAMES * PATCH**2
@@ -76,9 +76,9 @@ def plan_qwen_vision(shapes: Mapping[str, Shape], prefix: str = "") -> QwenVisio
 
 
 def grid_of(size: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of states of a picture of this width and height.
+    """Rows and columns of states of an image of this width and height.
 
-    Both sides are taken to the next multiple, and a picture that is too small or too large to the pixels that it may
+    Both sides are taken to the next multiple, and an image that is too small or too large to the pixels that it may
     have. Source: `smart_resize` of transformers.
     """
     width, height = size
@@ -94,7 +94,7 @@ def grid_of(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def patches_of(pixels_HWC: PixelArray) -> Tensor:
-    """A picture as it is shown it, [N, P] in float32 on the CPU: of the size that `grid_of` says, with CLIP's mean and
+    """An image as it is shown it, [N, P] in float32 on the CPU: of the size that `grid_of` says, with CLIP's mean and
     deviation, the patches that become one state beside each other."""
     bounds = {"shortest_edge": LEAST_PIXELS, "longest_edge": MOST_PIXELS}
     found = Qwen2VLImageProcessorPil(size=bounds)(
@@ -105,7 +105,7 @@ def patches_of(pixels_HWC: PixelArray) -> Tensor:
 
 
 def read_patches(module: nn.Module, patches_NP: Tensor, grid: tuple[int, int]) -> Tensor:
-    """What `module` says of a picture of a `grid` of states, [L, D]: row by row."""
+    """What `module` says of an image of a `grid` of states, [L, D]: row by row."""
     config: Any = module.config  # transformers is not typed
     merged = int(config.spatial_merge_size)
     # its sizes are read as numbers: they stay on the CPU, whatever the module is on
@@ -127,12 +127,12 @@ def read_patches(module: nn.Module, patches_NP: Tensor, grid: tuple[int, int]) -
 
 
 def empty_patches(size: tuple[int, int]) -> Tensor:
-    """What it is shown of a picture of this width and height, without values."""
+    """What it is shown of an image of this width and height, without values."""
     rows, columns = grid_of(size)
     return torch.empty((rows * columns * MERGED**2, PATCH_NUMBERS), dtype=torch.float32, device="meta")
 
 
-def empty_pictures(sizes: Sequence[tuple[int, int]], width: int) -> tuple[SeenPicture, ...]:
-    """What it says of pictures of these widths and heights in states of this `width`, without values."""
+def empty_images(sizes: Sequence[tuple[int, int]], width: int) -> tuple[SeenImage, ...]:
+    """What it says of images of these widths and heights in states of this `width`, without values."""
     grids = map(grid_of, sizes)
-    return tuple(SeenPicture(torch.empty((math.prod(grid), width), device="meta"), *grid) for grid in grids)
+    return tuple(SeenImage(torch.empty((math.prod(grid), width), device="meta"), *grid) for grid in grids)

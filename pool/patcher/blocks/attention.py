@@ -46,7 +46,7 @@ ATTENTION_POINTS: Mapping[str, AttentionPoints] = MappingProxyType(
 class AttentionPlace:
     """Where an attention is.
 
-    name               "attn1" (of the picture with itself) or "attn2" (with the text)
+    name               "attn1" (of the image with itself) or "attn2" (with the text)
     block              ("input", 4)
     block_index        which transformer block of that block
     transformer_index  which transformer block of the model

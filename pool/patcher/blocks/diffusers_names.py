@@ -30,7 +30,7 @@ BLOCK_LISTS = {
     "single_transformer_blocks": "single_block",
     "single_stream_blocks": "single_block",
 }
-#: what a block calls the tokens of the picture, those of the text, the modulation and the rotary positions
+#: what a block calls the tokens of the image, those of the text, the modulation and the rotary positions
 IMAGE_ARGUMENTS = ("hidden_states", "x")
 TEXT_ARGUMENTS = ("encoder_hidden_states",)
 VECTOR_ARGUMENTS = ("temb", "temb_mod", "temb_mod_img", "adaln_input", "embedded_timestep")
@@ -38,7 +38,7 @@ POSITION_ARGUMENTS = ("image_rotary_emb", "rotary_emb", "freqs_cis")
 #: columns of `img_ids`: time, height, width
 IDS_T, IDS_Y, IDS_X = 0, 1, 2
 
-#: blocks that return text and picture in this order, and those that return them the other way round
+#: blocks that return text and image in this order, and those that return them the other way round
 TEXT_FIRST = frozenset(
     {
         "FluxTransformerBlock",

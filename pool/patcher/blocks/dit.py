@@ -81,7 +81,7 @@ class DitInstaller:
         bound = self._signature.bind(self._module, *args, **kwargs)
         if self._options.rope is not None:
             if not isinstance(bound.arguments.get("img_ids"), Tensor):
-                raise unusable_field("rope_options", "a call without img_ids", "positions of the picture to change")
+                raise unusable_field("rope_options", "a call without img_ids", "positions of the image to change")
             bound.arguments["img_ids"] = _placed(bound.arguments["img_ids"], self._options.rope)
         self._call = bound.arguments
         try:

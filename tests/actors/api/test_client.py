@@ -15,9 +15,9 @@ from modelpool.actors.graph.build_graph import cut_request
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
-from modelpool.pool.core.stage_params import Encoded, Latent, Picture
+from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage
-from tests.actors.fakes import ENDLESS, FAIL, FakeCatalog, FakeEngine, picture_of
+from tests.actors.fakes import ENDLESS, FAIL, FakeCatalog, FakeEngine, image_of
 from tests.actors.loop_line import open_pool
 
 
@@ -33,7 +33,7 @@ def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
 
 def expected(wanted: GenerateRequest) -> np.ndarray:
     _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
-    return picture_of(cut.works, cut.job.tasks).pixels_HWC
+    return image_of(cut.works, cut.job.tasks).pixels_HWC
 
 
 class SignallingEngine(FakeEngine):
@@ -52,10 +52,10 @@ def endless_pool() -> Iterator[ModelPool]:
         yield opened
 
 
-# ---- pictures --------------------------------------------------------------------------------------------------------
+# ---- images --------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_come_with_all_that_made_them(pool) -> None:
+def test_images_come_with_all_that_made_them(pool) -> None:
     wanted = [request(seed=seed, loras=[("light", 0.8)]) for seed in range(5)]
     images = sorted(pool.submit(wanted).images(), key=lambda image: image.index)
     assert [image.index for image in images] == [0, 1, 2, 3, 4]
@@ -103,7 +103,7 @@ def test_failures_are_told_and_sink_nothing(pool) -> None:
     assert list(jobs.images()) == []
 
 
-def test_every_picture_is_handed_out_once_over_all_iterators(pool) -> None:
+def test_every_image_is_handed_out_once_over_all_iterators(pool) -> None:
     jobs = pool.submit(request(seed=seed) for seed in range(6))
     first = [next(iterator).index for iterator in (jobs.images() for _ in range(3))]
     rest = [image.index for image in jobs.images()]
@@ -261,7 +261,7 @@ def test_waiting_sleeps_in_pieces_so_that_an_interrupt_that_came_just_before_is_
     jobs.cancel()
 
 
-def test_an_interrupt_while_a_picture_is_fetched_does_not_lose_it(pool) -> None:
+def test_an_interrupt_while_a_image_is_fetched_does_not_lose_it(pool) -> None:
     jobs = pool.submit(request())
     jobs.wait(60)
     fetch = pool._line.fetch
@@ -288,7 +288,7 @@ def test_waiting_has_a_limit(endless_pool) -> None:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_are_written_as_they_arrive(tmp_path) -> None:
+def test_images_are_written_as_they_arrive(tmp_path) -> None:
     with open_pool(output=tmp_path / "configured") as pool:
         images = list(pool.submit(request(seed=seed) for seed in range(3)).images())
         for image in images:
@@ -303,7 +303,7 @@ def test_pictures_are_written_as_they_arrive(tmp_path) -> None:
         assert nowhere.path is None
 
 
-def test_waiting_is_enough_for_pictures_to_be_written(tmp_path) -> None:
+def test_waiting_is_enough_for_images_to_be_written(tmp_path) -> None:
     with open_pool(output=tmp_path) as pool:
         pool.submit(request(seed=seed) for seed in range(3)).wait(60)
         assert len(list(tmp_path.glob("*.png"))) == 3
@@ -316,7 +316,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_made(tmp_
     assert pool.status().tasks_total == 0
 
 
-def test_a_picture_that_cannot_be_written_is_a_failure_that_says_so(tmp_path) -> None:
+def test_a_image_that_cannot_be_written_is_a_failure_that_says_so(tmp_path) -> None:
     with open_pool(output=tmp_path / "gone") as pool:
         pool.submit(request(seed=1)).wait(60)
         for path in (tmp_path / "gone").iterdir():
@@ -331,17 +331,17 @@ def test_a_picture_that_cannot_be_written_is_a_failure_that_says_so(tmp_path) ->
 # ---- stages ----------------------------------------------------------------------------------------------------------
 
 
-def test_stages_compose_to_the_picture_that_a_request_makes(pool) -> None:
+def test_stages_compose_to_the_image_that_a_request_makes(pool) -> None:
     text = pool.encode("a red circle", model="shapes", loras=["thick:0.5"])
     latent = pool.sample(text, model="shapes", loras=[("thick", 0.5)], steps=2, seed=1)
-    picture = pool.decode(latent, model="shapes")
+    image = pool.decode(latent, model="shapes")
     assert isinstance(text.result(60), Encoded)
     assert isinstance(latent.result(60), Latent)
-    assert isinstance(picture.result(60), Picture)
+    assert isinstance(image.result(60), ImagePixels)
     negative = request(negative="", loras=["thick:0.5"])
-    assert (picture.result().pixels_HWC == expected(negative)).all()
+    assert (image.result().pixels_HWC == expected(negative)).all()
     again = pool.decode(latent.result(), model="shapes").result(60)
-    assert (again.pixels_HWC == picture.result().pixels_HWC).all()
+    assert (again.pixels_HWC == image.result().pixels_HWC).all()
 
 
 def test_a_later_stage_runs_only_what_is_not_there(pool) -> None:
@@ -444,7 +444,7 @@ def test_a_pool_that_goes_away_is_told_to_everyone_who_waits(endless_pool) -> No
         endless_pool.submit(request())
 
 
-def test_a_picture_that_was_lost_is_a_failure(pool) -> None:
+def test_a_image_that_was_lost_is_a_failure(pool) -> None:
     jobs = pool.submit([request(seed=1), request(seed=2)])
     jobs.wait(60)
     jobs._waiting[0].job.result.lost = True

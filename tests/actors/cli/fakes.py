@@ -1,4 +1,4 @@
-"""A pool without Ray, GPUs or models: pictures are a function of their recipe, problems come as ordered.
+"""A pool without Ray, GPUs or models: images are a function of their recipe, problems come as ordered.
 
 Follows the same protocol as `actors.api.client.ModelPool` where the command line uses it.
 """
@@ -21,7 +21,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
 from modelpool.actors.results.progress import Progress, RunningJob
 from modelpool.pool.core.errors import UserError, unknown_name
-from modelpool.pool.core.stage_params import Picture
+from modelpool.pool.core.stage_params import ImagePixels
 from modelpool.pool.registry.listings import LoraListing, ModelListing
 from modelpool.pool.sampling.names import resolve_sampler
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, WorkerId
@@ -68,7 +68,7 @@ def recipe_for(request: GenerateRequest) -> Recipe:
 
 
 def pixels_for(recipe: Recipe) -> np.ndarray:
-    """The picture of a recipe."""
+    """The image of a recipe."""
     rng = np.random.default_rng(int(recipe.digest, 16))
     return rng.integers(0, 256, size=(recipe.height, recipe.width, 3), dtype=np.uint8)
 
@@ -117,7 +117,7 @@ class FakeJobs:
         return Progress(len(self._requests), done, len(failures) - cancelled, cancelled, running)
 
     def summary(self) -> Summary:
-        """With the tasks of the pictures that were made."""
+        """With the tasks of the images that were made."""
         images = [e for e in self._ended if isinstance(e, ImageResult)]
         cancelled = sum(isinstance(e, JobFailure) and e.cancelled for e in self._ended)
         failed = len(self._ended) - len(images) - cancelled
@@ -133,7 +133,7 @@ class FakeJobs:
         recipe = recipe_for(request)
         tasks = (task("gpu-0", True, Stage.ENCODE), task(f"gpu-{index % 2}", index % 3 != 0))
         pixels = pixels_for(recipe)
-        finished = Finished(recipe, Picture(pixels), index, job_id, tasks[1].worker, 3.0, tasks)
+        finished = Finished(recipe, ImagePixels(pixels), index, job_id, tasks[1].worker, 3.0, tasks)
         path = self._output.write(finished)
         return ImageResult(
             index=index,

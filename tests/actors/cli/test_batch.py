@@ -31,13 +31,13 @@ def test_a_batch_makes_every_line_and_a_second_run_none(command: Command) -> Non
     first = command(*ARGUMENTS, "--json", pool=pool)
     assert first.code == 0
     assert [r.prompt for r in pool.submitted] == ["a", "a", "b", "c"]
-    assert len(list(Path("p").glob("*.png"))) == 5, "four pictures and the contact sheet"
+    assert len(list(Path("p").glob("*.png"))) == 5, "four images and the contact sheet"
 
     again = FakePool()
     second = command(*ARGUMENTS, "--json", pool=again)
     assert second.code == 0
     assert again.submitted == []
-    assert "4 pictures are in p already, and left as found" in second.err
+    assert "4 images are in p already, and left as found" in second.err
     key = "index"
     for one, other in zip(sorted(first.objects, key=lambda o: o[key]), second.objects, strict=True):
         assert other == one | {"skipped": True}
@@ -54,8 +54,8 @@ def test_a_batch_says_at_the_end_where_each_job_ran_and_why(command: Command) ->
     ]
     assert [line.split(":")[0] for line in told] == ["job 1", "job 2", "job 3", "job 4"]
     for made in (ended.objects, OutputFolder(Path("p")).kept().values()):
-        for picture in made:
-            tasks = picture["tasks"] if isinstance(picture, dict) else picture.entry["tasks"]
+        for image in made:
+            tasks = image["tasks"] if isinstance(image, dict) else image.entry["tasks"]
             assert all("of 1 idle and 1 busy" in task["why"] for task in tasks)
 
 
@@ -66,7 +66,7 @@ def test_of_very_many_jobs_the_first_are_told(command: Command, jobs: Path, monk
     assert "... and 1 job more; the manifest says it of each" in ended.err
 
 
-def test_a_batch_goes_on_with_lines_that_are_new_or_whose_picture_is_gone(command: Command, jobs: Path) -> None:
+def test_a_batch_goes_on_with_lines_that_are_new_or_whose_image_is_gone(command: Command, jobs: Path) -> None:
     command(*ARGUMENTS)
     next(Path("p").glob("c-7-*.png")).unlink()
     jobs.write_text('{"prompt": "new"}\n' + FOUR)
@@ -75,8 +75,8 @@ def test_a_batch_goes_on_with_lines_that_are_new_or_whose_picture_is_gone(comman
     assert [r.prompt for r in pool.submitted] == ["new", "c"]
 
 
-def test_a_picture_of_another_recipe_is_not_taken_for_the_wanted_one(command: Command, jobs: Path) -> None:
-    """Same prompt and seed, other steps: not the same picture."""
+def test_a_image_of_another_recipe_is_not_taken_for_the_wanted_one(command: Command, jobs: Path) -> None:
+    """Same prompt and seed, other steps: not the same image."""
     command(*ARGUMENTS)
     jobs.write_text('{"prompt": "c", "seed": 7, "steps": 21}\n')
     pool = FakePool()
@@ -123,7 +123,7 @@ def test_failures_name_their_line(command: Command) -> None:
     assert [r.prompt for r in pool.submitted] == ["b"], "what failed is made by the same command"
 
 
-def test_ctrl_c_and_the_same_command_make_every_picture_once(command: Command) -> None:
+def test_ctrl_c_and_the_same_command_make_every_image_once(command: Command) -> None:
     pool = FakePool()
 
     def interrupt(index: int) -> None:

@@ -107,7 +107,7 @@ def test_a_pickle_becomes_safetensors_where_it_is_allowed(command: Command, mode
 
 
 def test_a_diffusion_model_alone_becomes_a_folder_and_what_that_lacks_is_told(command: Command, tmp_path: Path) -> None:
-    """As people and as programs read it. It cannot be run so, and is refused by what makes pictures."""
+    """As people and as programs read it. It cannot be run so, and is refused by what makes images."""
     family = FAMILIES["flux_dev"]
     own = family.publish(seeded(family.model, 1).state_dict())
     save_file(

@@ -12,7 +12,7 @@ from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.placement_record import Candidate, Rule, Start, Why
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
-from tests.scheduler.world import Shell, picture
+from tests.scheduler.world import Shell, image
 
 
 @dataclasses.dataclass
@@ -28,17 +28,17 @@ class RememberingPool(FakePool):
 
 
 def afternoon() -> RememberingPool:
-    """One picture that is done, after its worker was lost once; one that waits; one whose encode is shared."""
+    """One image that is done, after its worker was lost once; one that waits; one whose encode is shared."""
     shell = Shell()
     shell.workers(a=64)
-    shell.submit(dataclasses.replace(picture("s-0", seed=1), user=UserId("ann"), priority=2))
+    shell.submit(dataclasses.replace(image("s-0", seed=1), user=UserId("ann"), priority=2))
     shell.lose("a")
     shell.come_up("a")
     shell.finish("a", cost=RunCost(load_seconds=1.25, run_seconds=0.75, uploaded_bytes=4))
     shell.finish("a", cost=RunCost(load_seconds=0.5, run_seconds=8.0, uploaded_bytes=6, streamed_bytes=3))
     shell.finish("a")
-    shell.submit(picture("s-1", seed=2))
-    shell.submit(picture("s-2", prompt="dog", seed=3))
+    shell.submit(image("s-1", seed=2))
+    shell.submit(image("s-2", prompt="dog", seed=3))
     shell.finish("a", RunErrorKind.INPUT_LOST)
     return RememberingPool(state=shell.state)
 
@@ -129,7 +129,7 @@ def test_a_live_job_whose_submission_is_forgotten_is_told_without_false_times(co
     """Found in a review: it was told as if it had come now, its results as not made, and its terms not at all."""
     shell = Shell()
     shell.workers(a=64)
-    shell.submit(dataclasses.replace(picture("s-0"), user=UserId("ann"), priority=2, deadline=shell.at + 30.0))
+    shell.submit(dataclasses.replace(image("s-0"), user=UserId("ann"), priority=2, deadline=shell.at + 30.0))
     shell.finish("a")
     pool = RememberingPool(state=shell.state)
     entries = pool.state.log._entries

@@ -29,7 +29,7 @@ from tests.actors.cli.fakes import FakePool, pixels_for, recipe_for
 CONTROL_CODES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
-def test_every_option_of_a_picture_reaches_the_pool(command: Command) -> None:
+def test_every_option_of_a_image_reaches_the_pool(command: Command) -> None:
     pool = FakePool()
     ended = command(
         "generate", "a red circle", "a blue square", "--model", "shapes", "--lora", "light:0.8", "--lora", "outline",
@@ -49,7 +49,7 @@ def test_every_option_of_a_picture_reaches_the_pool(command: Command) -> None:
     assert pool.closed
 
 
-def test_every_option_about_pictures_reaches_the_pool(command: Command, tmp_path: Path) -> None:
+def test_every_option_about_images_reaches_the_pool(command: Command, tmp_path: Path) -> None:
     pool = FakePool()
     file, mask = tmp_path / "a.png", tmp_path / "m.png"
     Image.new("RGB", (16, 8)).save(file)
@@ -72,7 +72,7 @@ def test_every_option_about_pictures_reaches_the_pool(command: Command, tmp_path
     ]  # fmt: skip
 
 
-def test_a_picture_that_is_not_there_is_told_before_a_pool_is_started(command: Command) -> None:
+def test_a_image_that_is_not_there_is_told_before_a_pool_is_started(command: Command) -> None:
     ended = command("generate", "x", "--image", "nowhere.png")
     assert ended.code == 2
     assert "image: found 'nowhere.png', expected a file that is there" in ended.err
@@ -96,7 +96,7 @@ def test_the_options_of_a_pool_reach_its_opening(command: Command, tmp_path: Pat
     assert command("generate", "x", "--pool", "mine").opened[0].pool == "mine"
 
 
-def test_json_is_one_object_a_picture_and_nothing_else_on_stdout(command: Command) -> None:
+def test_json_is_one_object_a_image_and_nothing_else_on_stdout(command: Command) -> None:
     ended = command("generate", "a red circle", "a blue square", "--seed", "7", "-n", "2", "--out", "p", "--json")
     assert ended.code == 0
     by_index = {o["index"]: o for o in ended.objects}
@@ -112,7 +112,7 @@ def test_json_is_one_object_a_picture_and_nothing_else_on_stdout(command: Comman
         assert hashlib.sha256(pixels.tobytes()).hexdigest() == found["sha256"]
         assert read_recipe(path).as_json() == found["recipe"] | {"loras": (), "warnings": ()}
         assert found["tasks"][0]["stage"] == "encode"
-    assert "4 pictures in 12.5 s" in ended.err
+    assert "4 images in 12.5 s" in ended.err
 
 
 def test_json_stdout_stays_clean_whatever_else_prints_there(command: Command) -> None:
@@ -134,7 +134,7 @@ def test_people_read_stderr_in_plain_lines_where_there_is_no_terminal(command: C
     assert re.search(r"^\[2/2\] a-red-circle-7-[0-9a-f]{8}\.png  gpu-0  3\.0 s$", ended.err, re.MULTILINE)
     assert re.search(r"^gpu-0 +3 +2 \(67%\) +1 +4\.5 s +4\.0 MiB +0 B +1$", ended.err, re.MULTILINE)
     assert re.search(r"^together +4 +3 \(75%\)", ended.err, re.MULTILINE)
-    assert "pictures: p   contact sheet: p/contact_sheet.png" in ended.err
+    assert "images: p   contact sheet: p/contact_sheet.png" in ended.err
     assert Path("p/contact_sheet.png").exists()
 
 
@@ -155,9 +155,9 @@ class ChangedPool(FakePool):
 @pytest.mark.parametrize(
     ("changed", "first", "noun"),
     [
-        (({},), "2 pictures in", "pictures: p "),
-        (({"frames": 5, "frame_rate": 8.0},), "2 films in", "films: p "),
-        (({"seconds": 2.0},), "2 sounds in", "sounds: p "),
+        (({},), "2 images in", "images: p "),
+        (({"frames": 5, "frame_rate": 8.0},), "2 videos in", "videos: p "),
+        (({"seconds": 2.0},), "2 audio clips in", "audio clips: p "),
         (({}, {"seconds": 2.0}), "2 files in", "files: p "),
     ],
 )
@@ -227,8 +227,8 @@ def test_failed_jobs_are_listed_and_the_exit_code_is_1(command: Command) -> None
 
     ended = command("generate", "a red circle", "--seed", "7", "-n", "3", "--json", pool=FakePool(fails=fails))
     assert ended.code == 1
-    assert "[2/3] failed: picture 2: 'a red circle' (seed 8): out_of_vram: planted trouble" in ended.err
-    assert "2 pictures in 12.5 s" in ended.err
+    assert "[2/3] failed: image 2: 'a red circle' (seed 8): out_of_vram: planted trouble" in ended.err
+    assert "2 images in 12.5 s" in ended.err
     assert "1 failed" in ended.err
     assert sorted(o["index"] for o in ended.objects) == [0, 2]
     assert "Traceback" not in ended.err
@@ -250,7 +250,7 @@ def test_an_output_folder_that_cannot_be_written_is_told_before_anything_is_made
 
 
 def test_a_pool_that_ends_meanwhile_leaves_what_is_finished_and_how_to_go_on(command: Command) -> None:
-    """1. Of four pictures two are finished. 2. The pool is ended by somebody. 3. What is there is on the contact sheet,
+    """1. Of four images two are finished. 2. The pool is ended by somebody. 3. What is there is on the contact sheet,
     and the command for the others has the seed that was drawn."""
 
     def end(index: int) -> None:
@@ -268,7 +268,7 @@ def test_a_pool_that_ends_meanwhile_leaves_what_is_finished_and_how_to_go_on(com
 
 
 def test_ctrl_c_stops_keeps_what_is_finished_and_says_how_to_go_on(command: Command) -> None:
-    """1. Of four pictures one is finished. 2. Ctrl-C. 3. The jobs are cancelled; the finished picture stays. 4. The
+    """1. Of four images one is finished. 2. Ctrl-C. 3. The jobs are cancelled; the finished image stays. 4. The
     command that is printed makes the other three, and no more."""
     pool = FakePool()
 
@@ -284,7 +284,7 @@ def test_ctrl_c_stops_keeps_what_is_finished_and_says_how_to_go_on(command: Comm
     assert signal.getsignal(signal.SIGINT) is before
     assert pool.closed
     assert "stopping at the next step" in ended.err
-    assert "1 picture in 12.5 s" in ended.err
+    assert "1 image in 12.5 s" in ended.err
     assert "3 not made" in ended.err
     [finished] = Path("p").glob("a-red-circle-*.png")
 
@@ -326,7 +326,7 @@ def test_resume_leaves_out_what_is_there_and_tells(command: Command) -> None:
     ended = command("generate", "a red circle", "--seed", "7", "-n", "4", "--out", "p", "--resume", "--json", pool=pool)
     assert ended.code == 0
     assert [r.seed for r in pool.submitted] == [9, 10]
-    assert "2 pictures are in p already" in ended.err
+    assert "2 images are in p already" in ended.err
     kept = {o["index"]: o for o in ended.objects if o["skipped"]}
     assert sorted(kept) == [0, 1]
     assert (

@@ -131,7 +131,7 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_seeds_of_lines_without_one_stay_the_same_and_differ(tmp_path: Path) -> None:
-    """Equal lines get different pictures; a line keeps its seed when others are added or moved around it."""
+    """Equal lines get different images; a line keeps its seed when others are added or moved around it."""
     content = '{"prompt": "a"}\n{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "b", "seed": 5}\n'
     seeds = [line.request.seed for line in read(tmp_path, content).lines]
     assert len(set(seeds)) == 4
@@ -160,26 +160,26 @@ def test_csv_and_json_lines_say_the_same(tmp_path_factory, requests: list[dict])
 
 
 def test_fields_that_came_later_change_no_seed_where_they_are_not_used(tmp_path: Path) -> None:
-    """Files that were half done before there were pictures to start from are gone on with."""
+    """Files that were half done before there were images to start from are gone on with."""
     old = '{"prompt": "a red circle"}\n{"prompt": "a red circle", "loras": ["light:0.5"], "width": 64}\n'
     assert [line.request.seed for line in read(tmp_path, old).lines] == [2751904492, 707680633]
 
 
-def test_pictures_are_named_in_both_kinds_of_file(tmp_path: Path) -> None:
-    """Several ControlNets or regions stand in one cell of CSV. What a picture is used for is part of the seed."""
-    picture = tmp_path / "a.png"
-    Image.new("RGB", (16, 8)).save(picture)
+def test_images_are_named_in_both_kinds_of_file(tmp_path: Path) -> None:
+    """Several ControlNets or regions stand in one cell of CSV. What an image is used for is part of the seed."""
+    image = tmp_path / "a.png"
+    Image.new("RGB", (16, 8)).save(image)
     fields = {
         "prompt": "p",
-        "image": str(picture),
+        "image": str(image),
         "strength": 0.5,
         "hires": "2:0.5",
-        "controls": [f"canny={picture}:0.8", f"depth={picture}"],
+        "controls": [f"canny={image}:0.8", f"depth={image}"],
         "regions": ["0,0,8,8=a square", "8,0,8,8:2=a circle"],
     }
     (line,) = read(tmp_path, json.dumps(fields)).lines
     header = ",".join(fields)
-    cells = ["p", str(picture), "0.5", "2:0.5", ";".join(fields["controls"]), '"' + ";".join(fields["regions"]) + '"']
+    cells = ["p", str(image), "0.5", "2:0.5", ";".join(fields["controls"]), '"' + ";".join(fields["regions"]) + '"']
     (row,) = read(tmp_path, f"{header}\n{','.join(cells)}\n", name="jobs.csv").lines
     assert row.request == line.request
     assert [control.strength for control in row.request.controls] == [0.8, 1.0]

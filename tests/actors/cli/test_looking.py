@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from modelpool.actors.graph.recipe import RecipePictures
+from modelpool.actors.graph.recipe import RecipeImages
 from modelpool.actors.outputs.folder import write_whole
 from modelpool.actors.outputs.output_file import encoded
 from modelpool.actors.outputs.png import RECIPE_KEY, encode_png
-from modelpool.pool.core.stage_params import Film, Sound
+from modelpool.pool.core.stage_params import AudioSamples, VideoFrames
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import MODELS, FakePool, pixels_for
 from tests.actors.outputs.test_png import RECIPE
@@ -117,7 +117,7 @@ def test_a_lora_of_another_architecture_says_how_many_of_its_keys_matched(
     assert "0 of its 1 keys matched" in match["verdict"]
 
 
-def test_a_picture_shows_its_recipe(command: Command, tmp_path: Path) -> None:
+def test_a_image_shows_its_recipe(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "p.png"
     write_whole(path, encode_png(pixels_for(RECIPE), RECIPE))
     [found] = command("inspect", str(path), "--json").objects
@@ -137,12 +137,12 @@ def test_a_recipe_with_values_of_other_types_is_refused(
     command: Command, tmp_path: Path, wrong: dict[str, object]
 ) -> None:
     text = PngInfo()
-    text.add_text(RECIPE_KEY, json.dumps({**RECIPE.as_json(), "pictures": {**asdict(RecipePictures()), **wrong}}))
+    text.add_text(RECIPE_KEY, json.dumps({**RECIPE.as_json(), "pictures": {**asdict(RecipeImages()), **wrong}}))
     path = tmp_path / "strange.png"
     Image.new("RGB", (8, 8)).save(path, pnginfo=text)
     ended = command("inspect", str(path))
     assert ended.code == 2
-    assert re.search(r"strange\.png: the recipe in this (file|picture) cannot be read", ended.err)
+    assert re.search(r"strange\.png: the recipe in this (file|image) cannot be read", ended.err)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,15 @@ def test_a_recipe_with_values_of_other_types_is_refused(
         ({"seconds": 0.5, "format": "wav", "width": 0, "height": 0}, "length +0.5 seconds"),
     ],
 )
-def test_a_film_and_a_sound_show_their_recipe(
+def test_a_video_and_a_audio_show_their_recipe(
     command: Command, tmp_path: Path, fields: dict[str, object], fact: str
 ) -> None:
     recipe = replace(RECIPE, **fields)
-    made = Film(np.zeros((5, 16, 32, 3), np.uint8), 8.0) if recipe.frames else Sound(np.zeros((9, 2), np.float32), 8000)
+    made = (
+        VideoFrames(np.zeros((5, 16, 32, 3), np.uint8), 8.0)
+        if recipe.frames
+        else AudioSamples(np.zeros((9, 2), np.float32), 8000)
+    )
     path = tmp_path / f"made.{recipe.ending}"
     write_whole(path, encoded(made, recipe))
     [found] = command("inspect", str(path), "--json").objects
@@ -165,7 +169,7 @@ def test_a_film_and_a_sound_show_their_recipe(
     assert re.search(rf"^{fact}", command("inspect", str(path)).out, re.MULTILINE)
 
 
-def test_a_picture_of_another_program_shows_its_parameters(command: Command, tmp_path: Path) -> None:
+def test_a_image_of_another_program_shows_its_parameters(command: Command, tmp_path: Path) -> None:
     from PIL import PngImagePlugin
 
     text = PngImagePlugin.PngInfo()

@@ -23,7 +23,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config(path: Path, folder: str) -> Path:
-    path.write_text(f'[models]\nfolders = ["{folder}"]\n[output]\nfolder = "pictures"\n')
+    path.write_text(f'[models]\nfolders = ["{folder}"]\n[output]\nfolder = "images"\n')
     return path
 
 
@@ -72,11 +72,11 @@ def test_pickles_are_allowed_by_the_configuration_or_by_the_option(empty_folder:
         PoolOptions(pool="running", allow_pickle=True)
 
 
-def test_pictures_go_where_they_are_told_else_as_configured_else_to_outputs(empty_folder: Path) -> None:
+def test_images_go_where_they_are_told_else_as_configured_else_to_outputs(empty_folder: Path) -> None:
     given = config(empty_folder / "given.toml", "/given")
     assert output_for(PoolOptions(config=given), Path("mine")) == Path("mine")
     assert output_for(PoolOptions(config=given), None) == Path("pictures")
     assert output_for(PoolOptions(pool="running"), None) == Path("outputs")
-    assert output_for(PoolOptions(), None) == Path("outputs"), "the example's pictures go where the command was run"
+    assert output_for(PoolOptions(), None) == Path("outputs"), "the example's images go where the command was run"
     (empty_folder / "models").mkdir()
     assert output_for(PoolOptions(), None) == Path("outputs")

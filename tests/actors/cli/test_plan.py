@@ -90,7 +90,7 @@ def test_people_are_told_what_is_assumed_and_what_a_batch_would_take(config: str
     assert "link 12 GB/s, assumed; computing is a guess" in said
     assert re.search(r"^each later one +weights", said, re.MULTILINE)
     assert re.search(r"^decode, tiles of \d+ ", said, re.MULTILINE)
-    assert re.search(r"^4 pictures +one at a time: about ", said, re.MULTILINE)
+    assert re.search(r"^4 images +one at a time: about ", said, re.MULTILINE)
     assert re.search(
         r"^in one run +would take activations of sample .*; the pool makes one at a time, as batch_limit is 1$",
         said,

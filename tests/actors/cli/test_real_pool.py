@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from examples.shapes.checker import matches, read_picture
+from examples.shapes.checker import matches, read_image
 from modelpool.actors.api.client import ModelPool
 from modelpool.actors.outputs.folder import OutputFolder
 from tests.architecture.source_tree import ROOT
@@ -53,7 +53,7 @@ def ended(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
-def pictures(process: subprocess.CompletedProcess[str]) -> dict[int, dict]:
+def images(process: subprocess.CompletedProcess[str]) -> dict[int, dict]:
     """The objects on stdout, by index."""
     assert process.returncode == 0, process.stderr
     return {o["index"]: o for o in map(json.loads, process.stdout.splitlines())}
@@ -62,10 +62,10 @@ def pictures(process: subprocess.CompletedProcess[str]) -> dict[int, dict]:
 def test_the_same_command_on_other_gpus_and_memory_gives_the_same_pixels(pool: ModelPool, tmp_path: Path) -> None:
     """Two workers with room for everything, in a pool of the command's own; one worker that streams, in another."""
     what = ("generate", "a red circle", "--model", "shapes", "-n", "2", "--seed", "7", "--json")
-    own = pictures(
+    own = images(
         ended(tmp_path, *what, "--out", "own", "--gpus", "2", "--device", "sim", "--vram", "64MiB"),
     )
-    other = pictures(ended(tmp_path, *what, "--out", "other", "--pool", pool.address))
+    other = images(ended(tmp_path, *what, "--out", "other", "--pool", pool.address))
     assert sorted(own) == sorted(other) == [0, 1]
     for index in (0, 1):
         assert own[index]["seed"] == 7 + index
@@ -74,16 +74,14 @@ def test_the_same_command_on_other_gpus_and_memory_gives_the_same_pixels(pool: M
         pixels = np.asarray(Image.open(tmp_path / own[index]["path"]))
         assert hashlib.sha256(pixels.tobytes()).hexdigest() == own[index]["sha256"]
     assert own[0]["sha256"] != own[1]["sha256"]
-    assert any(
-        matches(read_picture(np.asarray(Image.open(tmp_path / o["path"]))), "a red circle") for o in own.values()
-    )
+    assert any(matches(read_image(np.asarray(Image.open(tmp_path / o["path"]))), "a red circle") for o in own.values())
     assert sum(task["streamed_bytes"] for o in other.values() for task in o["tasks"]) > 0
     assert sum(task["streamed_bytes"] for o in own.values() for task in o["tasks"]) == 0
 
 
 def test_ctrl_c_in_the_middle_of_a_batch_and_the_same_command_again(pool: ModelPool, tmp_path: Path) -> None:
-    """1. A picture is being sampled. 2. Ctrl-C: the command ends with 130 and the pool is idle. 3. The same command
-    makes every picture once."""
+    """1. An image is being sampled. 2. Ctrl-C: the command ends with 130 and the pool is idle. 3. The same command
+    makes every image once."""
     lines = [{"prompt": "a blue square", "seed": seed, "steps": 60} for seed in range(3)]
     (tmp_path / "jobs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = ("batch", "jobs.jsonl", "--model", "shapes", "--out", "p", "--pool", pool.address)
@@ -97,7 +95,7 @@ def test_ctrl_c_in_the_middle_of_a_batch_and_the_same_command_again(pool: ModelP
     assert finished < 3
     wait_until(lambda: pool.status().workers[0].task is None)
 
-    again = pictures(ended(tmp_path, *command, "--json"))
+    again = images(ended(tmp_path, *command, "--json"))
     assert [again[index]["skipped"] for index in range(3)].count(True) == finished
     assert len((tmp_path / "p" / "manifest.jsonl").read_text().splitlines()) == 3
 
@@ -122,7 +120,7 @@ def test_up_status_and_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     up = ended(tmp_path, "up", "--detach", "--name", "stays", *options)
     assert up.returncode == 0, up.stderr
     try:
-        assert len(pictures(ended(tmp_path, "generate", "a red circle", "--pool", "stays", "--json"))) == 1
+        assert len(images(ended(tmp_path, "generate", "a red circle", "--pool", "stays", "--json"))) == 1
         status = json.loads(ended(tmp_path, "status", "--json").stdout)
         assert status["jobs"]["succeeded"] == 1
         assert "runs already" in ended(tmp_path, "up", "--detach", "--name", "stays", *options).stderr

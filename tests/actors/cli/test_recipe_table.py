@@ -1,4 +1,4 @@
-"""What `modelpool inspect` shows of a recipe: all that makes the picture, so that different recipes look different."""
+"""What `modelpool inspect` shows of a recipe: all that makes the image, so that different recipes look different."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from modelpool.actors.cli.recipe_table import recipe_facts
-from modelpool.actors.graph.recipe import RecipeControl, RecipePictures, RecipeRegion
+from modelpool.actors.graph.recipe import RecipeControl, RecipeImages, RecipeRegion
 from tests.actors.graph.test_recipe import OTHER, RECIPE
 
 CONTROL = RecipeControl("canny", "aa", "bb", "edges.png", 0.5, 0.0, 1.0)
-PICTURES = RecipePictures("11", "photo.png", "22", "hole.png", 10, True, controls=(CONTROL,), reference_sha256="33")
+IMAGES = RecipeImages("11", "photo.png", "22", "hole.png", 10, True, controls=(CONTROL,), reference_sha256="33")
 OTHERS: dict[str, Any] = {
     "image_sha256": "1x", "image_file": "other.png", "mask_sha256": "2x", "mask_file": "half.png", "first_step": 5,
     "paste": False, "hires": {"scale": 2.0, "strength": 0.5, "steps": None, "via": "latent"},
@@ -32,25 +32,25 @@ def shown(recipe: Any) -> list[tuple[str, str]]:
     return [fact for fact in recipe_facts(recipe) if fact[0] != "recipe"]
 
 
-# a format is the ending of the file; a sound has no size
+# a format is the ending of the file; an audio clip has no size
 @pytest.mark.parametrize("field", sorted(OTHER.keys() - {"format", "frame_rate", "motion", "image_noise", "elevation"}))
 def test_every_field_of_the_digest_is_shown(field: str) -> None:
     assert shown(replace(RECIPE, **{field: OTHER[field]})) != shown(RECIPE)
 
 
 @pytest.mark.parametrize("field", ["frame_rate", "motion", "image_noise", "elevation"])
-def test_every_field_of_a_film_is_shown(field: str) -> None:
-    film = replace(RECIPE, frames=5)
-    assert shown(replace(film, **{field: OTHER[field]})) != shown(film)
+def test_every_field_of_a_video_is_shown(field: str) -> None:
+    video = replace(RECIPE, frames=5)
+    assert shown(replace(video, **{field: OTHER[field]})) != shown(video)
 
 
 @pytest.mark.parametrize("field", sorted(OTHERS))
 def test_every_field_of_what_it_was_made_from_is_shown(field: str) -> None:
     beside = {BESIDE[field]: OTHERS[BESIDE[field]]} if field in BESIDE else {}
-    before = replace(PICTURES, **beside)
+    before = replace(IMAGES, **beside)
     after = replace(before, **{field: OTHERS[field]})
-    assert shown(replace(RECIPE, pictures=after)) != shown(replace(RECIPE, pictures=before))
-    assert {each.name for each in fields(RecipePictures)} == set(OTHERS)
+    assert shown(replace(RECIPE, images=after)) != shown(replace(RECIPE, images=before))
+    assert {each.name for each in fields(RecipeImages)} == set(OTHERS)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,16 @@ def test_every_field_of_what_it_was_made_from_is_shown(field: str) -> None:
     ids=lambda other: next(iter(other)),
 )  # fmt: skip
 def test_every_field_of_a_controlnet_is_shown(other: dict[str, Any]) -> None:
-    changed = replace(PICTURES, controls=(replace(CONTROL, **other),))
-    assert shown(replace(RECIPE, pictures=changed)) != shown(replace(RECIPE, pictures=PICTURES))
+    changed = replace(IMAGES, controls=(replace(CONTROL, **other),))
+    assert shown(replace(RECIPE, images=changed)) != shown(replace(RECIPE, images=IMAGES))
 
 
-def test_a_picture_made_from_others_is_told_in_words() -> None:
-    facts = dict(recipe_facts(replace(RECIPE, steps=20, pictures=replace(PICTURES, hires=OTHERS["hires"]))))
+def test_a_image_made_from_others_is_told_in_words() -> None:
+    facts = dict(recipe_facts(replace(RECIPE, steps=20, images=replace(IMAGES, hires=OTHERS["hires"]))))
     assert facts["image"] == "photo.png, from step 10 of 20 on  (sha256 of its pixels 11)"
     assert facts["mask"] == "hole.png, what it keeps is pasted back  (sha256 of its pixels 22)"
     assert facts["second pass"] == "2 times as large, strength 0.5, via latent"
     assert facts["ControlNet canny"] == "strength 0.5; reads edges.png  (sha256 of its pixels bb)  (sha256 aa)"
-    regions = replace(PICTURES, regions=OTHERS["regions"])
-    told = dict(recipe_facts(replace(RECIPE, pictures=regions)))["region"]
+    regions = replace(IMAGES, regions=OTHERS["regions"])
+    told = dict(recipe_facts(replace(RECIPE, images=regions)))["region"]
     assert told == "'a red circle', strength 9, 32x64 at 0,8"

@@ -51,7 +51,7 @@ def test_a_long_prompt_never_hides_workers_stages_or_counts(width: int) -> None:
 
 def test_the_first_line_tells_time_what_is_left_and_what_went_wrong() -> None:
     assert "1:15, 3:45 to go, 1 failed, 4 cancelled" in shown(Progress(40, 5, 1, 4), 120)[0]
-    assert "to go" not in shown(Progress(40, 0, 0, 0), 120)[0], "nothing is known before the first picture"
+    assert "to go" not in shown(Progress(40, 0, 0, 0), 120)[0], "nothing is known before the first image"
 
 
 def test_more_jobs_than_lines_are_counted() -> None:
@@ -77,7 +77,7 @@ def test_bars_leave_the_terminal_as_they_found_it() -> None:
         drawing.start()
         drawing.join()
         view.failure("failed: one")
-        view.picture("never shown")
+        view.image("never shown")
     text = stream.getvalue()
     assert "failed: one" in text
     assert "never shown" not in text
@@ -88,7 +88,7 @@ def test_lines_count_up_to_the_number_of_jobs() -> None:
     stream = io.StringIO()
     with LinesView(people_console(stream)) as view:
         view.update(Progress(10, 0, 0, 0))
-        view.picture("one")
+        view.image("one")
         view.failure("two [not markup] :smile:")
     assert stream.getvalue() == "[ 1/10] one\n[ 2/10] two [not markup] :smile:\n"
 
@@ -111,4 +111,4 @@ def test_durations_in_words(seconds: float, text: str) -> None:
 
 
 def test_counts_in_words() -> None:
-    assert [counted(n, "picture") for n in (0, 1, 2)] == ["0 pictures", "1 picture", "2 pictures"]
+    assert [counted(n, "picture") for n in (0, 1, 2)] == ["0 images", "1 image", "2 images"]

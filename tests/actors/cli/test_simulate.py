@@ -2,7 +2,7 @@
 
 Proves: what is told is what the simulation did, the same every time; a trace that was written is the same work; the
 number of GPUs that is named does and one less does not; what is wrong is told before anything is simulated; nothing
-heavy is loaded, and matplotlib only for a picture.
+heavy is loaded, and matplotlib only for an image.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from modelpool.actors.cli import simulate_lab
 from modelpool.actors.cli import simulate_options as simulating_options
-from modelpool.actors.cli import simulate_plots as simulating_pictures
+from modelpool.actors.cli import simulate_plots as simulating_images
 from modelpool.actors.cli.simulate_plots import Compared
 from modelpool.benchmarks.lab.policies import Policy
 from modelpool.pool.specs.spec import RunError, RunErrorKind
@@ -155,7 +155,7 @@ def test_a_configuration_of_the_scheduler_counts(command: Command, trace: str) -
     assert re.search(r"wrong\.toml.*placemnt", ended.err)
 
 
-def test_pictures_are_drawn(command: Command, trace: str, tmp_path: Path) -> None:
+def test_images_are_drawn(command: Command, trace: str, tmp_path: Path) -> None:
     arguments = ("simulate", trace, "--gpus", "2xL4", "--plot")
     one = command(*arguments, "one.png")
     assert (one.code, one.err) == (0, "drawn: one.png\n")
@@ -343,10 +343,10 @@ def test_without_machines_there_are_no_disks(command: Command, trace: str) -> No
         assert "disk" not in said
 
 
-def test_a_picture_of_one_job_shows_its_latency() -> None:
+def test_a_image_of_one_job_shows_its_latency() -> None:
     """Found in a review: a line of one point cannot be seen, and hours were too long a unit for short loads."""
     figure = Figure()
     axes = figure.subplots()
-    simulating_pictures._draw_latencies(axes, {"modelpool": Compared([], [2.5])})
+    simulating_images._draw_latencies(axes, {"modelpool": Compared([], [2.5])})
     (line,) = axes.lines
     assert [list(line.get_xdata()), list(line.get_ydata())] == [[2.5, 2.5], [0.0, 1.0]]

@@ -18,16 +18,16 @@ from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import LookAgain, Outcome, RunEnded, RunTask, Submitted, Tick
 from tests.actors.fake_fleet import ME, Desk, FakeRef, dialogue, settle
-from tests.actors.fakes import FAIL, FakeCatalog, picture_of, text_of
+from tests.actors.fakes import FAIL, FakeCatalog, image_of, text_of
 
 
 def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
     return GenerateRequest(**{"model": "shapes", "prompt": prompt, "seed": 1, "steps": 3, **fields})
 
 
-def expected_picture(wanted: GenerateRequest):
+def expected_image(wanted: GenerateRequest):
     _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
-    return picture_of(cut.works, cut.job.tasks)
+    return image_of(cut.works, cut.job.tasks)
 
 
 def stages(desk: Desk) -> list[Stage]:
@@ -35,14 +35,14 @@ def stages(desk: Desk) -> list[Stage]:
 
 
 @dialogue
-async def test_a_picture_goes_through_its_stages_and_its_reference_reaches_the_driver() -> None:
+async def test_a_image_goes_through_its_stages_and_its_reference_reaches_the_driver() -> None:
     desk = await Desk().open()
     await desk.submit(request())
     (ended,) = await desk.run_dry()
     assert stages(desk) == [Stage.ENCODE, Stage.ENCODE, Stage.SAMPLE, Stage.DECODE]
     assert ended.outcome is Outcome.SUCCEEDED
     assert ended.result is desk.fleet.sent[-1].ref
-    assert (desk.fleet.sent[-1].ref.value.pixels_HWC == expected_picture(request()).pixels_HWC).all()
+    assert (desk.fleet.sent[-1].ref.value.pixels_HWC == expected_image(request()).pixels_HWC).all()
     assert ended.recipe is not None
     assert (ended.recipe.prompt, ended.recipe.schedule, ended.recipe.width) == ("a red circle", "normal", 64)
     assert [task.stage for task in ended.tasks] == stages(desk)
@@ -79,7 +79,7 @@ async def test_without_guidance_no_negative_prompt_is_encoded() -> None:
 
 
 @pytest.mark.parametrize("watch_first", [True, False])
-def test_a_worker_that_dies_in_the_middle_is_replaced_and_the_picture_is_the_same(watch_first: bool) -> None:
+def test_a_worker_that_dies_in_the_middle_is_replaced_and_the_image_is_the_same(watch_first: bool) -> None:
     async def talk() -> None:
         desk = await Desk().open()
         await desk.submit(request())
@@ -90,7 +90,7 @@ def test_a_worker_that_dies_in_the_middle_is_replaced_and_the_picture_is_the_sam
         (again,) = desk.fleet.running
         assert (again.incarnation, again.request.attempt, again.request.task.stage) == (2, 2, Stage.SAMPLE)
         (ended,) = await desk.run_dry()
-        assert (ended.result.value.pixels_HWC == expected_picture(request()).pixels_HWC).all()
+        assert (ended.result.value.pixels_HWC == expected_image(request()).pixels_HWC).all()
         status = await desk.controller.status()
         assert status.restarts == 1
         assert "killed by the test" in status.workers[0].trouble
@@ -308,7 +308,7 @@ async def test_an_input_that_was_lost_is_made_again() -> None:
     (ended,) = await desk.run_dry()
     assert ended.outcome is Outcome.SUCCEEDED
     assert stages(desk).count(Stage.SAMPLE) == 2
-    assert (ended.result.value.pixels_HWC == expected_picture(request()).pixels_HWC).all()
+    assert (ended.result.value.pixels_HWC == expected_image(request()).pixels_HWC).all()
 
 
 @dialogue
@@ -524,7 +524,7 @@ async def test_stages_can_be_asked_for_one_by_one_and_share_what_is_made() -> No
         ended = await desk.run_dry()
         held[ended[-1].wanted] = ended[-1].result
     assert stages(desk) == [Stage.ENCODE, Stage.ENCODE, Stage.SAMPLE, Stage.DECODE]
-    assert (ended[-1].result.value.pixels_HWC == expected_picture(request()).pixels_HWC).all()
+    assert (ended[-1].result.value.pixels_HWC == expected_image(request()).pixels_HWC).all()
 
 
 @dialogue

@@ -1,8 +1,8 @@
-"""What pictures would do to a GPU's memory: properties of forecasts.
+"""What images would do to a GPU's memory: properties of forecasts.
 
 Proves: the limits that a forecast names are exact (one byte less than the smallest is refused; from the next ones on no
-run is divided, and nothing moves for later pictures); no plan exceeds the capacity; figures are those of the tasks; a
-smaller memory is never faster; pictures add up.
+run is divided, and nothing moves for later images); no plan exceeds the capacity; figures are those of the tasks; a
+smaller memory is never faster; images add up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.actors.control.forecast import PLANNED_PICTURES, Forecast, Speeds, forecast
+from modelpool.actors.control.forecast import PLANNED_IMAGES, Forecast, Speeds, forecast
 from modelpool.actors.graph.build_graph import CutJob, cut_request
 from modelpool.actors.graph.fits import check_fits
 from modelpool.actors.request.requests import GenerateRequest
@@ -43,10 +43,10 @@ def test_limits_are_exact() -> None:
         check_fits(WIDE.job, LIMITS.smallest_bytes - 1)
     assert all(stage.division is None for stage in forecast(WIDE, LIMITS.whole_bytes, PLAIN).first)
     assert any(stage.division is not None for stage in forecast(WIDE, LIMITS.whole_bytes - 1, PLAIN).first)
-    resident = forecast(WIDE, LIMITS.resident_bytes, PLAIN, pictures=2)
+    resident = forecast(WIDE, LIMITS.resident_bytes, PLAIN, images=2)
     assert all(stage.upload_bytes == stage.streamed_bytes == 0 for stage in resident.again)
     assert all(stage.seconds.slowdown == 1.0 for stage in resident.first)
-    tighter = forecast(WIDE, LIMITS.resident_bytes - 1, PLAIN, pictures=2)
+    tighter = forecast(WIDE, LIMITS.resident_bytes - 1, PLAIN, images=2)
     assert any(stage.evicted for stage in (*tighter.first, *tighter.again))
 
 
@@ -55,17 +55,17 @@ def test_limits_are_exact() -> None:
     st.integers(1, 20),
     st.sampled_from([GPU, PLAIN]),
 )
-def test_no_plan_exceeds_the_capacity_and_pictures_add_up(extra_bytes: int, pictures: int, speeds: Speeds) -> None:
+def test_no_plan_exceeds_the_capacity_and_images_add_up(extra_bytes: int, images: int, speeds: Speeds) -> None:
     capacity_bytes = LIMITS.smallest_bytes + extra_bytes
-    found = forecast(WIDE, capacity_bytes, speeds, pictures)
+    found = forecast(WIDE, capacity_bytes, speeds, images)
     stages = (*found.first, *found.again)
     assert all(stage.planned_bytes <= capacity_bytes for stage in stages)
     assert all(stage.resident_bytes <= stage.weight_bytes for stage in stages)
     assert all(stage.seconds.slowdown >= 1.0 for stage in stages)
-    assert [stage.stage for stage in found.again] == ([Stage.SAMPLE, Stage.DECODE] if pictures > 1 else [])
-    least_seconds = pictures * sum(t.run_seconds for t in WIDE.job.tasks if t.stage is not Stage.ENCODE)
+    assert [stage.stage for stage in found.again] == ([Stage.SAMPLE, Stage.DECODE] if images > 1 else [])
+    least_seconds = images * sum(t.run_seconds for t in WIDE.job.tasks if t.stage is not Stage.ENCODE)
     assert found.seconds >= least_seconds * (1 - 1e-9)
-    assert found == forecast(WIDE, capacity_bytes, speeds, pictures)
+    assert found == forecast(WIDE, capacity_bytes, speeds, images)
     assert (LIMITS.smallest_bytes, LIMITS.resident_bytes) == (found.smallest_bytes, found.resident_bytes)
 
 
@@ -95,13 +95,13 @@ def test_policies_forecast_what_they_do() -> None:
         forecast(WIDE, whole.smallest_bytes - 1, PLAIN, rules=high)
 
 
-def test_many_pictures_are_multiplied_not_listed() -> None:
-    """Found in a review: 20,000,000 pictures took 98 seconds. This would not end."""
-    pictures = 10**15
-    found, fewer = (forecast(WIDE, LIMITS.smallest_bytes, PLAIN, count) for count in (pictures, PLANNED_PICTURES))
+def test_many_images_are_multiplied_not_listed() -> None:
+    """Found in a review: 20,000,000 images took 98 seconds. This would not end."""
+    images = 10**15
+    found, fewer = (forecast(WIDE, LIMITS.smallest_bytes, PLAIN, count) for count in (images, PLANNED_IMAGES))
     more_bytes = sum(stage.upload_bytes + stage.streamed_bytes for stage in found.again)
-    assert found.bus_bytes == fewer.bus_bytes + (pictures - PLANNED_PICTURES) * more_bytes
-    assert found.seconds > fewer.seconds * pictures / PLANNED_PICTURES / 2
+    assert found.bus_bytes == fewer.bus_bytes + (images - PLANNED_IMAGES) * more_bytes
+    assert found.seconds > fewer.seconds * images / PLANNED_IMAGES / 2
 
 
 def test_figures_are_those_of_the_tasks() -> None:

@@ -32,7 +32,7 @@ def read_log(path: Path) -> tuple[Header, list[Entry]]:
 
 
 async def _busy_pool(path: Path) -> Desk:
-    """Pictures, a worker that dies and a run that fails, on two workers; closed at the end."""
+    """Images, a worker that dies and a run that fails, on two workers; closed at the end."""
     desk = await Desk(workers=2, config=CONFIG, recorder=Recorder(path, CONFIG)).open()
     await desk.submit(*(request(f"a circle {seed % 2}", seed) for seed in range(6)))
     await desk.clock.advance(0.5)

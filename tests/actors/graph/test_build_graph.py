@@ -60,7 +60,7 @@ def _touched(lora: str) -> list[bool]:
 
 
 @given(REQUESTS, REQUESTS)
-def test_pictures_are_the_same_task_exactly_when_their_recipes_would_make_the_same(one, other) -> None:
+def test_images_are_the_same_task_exactly_when_their_recipes_would_make_the_same(one, other) -> None:
     """Without guidance the negative prompt says nothing; nor does the order of LoRAs that change different weights."""
     (recipe, first), (other_recipe, second) = cut(one), cut(other)
     seen = [

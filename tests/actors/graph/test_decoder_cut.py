@@ -1,4 +1,4 @@
-"""Pictures that two models make: the second is a task of its own that reads the first one's result, and what such
+"""Images that two models make: the second is a task of its own that reads the first one's result, and what such
 models cannot be asked for is refused by the field."""
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from modelpool.actors.graph.build_graph import CutJob, cut_order, cut_request
 from modelpool.actors.graph.orders import (
     DecodeOrder,
     DecoderOrder,
-    EncodePictureOrder,
+    EncodeImageOrder,
     GivenLatent,
     GivenOrder,
     SampleOrder,
     order_for,
 )
 from modelpool.actors.graph.recipe import Recipe, RecipeDecoder
-from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.png import parameters_text, recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnknownName, UserError
 from modelpool.pool.core.stage_params import DecodeWork, EncodeWork, SampleWork
 from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
-from tests.actors.fakes import DECODES, FILMS, HANDS_ON, SOUNDS, FakeCatalog, component_key, picture_of, sha
+from tests.actors.fakes import AUDIOS, DECODES, HANDS_ON, VIDEOS, FakeCatalog, component_key, image_of, sha
 
 JOB = JobId("job")
 PIXELS = np.zeros((128, 128, 3), np.uint8)
@@ -39,7 +39,7 @@ def request(**fields: Any) -> GenerateRequest:
 
 
 def cut(**fields: Any) -> tuple[Recipe, CutJob]:
-    sent, _ = GivenPictures(lambda result: result).bring(request(**fields))
+    sent, _ = InputImages(lambda result: result).bring(request(**fields))
     return cut_request(sent, JOB, FakeCatalog())
 
 
@@ -65,7 +65,7 @@ def test_the_second_model_samples_what_the_first_made_and_its_vae_decodes() -> N
     assert (a.steps, a.cfg, a.sampler, a.schedule, a.prior) == (20, 4.0, "euler_ancestral", "simple", None)
     assert (b.steps, b.cfg, b.sampler, b.schedule, b.prior) == (10, 1.0, "euler_ancestral", "simple", (3, 6))
     assert (a.seed, b.seed) == (7, 2**64 - 8)
-    assert picture_of(job.works, job.job.tasks).pixels_HWC.shape == (128, 256, 3)
+    assert image_of(job.works, job.job.tasks).pixels_HWC.shape == (128, 256, 3)
 
 
 def test_a_guided_second_model_reads_the_negative_prompt_too() -> None:
@@ -136,15 +136,18 @@ def test_the_recipe_tells_both_models_and_is_read_again() -> None:
         ({"model": DECODES}, "model: found 'large', expected a model that reads a text"),
         (
             {"model": "shapes", "decoder": DECODES},
-            "expected none: model 'shapes' makes pictures by itself",
+            "expected none: model 'shapes' makes images by itself",
         ),
-        ({"model": FILMS, "decoder": DECODES}, "decoder: found 'large', expected none: model 'films' makes films by"),
-        ({"model": SOUNDS, "decoder": DECODES}, "expected none: model 'sounds' makes sounds by itself"),
+        (
+            {"model": VIDEOS, "decoder": DECODES},
+            "decoder: found 'large', expected none: model 'videos' makes videos by",
+        ),
+        ({"model": AUDIOS, "decoder": DECODES}, "expected none: model 'audio clips' makes audio clips by itself"),
         ({"decoder": "nobody"}, "unknown model 'nobody'"),
-        ({"image": PIXELS}, "image: found 'one', expected none: model 'small' makes pictures of texts alone"),
+        ({"image": PIXELS}, "image: found 'one', expected none: model 'small' makes images of texts alone"),
         ({"image": PIXELS, "mask": PIXELS[..., 0] + 255}, "image: found"),
         ({"controls": ({"model": "canny", "image": PIXELS},)}, "controls: found"),
-        ({"hires": {"via": "picture"}}, "hires.via: found 'picture', expected 'latent'"),
+        ({"hires": {"via": "picture"}}, "hires.via: found 'image', expected 'latent'"),
         ({"width": 200}, "width: found 200, expected a multiple of 128"),
         ({"decoder": {"cfg": 0.5}}, "decoder.cfg: found 0.5"),
         ({"decoder": {"steps": 0}}, "decoder.steps: found 0"),
@@ -190,9 +193,9 @@ def test_a_latent_of_a_drivers_own_is_decoded_by_the_second_model_alone() -> Non
     assert [task.stage for task in job.job.tasks] == [Stage.DECODE]
 
 
-def test_no_latent_is_made_of_a_picture() -> None:
-    order = EncodePictureOrder(GivenOrder(TaskId("mine")), HANDS_ON, 128, 128)
-    with pytest.raises(UserError, match="model: found 'small', expected one that makes latents of pictures"):
+def test_no_latent_is_made_of_a_image() -> None:
+    order = EncodeImageOrder(GivenOrder(TaskId("mine")), HANDS_ON, 128, 128)
+    with pytest.raises(UserError, match="model: found 'small', expected one that makes latents of images"):
         cut_order(order, JOB, FakeCatalog())
 
 

@@ -1,4 +1,4 @@
-"""A model that is two diffusion models makes a film in two tasks of one job: the second reads what the first left, and
+"""A model that is two diffusion models makes a video in two tasks of one job: the second reads what the first left, and
 each has the strength, the texts and the LoRAs that are for it."""
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_a_boundary_of_all_noise_leaves_the_first_level_to_the_first_model() -> 
     assert (high.switch, high.steps_run, low.steps_run) == (1, 1, 7)
 
 
-def test_films_that_differ_in_the_second_model_share_what_the_first_made() -> None:
+def test_videos_that_differ_in_the_second_model_share_what_the_first_made() -> None:
     ids = [[task.task_id for task in cut(**said)[1].job.tasks] for said in ({}, {"low_noise": 5})]
     assert ids[0][:3] == ids[1][:3]
     assert ids[0][3] != ids[1][3]

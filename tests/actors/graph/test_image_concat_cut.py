@@ -1,4 +1,4 @@
-"""What can be asked of models that are shown a picture: refusals name the field, numbers left out are the model's,
+"""What can be asked of models that are shown an image: refusals name the field, numbers left out are the model's,
 sizes follow the reference, and tasks read what they are told in order."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 from modelpool.actors.graph.build_graph import CutJob, cut_request
 from modelpool.actors.graph.image_concat_cut import reference_size
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.png import parameters_text, recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, MadeFor, Prediction, SamplingFacts, Shown
-from modelpool.pool.core.stage_params import DecodeWork, EncodePictureWork, EncodeWork, Picture, SampleWork
+from modelpool.pool.core.stage_params import DecodeWork, EncodeImageWork, EncodeWork, ImagePixels, SampleWork
 from modelpool.pool.families.family import SD1_INSTRUCT, SD_X4
 from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog
@@ -40,7 +40,7 @@ class Shows(FakeCatalog):
 
 def cut(sampling: SamplingFacts, **fields: Any) -> tuple[Recipe, CutJob, dict[Any, Any]]:
     request = GenerateRequest(**{"model": "shapes", "prompt": "p", "seed": 1, **fields})
-    sent, given = GivenPictures(lambda result: result).bring(request)
+    sent, given = InputImages(lambda result: result).bring(request)
     return *cut_request(sent, JobId("job"), Shows(sampling)), given
 
 
@@ -53,12 +53,12 @@ def read_by_sampling(job: CutJob, given: dict[Any, Any]) -> list[type]:
     return [type(given[need]) if need in given else type(job.works[need]) for need in task.needs]
 
 
-def test_a_picture_that_is_shown_is_read_as_a_latent_and_all_steps_are_made() -> None:
+def test_a_image_that_is_shown_is_read_as_a_latent_and_all_steps_are_made() -> None:
     recipe, job, given = cut(SD1_INSTRUCT.sampling, image=PIXELS)
-    assert read_by_sampling(job, given) == [EncodeWork, EncodeWork, EncodePictureWork]
+    assert read_by_sampling(job, given) == [EncodeWork, EncodeWork, EncodeImageWork]
     (work,) = works(job, SampleWork)
-    assert (work.pictured, work.starts, work.first_step, work.steps) == (True, False, 0, 100)
-    assert (work.picture_cfg, work.cfg, work.texts) == (1.5, 7.5, 3)
+    assert (work.imaged, work.starts, work.first_step, work.steps) == (True, False, 0, 100)
+    assert (work.image_cfg, work.cfg, work.texts) == (1.5, 7.5, 3)
     assert recipe.pictures is not None
     assert (recipe.pictures.image_cfg, recipe.pictures.first_step) == (1.5, 0)
     assert recipe_from_json(recipe.as_json()) == recipe
@@ -66,15 +66,15 @@ def test_a_picture_that_is_shown_is_read_as_a_latent_and_all_steps_are_made() ->
 
 
 @pytest.mark.parametrize(("fields", "texts"), [({"image_cfg": 1.0}, 2), ({"cfg": 1.0}, 1), ({"image_cfg": 2.0}, 3)])
-def test_a_model_is_asked_without_a_picture_where_that_changes_something(fields: dict[str, float], texts: int) -> None:
+def test_a_model_is_asked_without_a_image_where_that_changes_something(fields: dict[str, float], texts: int) -> None:
     _, job, _ = cut(SD1_INSTRUCT.sampling, image=PIXELS, **fields)
     assert works(job, SampleWork)[0].texts == texts
 
 
-def test_a_picture_that_is_enlarged_is_read_as_it_is() -> None:
+def test_a_image_that_is_enlarged_is_read_as_it_is() -> None:
     recipe, job, given = cut(SD_X4.sampling, image=PIXELS, cfg=1.0)
-    assert read_by_sampling(job, given) == [EncodeWork, Picture]
-    assert not works(job, EncodePictureWork)
+    assert read_by_sampling(job, given) == [EncodeWork, ImagePixels]
+    assert not works(job, EncodeImageWork)
     (work,), (decoded,) = works(job, SampleWork), works(job, DecodeWork)
     assert (work.width, work.height, work.noise_level) == (decoded.width, decoded.height, 20) == (256, 160, 20)
     assert (recipe.width, recipe.height) == (256, 160)
@@ -83,15 +83,15 @@ def test_a_picture_that_is_enlarged_is_read_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 16, 32, 64, 128])
-def test_sizes_that_a_picture_has_are_in_the_models_steps_and_those_of_a_person_are_refused(step: int) -> None:
+def test_sizes_that_a_image_has_are_in_the_models_steps_and_those_of_a_person_are_refused(step: int) -> None:
     """The driver knows no model, and brings all of it; it is brought to cover them where it is read."""
     facts = replace(PLAIN_SAMPLING, side_multiple=step)
     wide = np.zeros((1080, 1920, 3), np.uint8)
     recipe, job, given = cut(facts, image=wide, mask=wide[:, :, 0] == 0)
-    (work,), (encoded,) = works(job, SampleWork), works(job, EncodePictureWork)
+    (work,), (encoded,) = works(job, SampleWork), works(job, EncodeImageWork)
     size = (1920 // (step or 8) * (step or 8), 1080 // (step or 8) * (step or 8))
     assert (work.width, work.height) == (encoded.width, encoded.height) == (recipe.width, recipe.height) == size
-    assert {found.pixels_HWC.shape for found in given.values() if isinstance(found, Picture)} == {(1080, 1920, 3)}
+    assert {found.pixels_HWC.shape for found in given.values() if isinstance(found, ImagePixels)} == {(1080, 1920, 3)}
     _, job, _ = cut(facts, image=wide, width=1024)
     (work,) = works(job, SampleWork)
     assert (work.width, work.height) == (1024, 576 // (step or 8) * (step or 8))
@@ -100,7 +100,7 @@ def test_sizes_that_a_picture_has_are_in_the_models_steps_and_those_of_a_person_
             cut(facts, image=wide, height=1080, width=1920)
 
 
-def test_a_picture_that_is_smaller_than_a_step_is_made_as_large() -> None:
+def test_a_image_that_is_smaller_than_a_step_is_made_as_large() -> None:
     _, job, _ = cut(replace(PLAIN_SAMPLING, side_multiple=64), image=PIXELS)
     assert (works(job, SampleWork)[0].width, works(job, SampleWork)[0].height) == (64, 64)
 
@@ -119,7 +119,7 @@ def test_a_strength_is_held_against_the_models_own_steps() -> None:
 
 @pytest.mark.parametrize("fields", [{"image": PIXELS, "strength": 0.3}, {"hires": {"strength": 0.3}}])
 def test_a_flow_makes_the_whole_of_a_step_that_is_made_in_part(fields: dict[str, Any]) -> None:
-    """Of four steps 1.2: two, where others make one. The recipe says so too, of a picture that is started from."""
+    """Of four steps 1.2: two, where others make one. The recipe says so too, of an image that is started from."""
     for prediction, made in ((Prediction.FLOW, 2), (Prediction.NOISE, 1)):
         recipe, job, _ = cut(replace(PLAIN_SAMPLING, prediction=prediction), steps=4, **fields)
         assert works(job, SampleWork)[-1].steps_run == made
@@ -127,7 +127,7 @@ def test_a_flow_makes_the_whole_of_a_step_that_is_made_in_part(fields: dict[str,
         assert recipe.pictures.first_step == (4 - made if "image" in fields else 0)
 
 
-def test_one_step_is_made_of_a_picture_that_is_shown() -> None:
+def test_one_step_is_made_of_a_image_that_is_shown() -> None:
     """Nothing of it is left out, so that no strength has to be said."""
     _, job, _ = cut(SD1_INSTRUCT.sampling, image=PIXELS, steps=1)
     assert works(job, SampleWork)[0].steps_run == 1
@@ -137,8 +137,8 @@ def test_one_step_is_made_of_a_picture_that_is_shown() -> None:
 
 def test_a_reference_is_read_at_its_own_proportions_and_sizes_follow_it() -> None:
     recipe, job, given = cut(REFERRING, reference=PIXELS, cfg=1.0)
-    assert read_by_sampling(job, given) == [EncodeWork, EncodePictureWork]
-    (work,), (encoded,) = works(job, SampleWork), works(job, EncodePictureWork)
+    assert read_by_sampling(job, given) == [EncodeWork, EncodeImageWork]
+    (work,), (encoded,) = works(job, SampleWork), works(job, EncodeImageWork)
     assert (work.width, work.height) == (encoded.width, encoded.height) == work.reference == (80, 48)
     assert recipe.pictures is not None
     assert recipe.pictures.reference_sha256
@@ -150,12 +150,12 @@ def test_a_reference_is_read_at_its_own_proportions_and_sizes_follow_it() -> Non
     assert (works(wide, SampleWork)[0].width, works(wide, SampleWork)[0].height) == (128, 80)
 
 
-def test_a_reference_goes_with_a_picture_to_start_from_and_after_it() -> None:
+def test_a_reference_goes_with_a_image_to_start_from_and_after_it() -> None:
     _, job, given = cut(REFERRING, reference=PIXELS, image=255 - PIXELS[:32], strength=0.5, cfg=1.0)
-    assert read_by_sampling(job, given) == [EncodeWork, EncodePictureWork, EncodePictureWork]
+    assert read_by_sampling(job, given) == [EncodeWork, EncodeImageWork, EncodeImageWork]
     (work,) = works(job, SampleWork)
-    assert (work.starts, work.pictured, work.first_step) == (True, False, 10)
-    first, second = works(job, EncodePictureWork)
+    assert (work.starts, work.imaged, work.first_step) == (True, False, 10)
+    first, second = works(job, EncodeImageWork)
     assert ((first.width, first.height), (second.width, second.height)) == ((64, 32), work.reference)
 
 
@@ -163,7 +163,7 @@ def test_a_second_pass_has_the_reference_of_the_first() -> None:
     _, job, _ = cut(REFERRING, reference=PIXELS, hires=2, cfg=1.0)
     first, second = works(job, SampleWork)
     assert first.reference == second.reference == (80, 48)
-    assert len(works(job, EncodePictureWork)) == 1
+    assert len(works(job, EncodeImageWork)) == 1
 
 
 @pytest.mark.parametrize("found", [(100, 100), (333, 1000), (4000, 30), (2000, 1999)])

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from modelpool.actors.graph.output_shape import Duration, duration_of, format_of, size_of
 from modelpool.actors.request.video_output_fields import FORMATS
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, FilmFacts, SamplingFacts, SoundFacts
+from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, AudioFacts, SamplingFacts, VideoFacts
 
-SOUND = SamplingFacts(sound=SoundFacts(47.5, 44100, 1024))
+AUDIO = SamplingFacts(audio=AudioFacts(47.5, 44100, 1024))
 
 
-def film(multiple: int = 4) -> SamplingFacts:
-    return SamplingFacts(side_multiple=16, film=FilmFacts(1 + 20 * multiple, multiple, 16.0))
+def video(multiple: int = 4) -> SamplingFacts:
+    return SamplingFacts(side_multiple=16, video=VideoFacts(1 + 20 * multiple, multiple, 16.0))
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,23 @@ class Order:
 
 
 def test_what_is_left_out_is_the_models_own() -> None:
-    assert duration_of(Order(), "m", film()) == Duration(81, 16.0)
-    assert duration_of(Order(), "m", SOUND) == Duration(seconds=47.5)
+    assert duration_of(Order(), "m", video()) == Duration(81, 16.0)
+    assert duration_of(Order(), "m", AUDIO) == Duration(seconds=47.5)
     assert duration_of(Order(), "m", PLAIN_SAMPLING) == Duration()
-    assert size_of(Order(height=64), "m", film(), (832, 480)) == (832, 64)
-    assert size_of(Order(), "m", SOUND, (0, 0)) == (0, 0)
-    assert [format_of(None, "m", facts) for facts in (PLAIN_SAMPLING, film(), SOUND)] == ["png", "mp4", "wav"]
+    assert size_of(Order(height=64), "m", video(), (832, 480)) == (832, 64)
+    assert size_of(Order(), "m", AUDIO, (0, 0)) == (0, 0)
+    assert [format_of(None, "m", facts) for facts in (PLAIN_SAMPLING, video(), AUDIO)] == ["png", "mp4", "wav"]
 
 
 def test_what_is_said_counts() -> None:
-    assert duration_of(Order(frames=5, frame_rate=24.0), "m", film()) == Duration(5, 24.0)
-    assert duration_of(Order(seconds=2.5), "m", SOUND) == Duration(seconds=2.5)
-    assert format_of("gif", "m", film()) == "gif"
+    assert duration_of(Order(frames=5, frame_rate=24.0), "m", video()) == Duration(5, 24.0)
+    assert duration_of(Order(seconds=2.5), "m", AUDIO) == Duration(seconds=2.5)
+    assert format_of("gif", "m", video()) == "gif"
 
 
 @given(st.integers(1, 300), st.sampled_from([1, 4, 6, 8]))
 def test_frames_fit_or_the_complaint_names_the_next_that_do(frames: int, multiple: int) -> None:
-    facts = film(multiple)
+    facts = video(multiple)
     if (frames - 1) % multiple == 0:
         assert duration_of(Order(frames=frames), "m", facts).frames == frames
         return
@@ -79,10 +79,14 @@ def test_sides_fit_or_the_complaint_names_those_that_do(side: int, step: int) ->
 @pytest.mark.parametrize(
     ("order", "facts", "message"),
     [
-        (Order(frames=5), PLAIN_SAMPLING, "frames: found 5, expected none: model 'm' makes pictures, and no films"),
-        (Order(frame_rate=5.0), SOUND, "frame_rate: found 5.0, expected none: model 'm' makes sounds, and no films"),
-        (Order(seconds=5.0), film(), "seconds: found 5.0, expected none: model 'm' makes films, and no sound"),
-        (Order(seconds=48.0), SOUND, "seconds: found 48.0, expected up to the 47.5 that model 'm' makes"),
+        (Order(frames=5), PLAIN_SAMPLING, "frames: found 5, expected none: model 'm' makes images, and no videos"),
+        (
+            Order(frame_rate=5.0),
+            AUDIO,
+            "frame_rate: found 5.0, expected none: model 'm' makes audio clips, and no videos",
+        ),
+        (Order(seconds=5.0), video(), "seconds: found 5.0, expected none: model 'm' makes videos, and no audio"),
+        (Order(seconds=48.0), AUDIO, "seconds: found 48.0, expected up to the 47.5 that model 'm' makes"),
     ],
 )
 def test_what_a_model_does_not_make_is_refused(order: Order, facts: SamplingFacts, message: str) -> None:
@@ -91,12 +95,12 @@ def test_what_a_model_does_not_make_is_refused(order: Order, facts: SamplingFact
     assert str(told.value) == message
 
 
-def test_sound_has_no_sides() -> None:
-    with pytest.raises(UserError, match=r"^height: found 64, expected none: model 'm' makes sound"):
-        size_of(Order(height=64), "m", SOUND, (0, 0))
+def test_audio_has_no_sides() -> None:
+    with pytest.raises(UserError, match=r"^height: found 64, expected none: model 'm' makes audio"):
+        size_of(Order(height=64), "m", AUDIO, (0, 0))
 
 
-@pytest.mark.parametrize("facts", [PLAIN_SAMPLING, film(), SOUND])
+@pytest.mark.parametrize("facts", [PLAIN_SAMPLING, video(), AUDIO])
 def test_every_format_is_of_one_kind(facts: SamplingFacts) -> None:
     """What is made can be written as its own formats, and as no other."""
     taken = []

@@ -1,4 +1,4 @@
-"""A recipe names a picture: what changes the picture changes the digest, and nothing else does."""
+"""A recipe names an image: what changes the image changes the digest, and nothing else does."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from modelpool.actors.graph.recipe import (
     Recipe,
     RecipeControl,
     RecipeDecoder,
+    RecipeImages,
     RecipeLora,
     RecipeLowNoise,
-    RecipePictures,
     RecipeRegion,
 )
 
@@ -24,7 +24,7 @@ RECIPE = Recipe(
 OTHER = {
     "model": "forms", "model_sha256": "xx", "prompt": "q", "negative": "", "loras": (), "steps": 5, "cfg": 4.0,
     "sampler": "ddim", "schedule": "karras", "width": 72, "height": 72, "seed": 2,
-    "pictures": RecipePictures(image_sha256="ef", first_step=2),
+    "pictures": RecipeImages(image_sha256="ef", first_step=2),
     "frames": 5, "frame_rate": 8.0, "motion": 7, "image_noise": 0.1, "elevation": 5.0, "seconds": 2.0, "format": "webm",
     "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
     "low_noise": RecipeLowNoise(0.9, 3.0),
@@ -32,7 +32,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("field", sorted(OTHER))
-def test_every_field_that_makes_the_picture_is_in_the_digest(field) -> None:
+def test_every_field_that_makes_the_image_is_in_the_digest(field) -> None:
     assert replace(RECIPE, **{field: OTHER[field]}).digest != RECIPE.digest
     assert {f.name for f in fields(Recipe)} == {*OTHER, "versions", "warnings"}
 
@@ -52,9 +52,9 @@ def test_which_of_two_models_a_lora_changed_is_in_the_digest() -> None:
 
 def test_what_the_folder_of_a_controlnet_says_is_in_the_digest() -> None:
     """And nowhere, where it says nothing."""
-    plain = OTHER_PICTURES["controls"][0]
+    plain = OTHER_IMAGES["controls"][0]
     recipes = [
-        replace(RECIPE, pictures=replace(PICTURES, controls=(one,)))
+        replace(RECIPE, images=replace(IMAGES, controls=(one,)))
         for one in (plain, replace(plain, said={"zeros": False}))
     ]
     assert recipes[0].digest != recipes[1].digest
@@ -66,8 +66,8 @@ def test_a_recipe_is_json() -> None:
     assert json.loads(json.dumps(RECIPE.as_json()))["loras"] == [{"name": "light", "sha256": "cd", "strength": 0.5}]
 
 
-#: another value of each field that says what a picture was made from
-OTHER_PICTURES = {
+#: another value of each field that says what an image was made from
+OTHER_IMAGES = {
     "image_sha256": "ee", "mask_sha256": "ff", "first_step": 3, "paste": False,
     "hires": {"scale": 2.0, "strength": 0.5, "steps": None, "via": "latent"},
     "controls": (RecipeControl("canny", "ab", "cd", "a.png", 1.0, 0.0, 1.0),),
@@ -75,27 +75,27 @@ OTHER_PICTURES = {
     "reference_sha256": "ij", "last_image_sha256": "kl", "image_cfg": 1.5, "noise_level": 20,
     "more_references": ("mn",), "reference_as": "numbered", "video_sha256": "op", "video_mask_sha256": "qr",
 }  # fmt: skip
-PICTURES = RecipePictures("ef", "a.png", "gh", "b.png", 2, paste=True)
+IMAGES = RecipeImages("ef", "a.png", "gh", "b.png", 2, paste=True)
 
 
-@pytest.mark.parametrize("field", sorted(OTHER_PICTURES))
-def test_what_a_picture_was_made_from_is_in_the_digest_and_where_that_lay_is_not(field) -> None:
-    made = replace(RECIPE, pictures=PICTURES)
-    assert replace(made, pictures=replace(PICTURES, **{field: OTHER_PICTURES[field]})).digest != made.digest
+@pytest.mark.parametrize("field", sorted(OTHER_IMAGES))
+def test_what_a_image_was_made_from_is_in_the_digest_and_where_that_lay_is_not(field) -> None:
+    made = replace(RECIPE, images=IMAGES)
+    assert replace(made, images=replace(IMAGES, **{field: OTHER_IMAGES[field]})).digest != made.digest
     moved = replace(
         made,
-        pictures=replace(
-            PICTURES, image_file="c.png", mask_file="", reference_file="d.png", more_reference_files=("f",),
+        images=replace(
+            IMAGES, image_file="c.png", mask_file="", reference_file="d.png", more_reference_files=("f",),
             last_image_file="e", video_file="g", video_mask_file="h",
         ),
     )  # fmt: skip
     if field == "controls":
-        (control,) = OTHER_PICTURES[field]
-        one, other = (replace(PICTURES, controls=(replace(control, image_file=file),)) for file in ("a.png", "b.png"))
-        assert replace(made, pictures=one).digest == replace(made, pictures=other).digest
+        (control,) = OTHER_IMAGES[field]
+        one, other = (replace(IMAGES, controls=(replace(control, image_file=file),)) for file in ("a.png", "b.png"))
+        assert replace(made, images=one).digest == replace(made, images=other).digest
     assert moved.digest == made.digest
-    assert {f.name for f in fields(RecipePictures)} == {
-        *OTHER_PICTURES,
+    assert {f.name for f in fields(RecipeImages)} == {
+        *OTHER_IMAGES,
         "image_file",
         "mask_file",
         "reference_file",
@@ -106,7 +106,7 @@ def test_what_a_picture_was_made_from_is_in_the_digest_and_where_that_lay_is_not
     }
 
 
-def test_a_recipe_without_pictures_is_what_it_was_before_there_were_any() -> None:
-    """Folders of finished pictures are gone on with."""
+def test_a_recipe_without_images_is_what_it_was_before_there_were_any() -> None:
+    """Folders of finished images are gone on with."""
     assert "pictures" not in RECIPE.as_json()
     assert RECIPE.digest == "d29fb2a621c9810277a9"

@@ -1,4 +1,4 @@
-"""Pictures to work from: how many a model takes, in which sizes they are read and seen, and which tasks read them."""
+"""Images to work from: how many a model takes, in which sizes they are read and seen, and which tasks read them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from modelpool.actors.graph.build_graph import CutJob, cut_request
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.png import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, MadeFor, SamplingFacts, Shown, TextSight
-from modelpool.pool.core.stage_params import EncodePictureWork, EncodeWork, Picture, SampleWork, SeePictureWork
+from modelpool.pool.core.stage_params import EncodeImageWork, EncodeWork, ImagePixels, SampleWork, SeeImageWork
 from modelpool.pool.models.vision.qwen import LEAST_PIXELS, MOST_PIXELS, STEP
 from modelpool.pool.specs.spec import ComponentSpec, JobId, Role
 from tests.actors.fakes import MIB, FakeCatalog, component_key
@@ -34,7 +34,7 @@ MADE = 1328
 
 
 class Sees(FakeCatalog):
-    """Models that are all sampled as `sampling` says, with a part that sees pictures."""
+    """Models that are all sampled as `sampling` says, with a part that sees images."""
 
     def __init__(self, sampling: SamplingFacts) -> None:
         self._sampling = sampling
@@ -49,7 +49,7 @@ class Sees(FakeCatalog):
 
 def cut(sampling: SamplingFacts = EDITING, **fields: Any) -> tuple[Recipe, CutJob, Mapping[Any, Any]]:
     request = GenerateRequest(**{"model": "shapes", "prompt": "p", "seed": 1, **fields})
-    sent, brought = GivenPictures(lambda result: result).bring(request)
+    sent, brought = InputImages(lambda result: result).bring(request)
     return *cut_request(sent, JobId("job"), Sees(sampling)), brought
 
 
@@ -57,10 +57,10 @@ def works(job: CutJob, kind: type) -> list[Any]:
     return [job.works[task.task_id] for task in job.job.tasks if isinstance(job.works[task.task_id], kind)]
 
 
-def test_a_picture_is_seen_by_the_text_encoder_in_the_size_in_which_it_is_read() -> None:
+def test_a_image_is_seen_by_the_text_encoder_in_the_size_in_which_it_is_read() -> None:
     """Of a million pixels, whatever the model was made for; sizes left out follow it, and both texts see it."""
     recipe, job, brought = cut(reference=WIDE)
-    (sample,), (read,), (seen,) = works(job, SampleWork), works(job, EncodePictureWork), works(job, SeePictureWork)
+    (sample,), (read,), (seen,) = works(job, SampleWork), works(job, EncodeImageWork), works(job, SeeImageWork)
     assert (sample.width, sample.height) == (1456, 720)  # in steps of 16
     assert (read.width, read.height) == (seen.width, seen.height) == sample.reference == (1440, 736)  # of 32
     texts = works(job, EncodeWork)
@@ -69,11 +69,11 @@ def test_a_picture_is_seen_by_the_text_encoder_in_the_size_in_which_it_is_read()
         needs = [type(brought[need]) if need in brought else type(job.works[need]) for need in task.needs]
         match job.works[task.task_id]:
             case EncodeWork():
-                assert needs == [SeePictureWork]
-            case SeePictureWork() | EncodePictureWork():
-                assert needs == [Picture]
+                assert needs == [SeeImageWork]
+            case SeeImageWork() | EncodeImageWork():
+                assert needs == [ImagePixels]
             case SampleWork():
-                assert needs == [EncodeWork, EncodeWork, EncodePictureWork]
+                assert needs == [EncodeWork, EncodeWork, EncodeImageWork]
     assert recipe.pictures is not None
     assert (recipe.pictures.reference_as, recipe.pictures.more_references) == ("whole", ())
 
@@ -82,9 +82,9 @@ def test_several_are_numbered_and_smaller_for_the_text_encoder() -> None:
     recipe, job, _ = cut(reference=[WIDE, HIGH], width=512, height=512)
     (sample,) = works(job, SampleWork)
     assert (sample.reference, sample.more_references) == ((736, 352), ((288, 896),))
-    assert [(one.width, one.height) for one in works(job, EncodePictureWork)] == [(736, 352), (288, 896)]
+    assert [(one.width, one.height) for one in works(job, EncodeImageWork)] == [(736, 352), (288, 896)]
     seen = ((544, 256), (224, 672))
-    assert tuple((one.width, one.height) for one in works(job, SeePictureWork)) == seen
+    assert tuple((one.width, one.height) for one in works(job, SeeImageWork)) == seen
     assert {(text.seen, text.numbered) for text in works(job, EncodeWork)} == {(seen, True)}
     assert recipe.pictures is not None
     assert recipe.pictures.reference_as == "numbered"
@@ -145,20 +145,20 @@ def test_the_name_of_the_file_tells_it_whatever_the_model_is_called(
 
 @pytest.mark.parametrize("sight", [TextSight.WHOLE, TextSight.NUMBERED])
 def test_a_folder_tells_it_whatever_the_model_is_called(sight: TextSight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But several pictures have numbers with any model."""
+    """But several images have numbers with any model."""
     plain = Sees.find_model
     monkeypatch.setattr(Sees, "find_model", lambda self, name: plain(self, "shapes"))
     for model in ("Qwen-Image-Edit-2509", "Qwen-Image-Edit"):
-        for pictures, expected in ((WIDE, sight is TextSight.NUMBERED), ([WIDE, HIGH], True)):
-            _, job, _ = cut(replace(EDITING, text_sight=sight), model=model, reference=pictures)
+        for images, expected in ((WIDE, sight is TextSight.NUMBERED), ([WIDE, HIGH], True)):
+            _, job, _ = cut(replace(EDITING, text_sight=sight), model=model, reference=images)
             assert {text.numbered for text in works(job, EncodeWork)} == {expected}
 
 
 @pytest.mark.parametrize("how", ["whole", "numbered"])
 @pytest.mark.parametrize("sides", [(2, 900), (900, 2), (10, 4000)])
-def test_a_picture_that_is_too_long_to_be_seen_is_refused_before_it_is_queued(sides: tuple[int, int], how: str) -> None:
+def test_a_image_that_is_too_long_to_be_seen_is_refused_before_it_is_queued(sides: tuple[int, int], how: str) -> None:
     """One that is so when it is seen: its sides are multiples there."""
-    message = rf"reference: found 'a picture of {sides[0]}x{sides[1]} pixels, seen in .*', expected one at most 200"
+    message = rf"reference: found 'an image of {sides[0]}x{sides[1]} pixels, seen in .*', expected one at most 200"
     with pytest.raises(UnusableField, match=message):
         cut(reference=np.zeros((sides[1], sides[0], 3), np.uint8), reference_as=how, width=1024, height=1024)
 
@@ -167,17 +167,17 @@ def test_a_picture_that_is_too_long_to_be_seen_is_refused_before_it_is_queued(si
 @settings(max_examples=40, deadline=None)
 def test_what_is_seen_is_what_the_encoder_takes(width: int, height: int, how: str) -> None:
     """Whatever its proportions: it is refused here, or nowhere."""
-    picture = np.zeros((height, width, 3), np.uint8)
+    image = np.zeros((height, width, 3), np.uint8)
     try:
-        _, job, _ = cut(reference=picture, reference_as=how, width=512, height=512)
+        _, job, _ = cut(reference=image, reference_as=how, width=512, height=512)
     except UnusableField:
         assert height > 100 * width
         return
-    (seen,) = works(job, SeePictureWork)
+    (seen,) = works(job, SeeImageWork)
     smart_resize(seen.height, seen.width, STEP, LEAST_PIXELS, MOST_PIXELS)
 
 
-def test_an_editing_model_that_begins_with_a_picture_alone_says_what_it_does_not_see(
+def test_an_editing_model_that_begins_with_a_image_alone_says_what_it_does_not_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By its name; nothing is told of others, nor where there is a reference."""
@@ -198,10 +198,10 @@ def test_an_editing_model_that_begins_with_a_picture_alone_says_what_it_does_not
     assert not other.warnings
 
 
-def test_a_prompt_of_one_picture_shares_what_was_seen_with_another() -> None:
+def test_a_prompt_of_one_image_shares_what_was_seen_with_another() -> None:
     found = [cut(reference=WIDE, prompt=prompt)[1] for prompt in ("p", "q")]
     seen = [
-        {task.task_id for task in job.job.tasks if isinstance(job.works[task.task_id], SeePictureWork)} for job in found
+        {task.task_id for task in job.job.tasks if isinstance(job.works[task.task_id], SeeImageWork)} for job in found
     ]
     assert seen[0] == seen[1]
     texts = [
@@ -218,29 +218,29 @@ def test_flux_2_takes_several_that_nobody_else_sees() -> None:
     )
     (sample,) = works(job, SampleWork)
     assert (sample.reference, sample.more_references) == ((720, 368), ((288, 880),))
-    assert not works(job, SeePictureWork)
+    assert not works(job, SeeImageWork)
     assert {text.seen for text in works(job, EncodeWork)} == {()}
 
 
 REFERRING = replace(EDITING, text_sight=None, model="flux_dev")
 REFUSED = {
-    "a model that takes one": (REFERRING, {"reference": [WIDE, HIGH]}, "reference: found '2 pictures', expected one"),
+    "a model that takes one": (REFERRING, {"reference": [WIDE, HIGH]}, "reference: found '2 images', expected one"),
     "a model that sees none": (REFERRING, {"reference": WIDE, "reference_as": "whole"}, "reference_as: found 'whole'"),
     "how without what": (EDITING, {"reference_as": "whole"}, "expected nothing without a reference"),
-    "two as one": (EDITING, {"reference": [WIDE, HIGH], "reference_as": "whole"}, "numbered for several pictures"),
-    "one twice": (EDITING, {"reference": [WIDE, WIDE]}, "found 'one picture twice', expected different ones"),
+    "two as one": (EDITING, {"reference": [WIDE, HIGH], "reference_as": "whole"}, "numbered for several images"),
+    "one twice": (EDITING, {"reference": [WIDE, WIDE]}, "found 'one image twice', expected different ones"),
     "a blind encoder": (
         replace(EDITING, reads=frozenset(), text_sight=None), {"reference": WIDE},
-        "a text encoder without the part that sees pictures",
+        "a text encoder without the part that sees images",
     ),
     "another kind of part": (
         replace(EDITING, reads=frozenset(), text_sight=None, unseeing="found no x.weight"), {"reference": WIDE},
         "is not that of Qwen 2.5 VL, which its edits need: found no x.weight",
     ),
-    "a model that is shown its picture": (
+    "a model that is shown its image": (
         replace(PLAIN_SAMPLING, shown=Shown.LATENT), {"reference": WIDE}, "works from: give it as image",
     ),
-    "another model": (PLAIN_SAMPLING, {"reference": WIDE}, "is told of no picture to work from"),
+    "another model": (PLAIN_SAMPLING, {"reference": WIDE}, "is told of no image to work from"),
 }  # fmt: skip
 
 
@@ -252,6 +252,6 @@ def test_what_a_model_cannot_be_told_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("pictures", [[], [WIDE] * 5, [None, WIDE], "no/such/file.png"])
-def test_pictures_are_checked_where_they_come_in(pictures: Any) -> None:
+def test_images_are_checked_where_they_come_in(images: Any) -> None:
     with pytest.raises(UserError, match="reference"):
-        GenerateRequest(model="shapes", prompt="p", reference=pictures)
+        GenerateRequest(model="shapes", prompt="p", reference=images)

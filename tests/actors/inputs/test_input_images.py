@@ -1,4 +1,4 @@
-"""Pictures that requests name: checked at the door, brought once, at the size that they are used in, as a hash."""
+"""Images that requests name: checked at the door, brought once, at the size that they are used in, as a hash."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from PIL import Image, features
 from PIL.PngImagePlugin import PngImageFile
 
 from modelpool.actors.graph.orders import given_id
-from modelpool.actors.inputs import input_images as given_pictures
-from modelpool.actors.inputs.input_images import GivenPictures, wanted_size
-from modelpool.actors.request.image_fields import MOST_PIXELS, MOST_SIDE, GivenPicture, Pixels, steps_left_out
+from modelpool.actors.inputs import input_images as given_images
+from modelpool.actors.inputs.input_images import InputImages, wanted_size
+from modelpool.actors.request.image_fields import MOST_PIXELS, MOST_SIDE, InputImage, Pixels, steps_left_out
 from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
-from modelpool.pool.core.stage_params import Mask, Picture, Result
+from modelpool.pool.core.stage_params import ImagePixels, Mask, Result
 from modelpool.pool.pixels.image_ops import covering, pasted
 
 RNG = np.random.default_rng(0)
@@ -38,28 +38,28 @@ def request(**fields: Any) -> GenerateRequest:
 def bring(**fields: Any) -> tuple[GenerateRequest, list[Result]]:
     """A request as it is sent, and the results that were put where workers find them."""
     put: list[Result] = []
-    sent, refs = GivenPictures(lambda result: put.append(result) or len(put) - 1).bring(request(**fields))
+    sent, refs = InputImages(lambda result: put.append(result) or len(put) - 1).bring(request(**fields))
     assert list(refs.values()) == list(range(len(put)))
     return sent, put
 
 
 @pytest.mark.parametrize("kind", ["file", "path", "pillow", "array"])
-def test_a_picture_comes_in_every_form(kind: str, tmp_path: Path) -> None:
+def test_a_image_comes_in_every_form(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(PIXELS).save(path)
     forms = {"file": str(path), "path": path, "pillow": Image.fromarray(PIXELS), "array": PIXELS}
-    sent, (picture,) = bring(image=forms[kind])
-    assert isinstance(picture, Picture)
-    assert (picture.pixels_HWC == PIXELS).all()
+    sent, (image,) = bring(image=forms[kind])
+    assert isinstance(image, ImagePixels)
+    assert (image.pixels_HWC == PIXELS).all()
     other, _ = bring(image=PIXELS)
-    assert isinstance(sent.image, GivenPicture)
+    assert isinstance(sent.image, InputImage)
     assert sent.image.sha256 == other.image.sha256
     assert sent.image.file == ("a.png" if kind in ("file", "path") else "")
     assert (sent.image.width, sent.image.height) == (64, 40)
     assert (sent.width, sent.height) == (None, None)
 
 
-def test_what_is_sent_is_a_hash_and_no_picture() -> None:
+def test_what_is_sent_is_a_hash_and_no_image() -> None:
     large = RNG.integers(0, 256, (512, 512, 3), np.uint8)
     sent, _ = bring(image=large, mask=large[:, :, 0] > 10)
     assert len(pickle.dumps(sent)) < 4096
@@ -75,12 +75,12 @@ def test_what_is_changed_after_the_request_was_made_changes_nothing() -> None:
     assert pickle.loads(pickle.dumps(asked)) == asked
 
 
-def test_a_mask_is_scaled_with_its_picture() -> None:
-    """And the same pixels in another size are another picture."""
-    sent, (picture, mask) = bring(image=PIXELS, mask=MASK, width=48)
-    assert isinstance(picture, Picture)
+def test_a_mask_is_scaled_with_its_image() -> None:
+    """And the same pixels in another size are another image."""
+    sent, (image, mask) = bring(image=PIXELS, mask=MASK, width=48)
+    assert isinstance(image, ImagePixels)
     assert isinstance(mask, Mask)
-    assert picture.pixels_HWC.shape == (32, 48, 3)
+    assert image.pixels_HWC.shape == (32, 48, 3)
     assert mask.values_HW.shape == (32, 48)
     whole, _ = bring(image=PIXELS, mask=MASK == 255)
     assert sent.image.sha256 != whole.image.sha256
@@ -110,7 +110,7 @@ def test_sizes_are_whole_steps_and_what_is_said_holds(own_width, own_height, wid
             assert own - SIZE_STEP < side <= own
 
 
-def test_a_picture_covers_its_size_and_is_cropped_about_its_centre() -> None:
+def test_a_image_covers_its_size_and_is_cropped_about_its_centre() -> None:
     wide = np.zeros((20, 60, 3), np.uint8)
     wide[:, 20:40] = 255
     assert (covering(wide, 20, 20) == 255).all()
@@ -129,22 +129,22 @@ def test_what_a_mask_keeps_is_kept_to_the_bit(value: int) -> None:
         assert (mixed == (new if value else kept)).all()
 
 
-def test_a_picture_is_read_once_for_all_requests_that_use_it_in_one_size(tmp_path: Path) -> None:
+def test_a_image_is_read_once_for_all_requests_that_use_it_in_one_size(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(PIXELS).save(path)
     put: list[Result] = []
-    pictures = GivenPictures(lambda result: put.append(result) or len(put))
+    images = InputImages(lambda result: put.append(result) or len(put))
     for seed in range(3):
-        pictures.bring(request(image=path, seed=seed))
+        images.bring(request(image=path, seed=seed))
     assert len(put) == 1
-    pictures.bring(request(image=path, width=32))
+    images.bring(request(image=path, width=32))
     Image.fromarray(PIXELS[:32]).save(path)
-    changed, _ = pictures.bring(request(image=path))
+    changed, _ = images.bring(request(image=path))
     assert len(put) == 3
     assert changed.image.height == 32
 
 
-def test_pictures_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> None:
+def test_images_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> None:
     turned = Image.fromarray(PIXELS)
     exif = turned.getexif()
     exif[0x0112] = 6  # to be turned by a quarter
@@ -160,14 +160,14 @@ def test_pictures_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> Non
     ("fields", "message"),
     [
         ({"image": "nowhere.png"}, r"image: found 'nowhere.png', expected a file that is there"),
-        ({"image": 7}, r"image: found 'int', expected the path of a picture"),
+        ({"image": 7}, r"image: found 'int', expected the path of an image"),
         ({"image": PIXELS.astype(float)}, r"image: found 'an array \[40, 64, 3\] of float64'"),
         ({"image": PIXELS[:, :, 0]}, r"image: found 'an array \[40, 64\] of uint8'"),
-        ({"image": np.zeros((0, 5, 3), np.uint8)}, r"image: found 'a picture of 5x0 pixels'"),
-        ({"image": Image.new("I;16", (8, 8))}, r"image: found 'a picture of mode I;16', expected one of 8 bits"),
+        ({"image": np.zeros((0, 5, 3), np.uint8)}, r"image: found 'an image of 5x0 pixels'"),
+        ({"image": Image.new("I;16", (8, 8))}, r"image: found 'an image of mode I;16', expected one of 8 bits"),
         ({"image": PIXELS, "mask": PIXELS}, r"mask: found 'an array \[40, 64, 3\] of uint8'"),
-        ({"mask": MASK}, r"image: found 'nothing', expected a picture to start from, since mask is given"),
-        ({"strength": 0.5}, r"image: found 'nothing', expected a picture to start from, since strength is given"),
+        ({"mask": MASK}, r"image: found 'nothing', expected an image to start from, since mask is given"),
+        ({"strength": 0.5}, r"image: found 'nothing', expected an image to start from, since strength is given"),
         ({"image": PIXELS, "strength": 0.0}, r"strength: found 0.0, expected a number above 0"),
         ({"image": PIXELS, "strength": 1.5}, r"strength: found 1.5"),
         ({"image": PIXELS, "mask": MASK, "hires": 2}, r"hires: found 'a second pass', expected none with a mask"),
@@ -223,7 +223,7 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(fields: dict[str, Any
         ({"regions": [{"prompt": "x", "mask": MASK // 255}]}, r"regions.mask: found 'a mask whose .* is 1 of 255'"),
     ],
 )
-def test_pictures_that_do_not_go_together_are_refused_when_they_are_brought(fields, message) -> None:
+def test_images_that_do_not_go_together_are_refused_when_they_are_brought(fields, message) -> None:
     with pytest.raises(UnusableField, match=message):
         bring(image=PIXELS, **fields)
 
@@ -231,24 +231,24 @@ def test_pictures_that_do_not_go_together_are_refused_when_they_are_brought(fiel
 @pytest.mark.parametrize(
     ("shape", "said", "message"),
     [
-        ((4000, 100), {"width": 1024}, r"height: found '1024x40960, in proportion to a picture of 100x4000', expected"),
+        ((4000, 100), {"width": 1024}, r"height: found '1024x40960, in proportion to an image of 100x4000', expected"),
         ((16384, 1), {"width": 512}, r"height: found '512x8388608, in proportion"),
         ((8, 16384), {"height": 16384}, r"width: found '33554432x16384, in proportion"),
         ((1000, 900), {"height": 8192 + 512}, r"width: found '7832x8704, in proportion.* and 67108864 in all"),
         ((40, 64), {"height": 8200, "width": 8200}, r"width, height: found '8200x8200', expected"),
     ],
 )
-def test_sizes_in_which_a_picture_would_be_too_large_are_refused_before_it_is_scaled(
+def test_sizes_in_which_a_image_would_be_too_large_are_refused_before_it_is_scaled(
     shape: tuple[int, int], said: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(given_pictures, "covering", lambda *_: pytest.fail("it is scaled"))
+    monkeypatch.setattr(given_images, "covering", lambda *_: pytest.fail("it is scaled"))
     with pytest.raises(UnusableField, match=message):
         bring(image=np.zeros((*shape, 3), np.uint8), **said)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have names on POSIX alone")
 @pytest.mark.parametrize("field", ["image", "mask", "reference", "controls.image", "regions.mask"])
-def test_a_pipe_is_no_picture_and_nobody_waits_for_it(field: str, tmp_path: Path) -> None:
+def test_a_pipe_is_no_image_and_nobody_waits_for_it(field: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.png"
     os.mkfifo(pipe)
     fields: dict[str, Any] = {
@@ -258,9 +258,9 @@ def test_a_pipe_is_no_picture_and_nobody_waits_for_it(field: str, tmp_path: Path
         "controls.image": {"controls": [f"canny={pipe}"]},
         "regions.mask": {"regions": [{"prompt": "x", "mask": pipe}]},
     }[field]
-    with pytest.raises(UserError, match=rf"^{field}: .*pipe\.png: not a regular file, expected a picture"):
+    with pytest.raises(UserError, match=rf"^{field}: .*pipe\.png: not a regular file, expected an image"):
         request(**fields)
-    with pytest.raises(UserError, match=r"^image: .*: a folder, expected a picture"):
+    with pytest.raises(UserError, match=r"^image: .*: a folder, expected an image"):
         request(image=tmp_path)
 
 
@@ -271,11 +271,11 @@ def test_a_file_that_became_a_pipe_meanwhile_is_refused_when_it_is_brought(tmp_p
     path.unlink()
     path.mkdir()
     with pytest.raises(UserError, match=r"^image: .*a\.png: a folder"):
-        GivenPictures(lambda result: result).bring(asked)
+        InputImages(lambda result: result).bring(asked)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "AVIF", "JPEG2000", "GIF", "BMP", "TIFF", "PPM", "TGA", "QOI"])
-def test_pictures_are_read_in_the_formats_of_pixels(kind: str, tmp_path: Path) -> None:
+def test_images_are_read_in_the_formats_of_pixels(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a"
     Image.init()
     if kind not in Image.SAVE:
@@ -287,7 +287,7 @@ def test_pictures_are_read_in_the_formats_of_pixels(kind: str, tmp_path: Path) -
 def test_what_another_program_would_draw_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.eps"
     Image.fromarray(PIXELS).save(path)
-    with pytest.raises(UserError, match=r"image: .*a\.eps cannot be read as a picture, expected one of PNG, JPEG"):
+    with pytest.raises(UserError, match=r"image: .*a\.eps cannot be read as an image, expected one of PNG, JPEG"):
         request(image=path)
 
 
@@ -305,7 +305,7 @@ def test_whatever_a_decoder_raises_over_a_damaged_file_names_the_field(
 
     monkeypatch.setattr(*((Image, "open") if at_opening else (PngImageFile, "load")), damaged)
     with pytest.raises(UserError, match=r"^image: .*cannot be read"):
-        GivenPictures(lambda result: result).bring(asked)
+        InputImages(lambda result: result).bring(asked)
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
@@ -326,14 +326,14 @@ def test_damaged_avif_is_refused_by_name(tmp_path: Path) -> None:
     assert refused
 
 
-def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
+def test_files_that_are_no_images_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
-    path.write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"image: .*a\.png cannot be read as a picture"):
+    path.write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"image: .*a\.png cannot be read as an image"):
         request(image=path)
     Image.fromarray(PIXELS).save(path)
     path.write_bytes(path.read_bytes()[:-4000])
-    with pytest.raises(UserError, match=r"image: the picture cannot be read"):
+    with pytest.raises(UserError, match=r"image: the image cannot be read"):
         bring(image=path)
 
 
@@ -396,19 +396,19 @@ def test_short_forms_of_controlnets_say_a_mode(name: str, found: tuple[str, str 
     assert (control.model, control.mode, control.strength) == (*found, 0.5)
 
 
-def test_the_picture_and_the_mask_of_a_controlnet_are_brought_at_their_own_size() -> None:
+def test_the_image_and_the_mask_of_a_controlnet_are_brought_at_their_own_size() -> None:
     """Each once, however many read it; one that has none reads those of the request."""
     other = {"model": "a", "image": PIXELS[:24], "mask": MASK[:24]}
     sent, put = bring(image=PIXELS, width=32, controls=[other, {**other, "model": "b"}, {"model": "c"}])
-    whole, mask, picture = put
+    whole, mask, image = put
     assert isinstance(mask, Mask)
-    assert isinstance(whole, Picture)
-    assert isinstance(picture, Picture)
+    assert isinstance(whole, ImagePixels)
+    assert isinstance(image, ImagePixels)
     assert (whole.pixels_HWC.shape, mask.values_HW.shape) == ((16, 32, 3), (24, 64))
-    assert (picture.pixels_HWC == PIXELS[:24]).all()
+    assert (image.pixels_HWC == PIXELS[:24]).all()
     one, two, none = sent.controls
     assert (one.image, one.mask) == (two.image, two.mask)
-    assert isinstance(one.mask, GivenPicture)
+    assert isinstance(one.mask, InputImage)
     assert (none.image, none.mask) == (None, None)
 
 
@@ -425,7 +425,7 @@ def test_regions_have_short_forms() -> None:
     assert (strong.prompt, strong.strength) == ("x: y", 1.5)
 
 
-def test_a_picture_is_made_anew_by_a_part_and_what_a_mask_shows_all() -> None:
+def test_a_image_is_made_anew_by_a_part_and_what_a_mask_shows_all() -> None:
     assert request(image=PIXELS).first_step() == 8
     assert request(image=PIXELS, mask=MASK).first_step() == 0
     assert request().first_step() == 0

@@ -1,5 +1,5 @@
-"""Films that requests name: checked at the door, brought once, at the size and length that they are used in, as a hash;
-and cut into the task that encodes them."""
+"""Videos that requests name: checked at the door, brought once, at the size and length that they are used in, as a
+hash; and cut into the task that encodes them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from modelpool.actors.cli.job_file import read_job_file
 from modelpool.actors.graph.build_graph import CutJob, cut_request
 from modelpool.actors.graph.orders import given_id, given_video_id
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.png import recipe_from_json
-from modelpool.actors.outputs.video import write_film
+from modelpool.actors.outputs.video import write_video
 from modelpool.actors.request import control_video_fields as video_fields
-from modelpool.actors.request import image_fields as picture_fields
+from modelpool.actors.request import image_fields as image_fields
 from modelpool.actors.request.control_video_fields import Frames, GivenVideo
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
-from modelpool.pool.core.sampling_facts import FilmFacts, MadeFor, SamplingFacts
-from modelpool.pool.core.stage_params import EncodePictureWork, Film, FilmMask, ModelRef, Result, SampleWork
+from modelpool.pool.core.sampling_facts import MadeFor, SamplingFacts, VideoFacts
+from modelpool.pool.core.stage_params import EncodeImageWork, ModelRef, Result, SampleWork, VideoFrames, VideoMask
 from modelpool.pool.specs.spec import JobId, TaskId
-from tests.actors.fakes import FILMS, FakeCatalog
+from tests.actors.fakes import VIDEOS, FakeCatalog
 
 RNG = np.random.default_rng(0)
-#: smooth, so that what films lose of a picture is little
+#: smooth, so that what videos lose of an image is little
 _SLOPE = np.linspace(0, 200, 64)[None, None, :, None] + 5 * np.arange(7)[:, None, None, None]
 VIDEO = np.broadcast_to(_SLOPE, (7, 40, 64, 3)).astype(np.uint8)
 MASK = np.zeros((7, 40, 64), bool)
@@ -42,31 +42,31 @@ MASK[:, 8:24, 16:48] = True
 
 
 def request(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"model": FILMS, "prompt": "p", "seed": 1, **fields})
+    return GenerateRequest(**{"model": VIDEOS, "prompt": "p", "seed": 1, **fields})
 
 
 def bring(**fields: Any) -> tuple[GenerateRequest, dict[TaskId, Result]]:
     """A request as it is sent, and what was put where workers find it."""
-    sent, refs = GivenPictures(lambda result: result).bring(request(**fields))
+    sent, refs = InputImages(lambda result: result).bring(request(**fields))
     return sent, refs  # type: ignore[return-value] # here a reference is the result itself
 
 
-def brought(**fields: Any) -> tuple[Film, GivenVideo]:
+def brought(**fields: Any) -> tuple[VideoFrames, GivenVideo]:
     sent, refs = bring(**fields)
     assert isinstance(sent.video, GivenVideo)
-    film = refs[given_video_id(sent.video)]
-    assert isinstance(film, Film)
-    return film, sent.video
+    video = refs[given_video_id(sent.video)]
+    assert isinstance(video, VideoFrames)
+    return video, sent.video
 
 
 @pytest.mark.parametrize("ending", [".mp4", ".webm", ".gif"])
-def test_a_film_is_read_from_its_file(ending: str, tmp_path: Path) -> None:
+def test_a_video_is_read_from_its_file(ending: str, tmp_path: Path) -> None:
     """Frame for frame, with the colours that it was written with, but for what the format loses."""
     path = tmp_path / f"a{ending}"
-    write_film(path, VIDEO, 8.0)
-    film, given = brought(video=path)
-    assert film.frames_THWC.shape == VIDEO.shape
-    assert np.abs(film.frames_THWC.astype(int) - VIDEO).mean() < 4
+    write_video(path, VIDEO, 8.0)
+    video, given = brought(video=path)
+    assert video.frames_THWC.shape == VIDEO.shape
+    assert np.abs(video.frames_THWC.astype(int) - VIDEO).mean() < 4
     assert (given.width, given.height, given.frames, given.file) == (64, 40, 7, path.name)
 
 
@@ -75,7 +75,7 @@ _COLOURS = np.array([[(220, 30, 30), (30, 200, 40)], [(20, 40, 220), (200, 180, 
 PATCHES = np.repeat(np.repeat(_COLOURS, 32, axis=0), 64, axis=1)
 
 
-def _film_of(
+def _video_of(
     path: Path,
     frames: list[Any],
     codec: str = "libx264",
@@ -83,10 +83,10 @@ def _film_of(
     matrix: Colorspace = Colorspace.ITU601,
     turned: int = 0,
 ) -> Path:
-    """A film of frames whose sizes may differ; `turned` is how many degrees players turn it, against the clock."""
+    """A video of frames whose sizes may differ; `turned` is how many degrees players turn it, against the clock."""
     height, width = frames[0].shape[:2]
-    with av.open(path, "w") as film:
-        stream: Any = film.add_stream(codec, rate=8)
+    with av.open(path, "w") as video:
+        stream: Any = video.add_stream(codec, rate=8)
         stream.width, stream.height, stream.pix_fmt = width, height, pixels
         stream.codec_context.colorspace = {Colorspace.ITU601: 6, Colorspace.ITU709: 1}[matrix]
         stream.set_display_rotation(turned)
@@ -96,56 +96,56 @@ def _film_of(
                 encoder = av.CodecContext.create(codec, "w")
                 encoder.width, encoder.height, encoder.pix_fmt = frame.shape[1], frame.shape[0], pixels
                 encoder.time_base = Fraction(1, 8)
-            picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format=pixels, dst_colorspace=matrix)
-            picture.pts = place
-            for packet in encoder.encode(picture):
+            image = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format=pixels, dst_colorspace=matrix)
+            image.pts = place
+            for packet in encoder.encode(image):
                 packet.stream = stream
-                film.mux(packet)
+                video.mux(packet)
         for packet in stream.encode():
-            film.mux(packet)
+            video.mux(packet)
     return path
 
 
 @pytest.mark.parametrize("matrix", [Colorspace.ITU601, Colorspace.ITU709])
-def test_a_film_has_the_colours_that_it_says(matrix: Colorspace, tmp_path: Path) -> None:
+def test_a_video_has_the_colours_that_it_says(matrix: Colorspace, tmp_path: Path) -> None:
     """By the one matrix or the other."""
-    film, _ = brought(video=_film_of(tmp_path / "a.mp4", [PATCHES] * 2, matrix=matrix))
-    assert film.frames_THWC.shape == (2, 64, 128, 3)
+    video, _ = brought(video=_video_of(tmp_path / "a.mp4", [PATCHES] * 2, matrix=matrix))
+    assert video.frames_THWC.shape == (2, 64, 128, 3)
     for y, x in ((16, 32), (16, 96), (48, 32), (48, 96)):
-        assert np.abs(film.frames_THWC[:, y, x].astype(int) - PATCHES[y, x]).max() < 8
+        assert np.abs(video.frames_THWC[:, y, x].astype(int) - PATCHES[y, x]).max() < 8
 
 
 @pytest.mark.parametrize(("turned", "quarters"), [(0, 0), (90, 1), (-90, -1), (180, 2)])
-def test_a_film_is_followed_upright(turned: int, quarters: int, tmp_path: Path) -> None:
-    """As players show it: most phones write films lying on their side."""
-    film, given = brought(video=_film_of(tmp_path / "a.mp4", [PATCHES], turned=turned))
+def test_a_video_is_followed_upright(turned: int, quarters: int, tmp_path: Path) -> None:
+    """As players show it: most phones write videos lying on their side."""
+    video, given = brought(video=_video_of(tmp_path / "a.mp4", [PATCHES], turned=turned))
     expected = np.rot90(PATCHES, quarters)
     assert (given.height, given.width) == expected.shape[:2]
-    assert np.abs(film.frames_THWC[0].astype(int) - expected).mean() < 4
+    assert np.abs(video.frames_THWC[0].astype(int) - expected).mean() < 4
 
 
 def test_a_frame_that_is_larger_than_the_first_is_told_by_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The head of a film speaks of its first frame."""
+    """The head of a video speaks of its first frame."""
     frames = [PATCHES, np.repeat(np.repeat(PATCHES, 2, axis=0), 2, axis=1)]
-    path = _film_of(tmp_path / "a.mkv", frames, "mjpeg", "yuvj420p")
-    monkeypatch.setattr(picture_fields, "MOST_PIXELS", 64 * 128)
-    with pytest.raises(UnusableField, match="video: found 'a picture of 256x128 pixels', expected up to"):
+    path = _video_of(tmp_path / "a.mkv", frames, "mjpeg", "yuvj420p")
+    monkeypatch.setattr(image_fields, "MOST_PIXELS", 64 * 128)
+    with pytest.raises(UnusableField, match="video: found 'an image of 256x128 pixels', expected up to"):
         bring(video=path)
 
 
-def test_a_film_comes_in_every_form(tmp_path: Path) -> None:
-    """As an array, as pictures, and as the paths of pictures: the same pixels are the same film."""
-    pictures = [Image.fromarray(frame) for frame in VIDEO]
+def test_a_video_comes_in_every_form(tmp_path: Path) -> None:
+    """As an array, as images, and as the paths of images: the same pixels are the same video."""
+    images = [Image.fromarray(frame) for frame in VIDEO]
     paths = []
-    for place, picture in enumerate(pictures):
+    for place, image in enumerate(images):
         paths.append(tmp_path / f"{place}.png")
-        picture.save(paths[-1])
-    forms = (VIDEO, list(VIDEO), pictures, paths, [*pictures[:3], *paths[3:]])
+        image.save(paths[-1])
+    forms = (VIDEO, list(VIDEO), images, paths, [*images[:3], *paths[3:]])
     found = [brought(video=form) for form in forms]
     assert len({given.sha256 for _, given in found}) == 1
-    assert all((film.frames_THWC == VIDEO).all() for film, _ in found)
+    assert all((video.frames_THWC == VIDEO).all() for video, _ in found)
     one, _ = brought(video=paths[0])
     assert (one.frames_THWC == VIDEO[:1]).all()
 
@@ -154,16 +154,16 @@ def test_a_mask_comes_in_every_form(tmp_path: Path) -> None:
     path = tmp_path / "mask.png"
     Image.fromarray(MASK[0]).convert("L").save(path)
     moving, still = tmp_path / "mask.mp4", MASK[0]
-    write_film(moving, np.repeat(MASK[..., None].astype(np.uint8) * 255, 3, axis=-1), 8.0)
+    write_video(moving, np.repeat(MASK[..., None].astype(np.uint8) * 255, 3, axis=-1), 8.0)
     for form, frames in ((MASK, 7), (list(MASK), 7), (moving, 7), (still, 1), (path, 1)):
         sent, refs = bring(video=VIDEO, video_mask=form)
         mask = refs[given_video_id(sent.video_mask, is_mask=True)]
-        assert isinstance(mask, FilmMask)
+        assert isinstance(mask, VideoMask)
         assert len(mask.values_THW) == sent.video_mask.frames == frames
         assert ((mask.values_THW >= 128) == MASK[:frames]).all()
 
 
-def test_what_is_sent_is_a_hash_and_no_film() -> None:
+def test_what_is_sent_is_a_hash_and_no_video() -> None:
     sent, _ = bring(video=RNG.integers(0, 256, (9, 64, 64, 3), np.uint8))
     assert len(pickle.dumps(sent)) < 4096
 
@@ -177,18 +177,18 @@ def test_what_is_changed_after_the_request_was_made_changes_nothing() -> None:
     assert asked == request(video=VIDEO)
 
 
-def test_a_film_is_scaled_cut_to_length_and_brought_once(tmp_path: Path) -> None:
+def test_a_video_is_scaled_cut_to_length_and_brought_once(tmp_path: Path) -> None:
     """With its mask; no more frames are read than are made."""
     path = tmp_path / "a.mp4"
-    write_film(path, VIDEO, 8.0)
+    write_video(path, VIDEO, 8.0)
     given: list[Result] = []
-    bringer = GivenPictures(lambda result: given.append(result) or len(given))
+    bringer = InputImages(lambda result: given.append(result) or len(given))
     asked = [request(video=path, video_mask=MASK, width=32, frames=5, seed=seed) for seed in range(3)]
     sent = [bringer.bring(each)[0] for each in asked]
-    film, mask = given
-    assert isinstance(film, Film)
-    assert isinstance(mask, FilmMask)
-    assert (film.frames_THWC.shape, mask.values_THW.shape) == ((5, 16, 32, 3), (5, 16, 32))
+    video, mask = given
+    assert isinstance(video, VideoFrames)
+    assert isinstance(mask, VideoMask)
+    assert (video.frames_THWC.shape, mask.values_THW.shape) == ((5, 16, 32, 3), (5, 16, 32))
     assert len({each.video for each in sent}) == 1
     assert bringer.bring(sent[0])[0] == sent[0], "what is given is left as it is"
 
@@ -202,32 +202,32 @@ def _text(folder: Path, name: str, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.mp4", b"no film", "video: .*a.mp4 cannot be read as a film"),
+        ("a.mp4", b"no video", "video: .*a.mp4 cannot be read as a video"),
         ("a.mp4", b"", "video: .*a.mp4: cannot be read"),
-        ("a.png", b"no picture", "video: .*a.png cannot be read as a picture"),
-        # which films are read, of one that is none of them
-        ("a.wmv", b"no picture", r"video: .*a.wmv cannot be read .*, or a film, whose name ends in \.mp4, "),
+        ("a.png", b"no image", "video: .*a.png cannot be read as an image"),
+        # which videos are read, of one that is none of them
+        ("a.wmv", b"no image", r"video: .*a.wmv cannot be read .*, or a video, whose name ends in \.mp4, "),
         # lists of other files
         (
             "a.mp4",
             b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n/etc/hostname\n",
-            "video: .* cannot be read as a film",
+            "video: .* cannot be read as a video",
         ),
-        ("a.mp4", b"ffconcat version 1.0\nfile /etc/hostname\n", "video: .* cannot be read as a film"),
+        ("a.mp4", b"ffconcat version 1.0\nfile /etc/hostname\n", "video: .* cannot be read as a video"),
     ],
 )
-def test_what_is_no_film_is_told_at_the_door(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_what_is_no_video_is_told_at_the_door(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         request(video=_text(tmp_path, name, content))
 
 
-def test_a_film_that_breaks_off_is_told_where_it_is_read(tmp_path: Path) -> None:
+def test_a_video_that_breaks_off_is_told_where_it_is_read(tmp_path: Path) -> None:
     """What would say where its frames are stands at its end."""
     path = tmp_path / "a.mp4"
     noise = RNG.integers(0, 256, (12, 64, 64, 3), np.uint8)
-    whole = write_film(path, noise, 8.0).read_bytes()
+    whole = write_video(path, noise, 8.0).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"^video: .*a\.mp4 cannot be read as a film"):
+    with pytest.raises(UserError, match=r"^video: .*a\.mp4 cannot be read as a video"):
         brought(video=path)
 
 
@@ -235,22 +235,22 @@ def test_a_film_that_breaks_off_is_told_where_it_is_read(tmp_path: Path) -> None
     ("fields", "message"),
     [
         ({"video": "nowhere.mp4"}, "video: found 'nowhere.mp4', expected a file that is there"),
-        ({"video": 3}, "video: found 'int', expected the path of a film"),
+        ({"video": 3}, "video: found 'int', expected the path of a video"),
         ({"video": []}, "video: found '0 frames', expected 1 to"),
         ({"video": VIDEO[0]}, r"video: found 'an array \[40, 64, 3\] of uint8', expected an array \[frames"),
         ({"video": VIDEO.astype(float)}, "video: .* of float64"),
         ({"video": [VIDEO[0], VIDEO[1][:8]]}, "video: found 'frames of 64x8 and 64x40 pixels', expected one size"),
         ({"video": [VIDEO[0], None]}, "video: found 'nothing among several'"),
         ({"video": VIDEO, "video_mask": MASK.astype(float)}, "video_mask: .* of float64"),
-        ({"video_mask": MASK}, "video: found 'nothing', expected a film to follow"),
+        ({"video_mask": MASK}, "video: found 'nothing', expected a video to follow"),
     ],
 )
-def test_what_cannot_be_a_film_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_a_video_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         request(**fields)
 
 
-def test_a_film_has_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_video_has_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video_fields, "MOST_FILM_PIXELS", 4 * 40 * 64)
     with pytest.raises(UnusableField, match="video: found '7 frames of 2560 pixels'"):
         request(video=VIDEO)
@@ -260,16 +260,16 @@ def test_a_film_has_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FOLLOWS = SamplingFacts(
-    model="wan_vace", reads=frozenset({"context", "control"}), side_multiple=16, film=FilmFacts(17, 4, 8.0)
+    model="wan_vace", reads=frozenset({"context", "control"}), side_multiple=16, video=VideoFacts(17, 4, 8.0)
 )
 
 
 class Following(FakeCatalog):
-    """The model of films follows one."""
+    """The model of videos follows one."""
 
     def made_for(self, model: ModelRef) -> MadeFor:
         own = super().made_for(model)
-        return replace(own, sampling=FOLLOWS) if model.name == FILMS else own
+        return replace(own, sampling=FOLLOWS) if model.name == VIDEOS else own
 
 
 def cut(**fields: Any) -> tuple[Recipe, CutJob, GenerateRequest]:
@@ -277,17 +277,17 @@ def cut(**fields: Any) -> tuple[Recipe, CutJob, GenerateRequest]:
     return *cut_request(sent, JobId("job"), Following()), sent
 
 
-def encoded(job: CutJob) -> tuple[EncodePictureWork, tuple[TaskId, ...]]:
+def encoded(job: CutJob) -> tuple[EncodeImageWork, tuple[TaskId, ...]]:
     (found,) = [
         (work, task.needs)
         for task in job.job.tasks
-        if isinstance(work := job.works[task.task_id], EncodePictureWork) and work.follows
+        if isinstance(work := job.works[task.task_id], EncodeImageWork) and work.follows
     ]
     return found
 
 
 def test_what_is_followed_is_encoded_by_one_task_that_texts_and_seeds_share() -> None:
-    """It reads the video, its mask and the pictures, in order; sampling reads it."""
+    """It reads the video, its mask and the images, in order; sampling reads it."""
     reference = [VIDEO[0], VIDEO[1]]
     recipe, job, sent = cut(video=VIDEO, video_mask=MASK, reference=reference)
     work, needs = encoded(job)
@@ -301,7 +301,7 @@ def test_what_is_followed_is_encoded_by_one_task_that_texts_and_seeds_share() ->
     shared = {task.task_id for task in job.job.tasks} & {task.task_id for task in other.job.tasks}
     assert any(job.works[task] == work for task in shared)
     (sample,) = [one for one in job.works.values() if isinstance(one, SampleWork)]
-    assert (sample.follows, sample.leading, sample.reference, sample.pictured) == (True, 2, None, False)
+    assert (sample.follows, sample.leading, sample.reference, sample.imaged) == (True, 2, None, False)
     assert recipe.pictures is not None
     assert recipe.pictures.video_sha256 == sent.video.sha256
     assert recipe.pictures.video_mask_sha256 == sent.video_mask.sha256
@@ -333,13 +333,13 @@ def test_more_frames_than_the_video_has_can_be_made() -> None:
 
 def test_a_model_that_follows_nothing_says_so() -> None:
     sent, _ = bring(video=VIDEO)
-    with pytest.raises(UnusableField, match="video: found 'one', expected none: model 'films' is told of no video"):
+    with pytest.raises(UnusableField, match="video: found 'one', expected none: model 'videos' is told of no video"):
         cut_request(sent, JobId("job"), FakeCatalog())
 
 
-def test_job_files_name_films(tmp_path: Path) -> None:
-    """One by its path, or as pictures; seeds of lines that have no film are what they were."""
-    write_film(tmp_path / "a.mp4", VIDEO, 8.0)
+def test_job_files_name_videos(tmp_path: Path) -> None:
+    """One by its path, or as images; seeds of lines that have no video are what they were."""
+    write_video(tmp_path / "a.mp4", VIDEO, 8.0)
     Image.fromarray(VIDEO[0]).save(tmp_path / "b.png")
     lines = [
         {"model": "m", "prompt": "p"},

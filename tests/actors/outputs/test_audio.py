@@ -1,4 +1,4 @@
-"""Sound that is written and read back by another reader: every sample, the rate, the comment."""
+"""Audio that is written and read back by another reader: every sample, the rate, the comment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelpool.actors.outputs.audio import SoundKind, as_16_bits, encode_sound, sound_kind, write_sound
+from modelpool.actors.outputs.audio import AudioKind, as_16_bits, audio_kind, encode_audio, write_audio
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
 
-KINDS = pytest.mark.parametrize("kind", list(SoundKind), ids=lambda kind: kind.value)
+KINDS = pytest.mark.parametrize("kind", list(AudioKind), ids=lambda kind: kind.value)
 Samples = npt.NDArray[np.int16]
 
 
@@ -43,32 +43,32 @@ def read(content: bytes) -> tuple[Samples, int, dict[str, str]]:
 @KINDS
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize(("length", "rate"), [(1, 8000), (4096, 44100), (10_007, 48000)])
-def test_every_sample_is_kept(kind: SoundKind, channels: int, length: int, rate: int) -> None:
-    sound = samples(channels, length)
-    found, told, _ = read(encode_sound(sound, rate, kind))
+def test_every_sample_is_kept(kind: AudioKind, channels: int, length: int, rate: int) -> None:
+    audio = samples(channels, length)
+    found, told, _ = read(encode_audio(audio, rate, kind))
     assert found.dtype == np.int16
     assert told == rate
-    assert np.array_equal(found, sound)
+    assert np.array_equal(found, audio)
 
 
 def test_a_wav_is_what_python_reads() -> None:
-    sound = samples()
-    with wave.open(io.BytesIO(encode_sound(sound, 44100, SoundKind.WAV))) as file:
+    audio = samples()
+    with wave.open(io.BytesIO(encode_audio(audio, 44100, AudioKind.WAV))) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (2, 2, 44100)
         found = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2").reshape(-1, 2).T
-    assert np.array_equal(found, sound)
+    assert np.array_equal(found, audio)
 
 
 @KINDS
-def test_a_comment_is_kept(kind: SoundKind) -> None:
-    _, _, told = read(encode_sound(samples(), 44100, kind, comment="a drum, loud"))
+def test_a_comment_is_kept(kind: AudioKind) -> None:
+    _, _, told = read(encode_audio(samples(), 44100, kind, comment="a drum, loud"))
     assert {key.lower(): value for key, value in told.items()}["comment"] == "a drum, loud"
 
 
 def test_flac_is_smaller_than_wav() -> None:
     wave_CL = np.sin(np.arange(44100) / 20)[None] * 0.5
-    sound = as_16_bits(wave_CL)
-    assert len(encode_sound(sound, 44100, SoundKind.FLAC)) < 0.8 * len(encode_sound(sound, 44100, SoundKind.WAV))
+    audio = as_16_bits(wave_CL)
+    assert len(encode_audio(audio, 44100, AudioKind.FLAC)) < 0.8 * len(encode_audio(audio, 44100, AudioKind.WAV))
 
 
 @settings(deadline=None)
@@ -81,29 +81,29 @@ def test_a_wave_becomes_its_nearest_samples(numbers: list[float]) -> None:
 
 
 @KINDS
-def test_a_sound_is_written_whole_under_its_name(kind: SoundKind, tmp_path: Path) -> None:
+def test_a_audio_is_written_whole_under_its_name(kind: AudioKind, tmp_path: Path) -> None:
     path = tmp_path / f"sound{kind.value}"
     path.write_bytes(b"what was there before")
-    assert write_sound(path, samples(), 44100) == path
+    assert write_audio(path, samples(), 44100) == path
     assert np.array_equal(read(path.read_bytes())[0], samples())
     assert [file.name for file in tmp_path.iterdir()] == [path.name], "nothing is left over"
 
 
 def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match=r"unknown sound format '\.mp3'.*Known: \.flac, \.wav"):
-        write_sound(tmp_path / "sound.mp3", samples(), 44100)
-    with pytest.raises(UnknownName, match="unknown sound format"):
-        sound_kind("sound")
-    with pytest.raises(OutputFailed, match=r"missing/sound\.wav: cannot be written \(No such file or directory\)"):
-        write_sound(tmp_path / "missing" / "sound.wav", samples(), 44100)
+    with pytest.raises(UnknownName, match=r"unknown audio format '\.mp3'.*Known: \.flac, \.wav"):
+        write_audio(tmp_path / "sound.mp3", samples(), 44100)
+    with pytest.raises(UnknownName, match="unknown audio format"):
+        audio_kind("sound")
+    with pytest.raises(OutputFailed, match=r"missing/audio\.wav: cannot be written \(No such file or directory\)"):
+        write_audio(tmp_path / "missing" / "sound.wav", samples(), 44100)
     with pytest.raises(UnusableField, match=r"samples: found 'float64 \(2, 3\)', expected int16 numbers"):
-        encode_sound(np.zeros((2, 3)), 44100)  # type: ignore[arg-type]
+        encode_audio(np.zeros((2, 3)), 44100)  # type: ignore[arg-type]
     with pytest.raises(UnusableField, match="of one or two channels"):
-        encode_sound(np.zeros((3, 3), np.int16), 44100)
+        encode_audio(np.zeros((3, 3), np.int16), 44100)
     with pytest.raises(UnusableField, match="samples: found 0, expected at least one"):
-        encode_sound(np.zeros((1, 0), np.int16), 44100)
+        encode_audio(np.zeros((1, 0), np.int16), 44100)
     for rate in (0, -1, 10**9):
         with pytest.raises(UnusableField, match="samples per second: found"):
-            encode_sound(samples(), rate)
+            encode_audio(samples(), rate)
     with pytest.raises(UnusableField, match="samples: found 'numbers that are infinite or none'"):
         as_16_bits(np.array([[0.0, np.nan]]))

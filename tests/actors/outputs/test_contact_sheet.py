@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFont
 
 from modelpool.actors.outputs.contact_sheet import (
-    MOST_PICTURES,
-    LabelledPicture,
+    MOST_IMAGES,
+    LabelledImage,
     columns_for,
     fitted_size,
     make_contact_sheet,
@@ -39,7 +39,7 @@ def test_rows_are_full_where_they_can_be(count: int, columns: int) -> None:
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096))
-def test_a_picture_fits_its_cell_with_its_sides_in_proportion(width: int, height: int) -> None:
+def test_a_image_fits_its_cell_with_its_sides_in_proportion(width: int, height: int) -> None:
     fitted = fitted_size(width, height, 192)
     assert max(fitted) == 192
     assert min(fitted) >= 1
@@ -61,11 +61,11 @@ def test_a_label_too_long_keeps_as_much_as_fits() -> None:
     assert line.endswith("...")
 
 
-def test_a_sheet_of_too_many_pictures_says_how_many_it_leaves_out(tmp_path: Path) -> None:
+def test_a_sheet_of_too_many_images_says_how_many_it_leaves_out(tmp_path: Path) -> None:
     path = tmp_path / "p.png"
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
-    full = [LabelledPicture(path, RECIPE)] * MOST_PICTURES
+    full = [LabelledImage(path, RECIPE)] * MOST_IMAGES
     plain = Image.open(io.BytesIO(make_contact_sheet(full)))
     noted = Image.open(io.BytesIO(make_contact_sheet([*full, full[0]])))
     assert noted.width == plain.width
-    assert plain.height < noted.height < plain.height + 60, "a line of text, not a row of pictures"
+    assert plain.height < noted.height < plain.height + 60, "a line of text, not a row of images"

@@ -1,4 +1,4 @@
-"""An output folder holds whole pictures only, each once, whatever fails and whoever else writes there."""
+"""An output folder holds whole images only, each once, whatever fails and whoever else writes there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from modelpool.actors.outputs import folder as folder_module
 from modelpool.actors.outputs.folder import Finished, OutputFolder, file_name, pixels_sha256, plain, write_whole
 from modelpool.actors.outputs.png import read_recipe
 from modelpool.pool.core.errors import OutputFailed
-from modelpool.pool.core.stage_params import Picture
+from modelpool.pool.core.stage_params import ImagePixels
 from tests.actors.outputs.test_png import RECIPE
 
 
@@ -35,14 +35,14 @@ class FakeTask:
     worker: str
 
 
-def picture(seed: int = 7, prompt: str = "a red circle", index: int = 0) -> Finished:
+def image(seed: int = 7, prompt: str = "a red circle", index: int = 0) -> Finished:
     recipe = dataclasses.replace(RECIPE, prompt=prompt, seed=seed)
     pixels = np.random.default_rng(seed % 1000).integers(0, 256, size=(8, 8, 3), dtype=np.uint8)
-    return Finished(recipe, Picture(pixels), index, f"job-{index}", "gpu-0", 1.25, (FakeTask(Colour.RED, "gpu-0"),))
+    return Finished(recipe, ImagePixels(pixels), index, f"job-{index}", "gpu-0", 1.25, (FakeTask(Colour.RED, "gpu-0"),))
 
 
 def pixels_of(finished: Finished) -> np.ndarray:
-    assert isinstance(finished.made, Picture)
+    assert isinstance(finished.made, ImagePixels)
     return finished.made.pixels_HWC
 
 
@@ -58,37 +58,37 @@ def manifest_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in (path / "manifest.jsonl").read_text().splitlines()]
 
 
-def test_a_picture_is_kept_with_its_recipe_and_one_line(tmp_path: Path) -> None:
+def test_a_image_is_kept_with_its_recipe_and_one_line(tmp_path: Path) -> None:
     out = OutputFolder(tmp_path / "new" / "out")
-    path = out.write(picture())
+    path = out.write(image())
     assert path == tmp_path / "new" / "out" / file_name(RECIPE)
     assert re.fullmatch(r"a-red-circle-7-[0-9a-f]{8}\.png", path.name)
     assert read_recipe(path) == RECIPE
-    assert np.asarray(Image.open(path)).tobytes() == pixels_of(picture()).tobytes()
+    assert np.asarray(Image.open(path)).tobytes() == pixels_of(image()).tobytes()
     [line] = manifest_lines(out.path)
     assert line["digest"] == RECIPE.digest
     assert line["file"] == path.name
-    assert line["pixels_sha256"] == pixels_sha256(pixels_of(picture()))
+    assert line["pixels_sha256"] == pixels_sha256(pixels_of(image()))
     assert line["tasks"] == [{"stage": "red", "worker": "gpu-0"}]
     assert out.finished() == {RECIPE.digest: path}
 
 
 def test_the_same_recipe_again_is_the_same_file_and_no_second_line(tmp_path: Path) -> None:
-    first = OutputFolder(tmp_path).write(picture())
+    first = OutputFolder(tmp_path).write(image())
     stamp = first.stat().st_mtime_ns
     again = OutputFolder(tmp_path)
-    assert again.write(picture()) == first
-    assert again.write(picture()) == first
+    assert again.write(image()) == first
+    assert again.write(image()) == first
     assert first.stat().st_mtime_ns == stamp
     assert len(manifest_lines(tmp_path)) == 1
 
 
-def test_a_deleted_picture_is_not_finished_and_is_written_again_without_a_second_line(tmp_path: Path) -> None:
+def test_a_deleted_image_is_not_finished_and_is_written_again_without_a_second_line(tmp_path: Path) -> None:
     out = OutputFolder(tmp_path)
-    path = out.write(picture())
+    path = out.write(image())
     path.unlink()
     assert out.finished() == {}
-    assert out.write(picture()) == path
+    assert out.write(image()) == path
     assert path.exists()
     assert len(manifest_lines(tmp_path)) == 1
 
@@ -169,44 +169,44 @@ def break_at(monkeypatch: pytest.MonkeyPatch, point: str, failure: BaseException
         )
 
 
-def test_a_failure_at_any_step_leaves_nothing_or_a_whole_picture(
+def test_a_failure_at_any_step_leaves_nothing_or_a_whole_image(
     tmp_path: Path, breaking_point: str, failure: BaseException
 ) -> None:
-    """1. One picture is kept. 2. The next fails at a step. 3. Under its own name stands nothing or all of it, and what
+    """1. One image is kept. 2. The next fails at a step. 3. Under its own name stands nothing or all of it, and what
     was there is untouched. 4. The next run clears up and makes it good."""
     out = OutputFolder(tmp_path)
-    kept = out.write(picture(seed=1))
+    kept = out.write(image(seed=1))
     with pytest.MonkeyPatch.context() as monkeypatch:
         break_at(monkeypatch, breaking_point, failure)
         with pytest.raises((OutputFailed, Killed)) as caught:
-            out.write(picture(seed=2))
+            out.write(image(seed=2))
     if isinstance(failure, OSError):
         assert str(tmp_path) in str(caught.value)
         assert "No space left on device" in str(caught.value)
         assert partials(tmp_path) == []
 
-    path = tmp_path / file_name(picture(seed=2).recipe)
+    path = tmp_path / file_name(image(seed=2).recipe)
     if path.exists():
-        assert read_recipe(path) == picture(seed=2).recipe
-        assert np.asarray(Image.open(path)).tobytes() == pixels_of(picture(seed=2)).tobytes()
-    assert out.finished() == {picture(seed=1).recipe.digest: kept}
+        assert read_recipe(path) == image(seed=2).recipe
+        assert np.asarray(Image.open(path)).tobytes() == pixels_of(image(seed=2)).tobytes()
+    assert out.finished() == {image(seed=1).recipe.digest: kept}
 
     later = OutputFolder(tmp_path)
     assert partials(tmp_path) == []
-    assert later.write(picture(seed=2)) == path
+    assert later.write(image(seed=2)) == path
     assert list(later.finished().values()) == [kept, path]
     assert len(manifest_lines(tmp_path)) == 2
 
 
-def test_a_torn_manifest_line_is_repaired_and_its_picture_counts_as_not_made(tmp_path: Path) -> None:
+def test_a_torn_manifest_line_is_repaired_and_its_image_counts_as_not_made(tmp_path: Path) -> None:
     out = OutputFolder(tmp_path)
-    out.write(picture(seed=1))
-    out.write(picture(seed=2))
+    out.write(image(seed=1))
+    out.write(image(seed=2))
     manifest = tmp_path / "manifest.jsonl"
     manifest.write_bytes(manifest.read_bytes()[:-20])
     later = OutputFolder(tmp_path)
-    assert list(later.finished()) == [picture(seed=1).recipe.digest]
-    later.write(picture(seed=2))
+    assert list(later.finished()) == [image(seed=1).recipe.digest]
+    later.write(image(seed=2))
     assert [line["recipe"]["seed"] for line in manifest_lines(tmp_path)] == [1, 2]
 
 
@@ -252,11 +252,11 @@ def test_a_manifest_of_something_else_is_refused(tmp_path: Path) -> None:
 def write_many(path: Path, seeds: range) -> None:
     out = OutputFolder(path)
     for seed in seeds:
-        out.write(picture(seed=seed, index=seed))
+        out.write(image(seed=seed, index=seed))
 
 
 def test_two_runs_at_once_share_a_folder(tmp_path: Path) -> None:
-    """Two processes write overlapping sets of recipes: every picture is whole and listed exactly once."""
+    """Two processes write overlapping sets of recipes: every image is whole and listed exactly once."""
     context = multiprocessing.get_context("spawn")
     runs = [context.Process(target=write_many, args=(tmp_path, seeds)) for seeds in (range(30), range(15, 45))]
     for run in runs:
@@ -272,11 +272,11 @@ def test_two_runs_at_once_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_contact_sheet_shows_the_runs_one_after_the_other_each_in_its_order(tmp_path: Path) -> None:
-    """Pictures arrive in any order; the sheet has them in the order in which they were asked for."""
+    """Images arrive in any order; the sheet has them in the order in which they were asked for."""
 
     def solid(value: int, index: int, out: OutputFolder) -> None:
         recipe = dataclasses.replace(RECIPE, seed=value)
-        out.write(Finished(recipe, Picture(np.full((64, 64, 3), value, np.uint8)), index, "job", "gpu-0", 1.0))
+        out.write(Finished(recipe, ImagePixels(np.full((64, 64, 3), value, np.uint8)), index, "job", "gpu-0", 1.0))
 
     first, second = OutputFolder(tmp_path), OutputFolder(tmp_path)
     solid(60, 1, first)
@@ -291,11 +291,11 @@ def test_the_contact_sheet_shows_the_runs_one_after_the_other_each_in_its_order(
 
 
 def column_shades(sheet_HW: np.ndarray) -> Iterator[int]:
-    """The grey of each picture from left to right, along a line through the middle of the first row of pictures."""
+    """The grey of each image from left to right, along a line through the middle of the first row of images."""
     row = sheet_HW[28 + 96]
     for value in (30, 60, 90):
         columns = np.flatnonzero(row == value)
-        assert len(columns) == 192, "each picture is shown at the width of a cell"
+        assert len(columns) == 192, "each image is shown at the width of a cell"
     yield from (int(v) for v in row[np.sort([np.flatnonzero(row == v)[0] for v in (30, 60, 90)])])
 
 
@@ -310,9 +310,9 @@ def test_enum_members_become_their_values() -> None:
     assert plain(FakeTask(Colour.RED, "gpu-1")) == {"stage": "red", "worker": "gpu-1"}
 
 
-def test_a_recipe_and_its_twin_with_other_versions_are_the_same_picture(tmp_path: Path) -> None:
+def test_a_recipe_and_its_twin_with_other_versions_are_the_same_image(tmp_path: Path) -> None:
     out = OutputFolder(tmp_path)
-    first = out.write(picture())
+    first = out.write(image())
     newer: Recipe = dataclasses.replace(RECIPE, versions={"modelpool": "9.9"})
-    assert out.write(dataclasses.replace(picture(), recipe=newer)) == first
+    assert out.write(dataclasses.replace(image(), recipe=newer)) == first
     assert len(manifest_lines(tmp_path)) == 1

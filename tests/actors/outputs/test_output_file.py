@@ -1,4 +1,4 @@
-"""What was made becomes a file that says how it was made, in every format; and a picture stands for each."""
+"""What was made becomes a file that says how it was made, in every format; and an image stands for each."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ import numpy as np
 import pytest
 
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.outputs.contact_sheet import LabelledPicture, make_contact_sheet
+from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
 from modelpool.actors.outputs.folder import OutputFolder, file_name
-from modelpool.actors.outputs.output_file import Finished, encoded, read_film_recipe
-from modelpool.actors.outputs.preview_image import first_picture, wave_picture
+from modelpool.actors.outputs.output_file import Finished, encoded, read_video_recipe
+from modelpool.actors.outputs.preview_image import first_image, wave_image
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import Film, Made, Sound
+from modelpool.pool.core.stage_params import AudioSamples, Made, VideoFrames
 from tests.actors.outputs.test_png import RECIPE
 
-FILM_RECIPE = dataclasses.replace(RECIPE, width=32, height=16, frames=5, frame_rate=8.0)
-SOUND_RECIPE = dataclasses.replace(RECIPE, width=0, height=0, seconds=0.5)
+VIDEO_RECIPE = dataclasses.replace(RECIPE, width=32, height=16, frames=5, frame_rate=8.0)
+AUDIO_RECIPE = dataclasses.replace(RECIPE, width=0, height=0, seconds=0.5)
 
 
-def film() -> Film:
+def video() -> VideoFrames:
     """Five plain frames, the first of them red."""
     colours = np.array([[200, 30, 30], [30, 200, 30], [30, 30, 200], [0, 0, 0], [255, 255, 255]], np.uint8)
-    return Film(np.broadcast_to(colours[:, None, None], (5, 16, 32, 3)).copy(), 8.0)
+    return VideoFrames(np.broadcast_to(colours[:, None, None], (5, 16, 32, 3)).copy(), 8.0)
 
 
-def sound() -> Sound:
+def audio() -> AudioSamples:
     """A note that begins half-way."""
     places = np.arange(4000)
     wave = np.where(places < 2000, 0.0, np.sin(places / 10))
-    return Sound(np.stack([wave, wave], axis=1).astype(np.float32), 8000)
+    return AudioSamples(np.stack([wave, wave], axis=1).astype(np.float32), 8000)
 
 
 CASES = [
-    ("mp4", FILM_RECIPE),
-    ("webm", FILM_RECIPE),
-    ("gif", FILM_RECIPE),
-    ("wav", SOUND_RECIPE),
-    ("flac", SOUND_RECIPE),
+    ("mp4", VIDEO_RECIPE),
+    ("webm", VIDEO_RECIPE),
+    ("gif", VIDEO_RECIPE),
+    ("wav", AUDIO_RECIPE),
+    ("flac", AUDIO_RECIPE),
 ]
 
 
 def made(recipe: Recipe) -> Made:
-    return film() if recipe.frames else sound()
+    return video() if recipe.frames else audio()
 
 
 @pytest.mark.parametrize(("name", "recipe"), CASES)
@@ -58,11 +58,11 @@ def test_every_format_carries_the_whole_recipe(name: str, recipe: Recipe, prompt
     path = tmp_path / file_name(recipe)
     assert path.suffix == f".{name}"
     path.write_bytes(encoded(made(recipe), recipe))
-    assert read_film_recipe(path) == recipe
+    assert read_video_recipe(path) == recipe
 
 
 @pytest.mark.parametrize(("name", "recipe"), CASES)
-def test_a_folder_keeps_it_under_the_rules_of_pictures(name: str, recipe: Recipe, tmp_path: Path) -> None:
+def test_a_folder_keeps_it_under_the_rules_of_images(name: str, recipe: Recipe, tmp_path: Path) -> None:
     """Whole, once, listed; and the sheet shows it."""
     recipe = dataclasses.replace(recipe, format=name)
     out = OutputFolder(tmp_path)
@@ -76,55 +76,55 @@ def test_a_folder_keeps_it_under_the_rules_of_pictures(name: str, recipe: Recipe
 
 
 @pytest.mark.parametrize("name", ["mp4", "webm", "gif"])
-def test_the_first_frame_stands_for_a_film(name: str, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(FILM_RECIPE, format=name)
+def test_the_first_frame_stands_for_a_video(name: str, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(VIDEO_RECIPE, format=name)
     path = tmp_path / file_name(recipe)
-    path.write_bytes(encoded(film(), recipe))
-    picture = first_picture(path)
-    assert picture.size == (32, 16)
-    red, green, blue = picture.getpixel((16, 8))  # type: ignore[misc]
+    path.write_bytes(encoded(video(), recipe))
+    image = first_image(path)
+    assert image.size == (32, 16)
+    red, green, blue = image.getpixel((16, 8))  # type: ignore[misc]
     assert red > 150
     assert max(green, blue) < 80
 
 
 @pytest.mark.parametrize("name", ["wav", "flac"])
-def test_the_wave_stands_for_a_sound(name: str, tmp_path: Path) -> None:
+def test_the_wave_stands_for_a_audio(name: str, tmp_path: Path) -> None:
     """Quiet in its first half, loud in its second."""
-    recipe = dataclasses.replace(SOUND_RECIPE, format=name)
+    recipe = dataclasses.replace(AUDIO_RECIPE, format=name)
     path = tmp_path / file_name(recipe)
-    path.write_bytes(encoded(sound(), recipe))
-    inked = (np.asarray(first_picture(path)).min(axis=2) < 200).sum(axis=0)
+    path.write_bytes(encoded(audio(), recipe))
+    inked = (np.asarray(first_image(path)).min(axis=2) < 200).sum(axis=0)
     middle = len(inked) // 2
     assert inked[: middle - 4].max() <= 2
     assert np.median(inked[middle + 4 :]) > 20
 
 
 def test_a_wave_of_fewer_samples_than_pixels_is_drawn() -> None:
-    assert wave_picture(np.full((1, 3), 20000, np.int16)).size[0] > 3
+    assert wave_image(np.full((1, 3), 20000, np.int16)).size[0] > 3
 
 
 def test_the_sheet_says_how_long(tmp_path: Path) -> None:
-    """The label has room for it: the sheet of a film is not that of the same file as a picture."""
-    recipe = dataclasses.replace(FILM_RECIPE, format="gif")
+    """The label has room for it: the sheet of a video is not that of the same file as an image."""
+    recipe = dataclasses.replace(VIDEO_RECIPE, format="gif")
     path = tmp_path / file_name(recipe)
-    path.write_bytes(encoded(film(), recipe))
-    as_film = make_contact_sheet([LabelledPicture(path, recipe)])
-    assert as_film != make_contact_sheet([LabelledPicture(path, RECIPE)])
+    path.write_bytes(encoded(video(), recipe))
+    as_video = make_contact_sheet([LabelledImage(path, recipe)])
+    assert as_video != make_contact_sheet([LabelledImage(path, RECIPE)])
 
 
-def test_a_film_of_another_program_has_no_recipe(tmp_path: Path) -> None:
+def test_a_video_of_another_program_has_no_recipe(tmp_path: Path) -> None:
     with av.open(str(tmp_path / "other.mp4"), "w") as container:
         stream = container.add_stream("libx264", rate=8)
         stream.width, stream.height, stream.pix_fmt = 32, 16, "yuv420p"
         container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((16, 32, 3), np.uint8), format="rgb24")))
         container.mux(stream.encode(None))
     with pytest.raises(UserError, match="no 'comment' text in this file"):
-        read_film_recipe(tmp_path / "other.mp4")
+        read_video_recipe(tmp_path / "other.mp4")
 
 
-def test_what_is_no_film_is_told(tmp_path: Path) -> None:
+def test_what_is_no_video_is_told(tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("nothing")
-    with pytest.raises(UserError, match="cannot be read as a film or a sound"):
-        read_film_recipe(tmp_path / "text.mp4")
+    with pytest.raises(UserError, match="cannot be read as a video or an audio clip"):
+        read_video_recipe(tmp_path / "text.mp4")
     with pytest.raises(UserError, match="no such file"):
-        read_film_recipe(tmp_path / "gone.mp4")
+        read_video_recipe(tmp_path / "gone.mp4")

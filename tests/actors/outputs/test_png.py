@@ -113,12 +113,12 @@ def test_a_png_holds_exactly_its_pixels_and_its_recipe(tmp_path_factory, prompt:
     assert read_recipe(path).digest == recipe.digest
 
 
-def test_the_same_picture_is_the_same_file() -> None:
+def test_the_same_image_is_the_same_file() -> None:
     """No clock, no random order: the bytes of the file are a function of pixels and recipe."""
     assert encode_png(pixels(), RECIPE) == encode_png(pixels(), RECIPE)
 
 
-def test_a_picture_of_another_program_says_that_it_has_no_recipe(tmp_path: Path) -> None:
+def test_a_image_of_another_program_says_that_it_has_no_recipe(tmp_path: Path) -> None:
     path = tmp_path / "other.png"
     Image.fromarray(pixels()).save(path)
     with pytest.raises(UserError, match=r"other\.png: no 'modelpool' text"):
@@ -128,11 +128,11 @@ def test_a_picture_of_another_program_says_that_it_has_no_recipe(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n", "half"])
-def test_what_is_no_picture_is_refused_by_name(tmp_path: Path, content: bytes | str) -> None:
+def test_what_is_no_image_is_refused_by_name(tmp_path: Path, content: bytes | str) -> None:
     whole = encode_png(pixels(), RECIPE)
     path = tmp_path / "broken.png"
     path.write_bytes(whole[: len(whole) // 2] if isinstance(content, str) else content)
-    with pytest.raises(UserError, match=r"broken\.png: cannot be read as a picture"):
+    with pytest.raises(UserError, match=r"broken\.png: cannot be read as an image"):
         read_recipe(path)
 
 

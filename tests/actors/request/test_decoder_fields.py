@@ -1,4 +1,4 @@
-"""The field that says which second model makes a picture, as people write it; what cannot be is told under the names
+"""The field that says which second model makes an image, as people write it; what cannot be is told under the names
 and in the words of the request that it is a part of."""
 
 from __future__ import annotations

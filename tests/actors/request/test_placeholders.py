@@ -1,4 +1,4 @@
-"""Models that work from pictures can be planned for without one: what is asked for then is what a picture of that size
+"""Models that work from images can be planned for without one: what is asked for then is what an image of that size
 would ask for."""
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from safetensors.torch import save_file
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.plan import memory_plan
 from modelpool.actors.graph.build_graph import cut_request
-from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.placeholders import with_stand_ins
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.specs.spec import JobId
-from tests.pool.families.test_seen_wan import BOTH, picture
-from tests.pool.families.tiny_films import FILMS
+from tests.pool.families.test_seen_wan import BOTH, image
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, TinyFamilyModel
+from tests.pool.families.tiny_videos import VIDEOS
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 SIZE: dict[str, Any] = {"width": 64, "height": 64}
 
 
 def _catalog(folder: Path, name: str) -> Catalog:
-    if name in FILMS:
-        save_file(FILMS[name].file(), folder / "tiny.safetensors")
+    if name in VIDEOS:
+        save_file(VIDEOS[name].file(), folder / "tiny.safetensors")
     elif name in SHOWN_LAYOUTS:
         write_tiny_checkpoint(folder / "tiny.safetensors", layout=SHOWN_LAYOUTS[name]())
     else:
@@ -44,23 +44,23 @@ def _catalog(folder: Path, name: str) -> Catalog:
         ("sd1_ip2p", SIZE, {"image": (64, 64)}),
     ],
 )
-def test_a_plan_without_a_picture_is_that_of_a_picture_of_its_size(
-    name: str, fields: dict[str, Any], pictures: dict[str, tuple[int, int]], tmp_path: Path
+def test_a_plan_without_a_image_is_that_of_a_image_of_its_size(
+    name: str, fields: dict[str, Any], images: dict[str, tuple[int, int]], tmp_path: Path
 ) -> None:
     catalog = _catalog(tmp_path, name)
     said = {"model": "tiny", "prompt": "", "seed": 0, "steps": 2, **fields}
     planned = with_stand_ins(GenerateRequest(**said), catalog.made_for(catalog.find_model("tiny")))
-    assert {key: (getattr(planned, key).width, getattr(planned, key).height) for key in pictures} == pictures
-    own = {key: picture(seed, *size) for seed, (key, size) in enumerate(pictures.items())}
-    given, _ = GivenPictures(lambda result: result).bring(GenerateRequest(**said, **own))
+    assert {key: (getattr(planned, key).width, getattr(planned, key).height) for key in images} == images
+    own = {key: image(seed, *size) for seed, (key, size) in enumerate(images.items())}
+    given, _ = InputImages(lambda result: result).bring(GenerateRequest(**said, **own))
     (_, found), (_, expected) = (cut_request(each, JobId("j"), catalog) for each in (planned, given))
     assert sorted(map(str, found.works.values())) == sorted(map(str, expected.works.values()))
     figures = [sorted(task.activation_bytes for task in cut.job.tasks) for cut in (found, expected)]
     assert figures[0] == figures[1]
 
 
-def test_the_command_plans_for_a_model_of_pictures(tmp_path: Path) -> None:
-    """Found: it asked for the picture that it does not need."""
+def test_the_command_plans_for_a_model_of_images(tmp_path: Path) -> None:
+    """Found: it asked for the image that it does not need."""
     _catalog(tmp_path, "svd")
     config = tmp_path / "pool.toml"
     config.write_text(f'[models]\nfolders = ["{tmp_path}"]\n[pool]\ndevice = "sim"\nvram = "256MiB"\n')

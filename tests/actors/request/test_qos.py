@@ -1,4 +1,4 @@
-"""Priority, user and deadline on their way from a driver to the scheduler's words; and that they change no picture."""
+"""Priority, user and deadline on their way from a driver to the scheduler's words; and that they change no image."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_other_terms_that_cannot_be(field: dict[str, object]) -> None:
 
 
 def test_terms_in_a_job_file_do_not_change_its_seeds(tmp_path: Path) -> None:
-    """Somebody adds a deadline to a file whose batch was stopped: the same pictures are missing as before."""
+    """Somebody adds a deadline to a file whose batch was stopped: the same images are missing as before."""
     plain, hurried = tmp_path / "plain.jsonl", tmp_path / "hurried.jsonl"
     lines = [{"model": "m", "prompt": f"p{number}"} for number in range(3)]
     plain.write_text("\n".join(json.dumps(line) for line in lines))
@@ -89,8 +89,8 @@ def test_somebody_runs_this() -> None:
 
 
 def test_warnings_say_how_many_and_how_long() -> None:
-    assert "a picture cannot" in too_late([3.0])
-    assert "2 pictures cannot" in too_late([3.0, 4.5])
+    assert "an image cannot" in too_late([3.0])
+    assert "2 images cannot" in too_late([3.0, 4.5])
     assert "4.5 s" in too_late([3.0, 4.5])
 
 

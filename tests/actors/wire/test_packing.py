@@ -8,7 +8,7 @@ import pytest
 from modelpool.actors.wire.messages import RunRequest
 from modelpool.actors.wire.packing import SMALL_BYTES, packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import result_bytes
-from modelpool.pool.core.stage_params import Encoded, Halfway, Latent, LoraRef, ModelRef, Picture, SampleWork
+from modelpool.pool.core.stage_params import Encoded, Halfway, ImagePixels, Latent, LoraRef, ModelRef, SampleWork
 from modelpool.pool.plan.residency import Residency, Resident
 from modelpool.pool.specs.spec import (
     ComponentKey,
@@ -60,11 +60,11 @@ def test_all_that_is_handed_on_between_two_models_is_counted() -> None:
     assert result_bytes(Halfway(latent)) == latent.nbytes
 
 
-@pytest.mark.parametrize("kind", [Encoded, Latent, Picture])
+@pytest.mark.parametrize("kind", [Encoded, Latent, ImagePixels])
 @pytest.mark.parametrize("nbytes", [0, 4, SMALL_BYTES, SMALL_BYTES + 4, 1 << 20])
 def test_small_results_travel_in_a_message_and_others_as_they_are(kind: type, nbytes: int) -> None:
     array = np.random.default_rng(1).integers(0, 256, (1, 1, nbytes), np.uint8)
-    result = kind(array if kind is Picture else array.view(np.float32))
+    result = kind(array if kind is ImagePixels else array.view(np.float32))
     assert result_bytes(result) == nbytes
     sent = packed_result(result, nbytes)
     if nbytes > SMALL_BYTES:

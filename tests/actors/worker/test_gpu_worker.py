@@ -13,7 +13,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import RunRequest, StepDone
 from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes
 from modelpool.pool.core.errors import CorruptFile, DoesNotFit
-from modelpool.pool.core.stage_params import Coming, Encoded, Latent, Picture, SampleWork, Stopped
+from modelpool.pool.core.stage_params import Coming, Encoded, ImagePixels, Latent, SampleWork, Stopped
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import ComponentKey, JobId, NodeId, RunErrorKind, Rung, Stage, WorkerId
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 class Bench:
-    """One worker, and the sample task of one picture with its inputs."""
+    """One worker, and the sample task of one image with its inputs."""
 
     def __init__(self, engine: object | None = None, prompt: str = "a red circle", steps: int = 3) -> None:
         self.steps: list[StepDone] = []
@@ -261,7 +261,7 @@ def test_closing_ends_the_watch_and_empties_the_gpu() -> None:
         (Encoded(np.zeros((77, 8), np.float32)), 77 * 8 * 4),
         (Encoded(np.zeros((77, 8), np.float32), np.zeros(16, np.float32)), (77 * 8 + 16) * 4),
         (Latent(np.zeros((4, 8, 8), np.float32)), 4 * 8 * 8 * 4),
-        (Picture(np.zeros((64, 64, 3), np.uint8)), 64 * 64 * 3),
+        (ImagePixels(np.zeros((64, 64, 3), np.uint8)), 64 * 64 * 3),
     ],
 )
 def test_the_size_of_a_result_is_the_size_of_its_arrays(result, size_bytes) -> None:
@@ -273,7 +273,7 @@ def test_the_work_of_the_bench_is_a_sampling() -> None:
 
 
 def together(bench: Bench, *prompts: str, attempt: int = 1) -> tuple[list[RunRequest], list]:
-    """Requests for the sample tasks of pictures with these prompts, and all their inputs."""
+    """Requests for the sample tasks of images with these prompts, and all their inputs."""
     requests, inputs = [], []
     for number, prompt in enumerate(prompts):
         other = Bench(prompt=prompt)

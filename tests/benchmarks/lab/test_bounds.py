@@ -51,8 +51,8 @@ def test_the_least_makespan_is_even_work_or_the_longest_chain() -> None:
     assert least_makespan_seconds(jobs, gpus, load_seconds=4.0) == pytest.approx(84.0 / 4.0)
     assert least_makespan_seconds(jobs[:1], gpus) == pytest.approx(10.0 / 3.0)
     assert least_makespan_seconds([], []) == 0.0
-    picture = InventedModel("m").job("j", "a cat", 1)
-    assert chain_seconds(picture) == pytest.approx(0.1 + 2.0 + 0.4)
+    image = InventedModel("m").job("j", "a cat", 1)
+    assert chain_seconds(image) == pytest.approx(0.1 + 2.0 + 0.4)
 
 
 def test_the_least_makespan_holds_where_a_batch_gains() -> None:
@@ -68,17 +68,17 @@ def test_the_least_makespan_holds_where_a_batch_gains() -> None:
 
 def test_what_need_not_be_done_is_in_no_bound() -> None:
     """Results that are given, to this job or another, and tasks that no wanted result depends on."""
-    picture = InventedModel("m").job("j", "a cat", 1)
-    encode, sample, decode = picture.tasks
+    image = InventedModel("m").job("j", "a cat", 1)
+    encode, sample, decode = image.tasks
     gpus = workers(99)
-    given = replace(picture, given=(encode.task_id,))
-    assert least_makespan_seconds([given, picture], gpus) == pytest.approx(2.4)
-    assert least_makespan_seconds([replace(picture, wanted=sample.task_id)], gpus) == pytest.approx(2.1)
+    given = replace(image, given=(encode.task_id,))
+    assert least_makespan_seconds([given, image], gpus) == pytest.approx(2.4)
+    assert least_makespan_seconds([replace(image, wanted=sample.task_id)], gpus) == pytest.approx(2.1)
     specs = {spec.key: spec for spec in InventedModel("m").components}
-    whole, less = (least_load_seconds([one], gpus, specs) for one in (picture, given))
+    whole, less = (least_load_seconds([one], gpus, specs) for one in (image, given))
     assert less == whole - specs[encode.uses[0].component].upload_bytes / gpus[0].link_bytes_per_second
     faster = replace(sample, divisions=(Division(0, slowdown=0.5),))
-    assert chain_seconds(replace(picture, tasks=(encode, faster, decode))) == pytest.approx(0.1 + 1.0 + 0.4)
+    assert chain_seconds(replace(image, tasks=(encode, faster, decode))) == pytest.approx(0.1 + 1.0 + 0.4)
 
 
 def test_adapters_are_read_as_seldom_as_one_memory_for_all_would_that_knows_the_jobs() -> None:
@@ -87,9 +87,9 @@ def test_adapters_are_read_as_seldom_as_one_memory_for_all_would_that_knows_the_
     jobs = [job(f"j{n}", "a", lora=lora).job for n, lora in enumerate("xyxzyx")]
     assert [least_adapter_loads(jobs, slots) for slots in range(4)] == [6, 4, 3, 3]
     assert least_adapter_loads([*jobs, jobs[0], jobs[3]], 0) == 6
-    picture = InventedModel("m").job("j", "a cat", 1, loras=["x", "y"])
-    assert least_adapter_loads([picture], 2) == 2
-    assert least_adapter_loads([replace(picture, given=(picture.tasks[1].task_id,))], 2) == 0
+    image = InventedModel("m").job("j", "a cat", 1, loras=["x", "y"])
+    assert least_adapter_loads([image], 2) == 2
+    assert least_adapter_loads([replace(image, given=(image.tasks[1].task_id,))], 2) == 0
     assert least_adapter_loads([], 2) == 0
 
 

@@ -45,7 +45,7 @@ def in_folder(folder: Path, config: str, make: Callable[[], Any] = tiny_controls
 
 
 def without_kind(state: Mapping[str, Any]) -> File:
-    """The names of Stability's files, none of which says the kind of its pictures."""
+    """The names of Stability's files, none of which says the kind of its images."""
     return {key: tensor for key, tensor in tiny_controls.sd35_file(state).items() if key != "control_type"}
 
 
@@ -114,8 +114,8 @@ def test_a_configuration_that_is_none_is_refused_by_name(config: str, complaint:
 @pytest.mark.parametrize(
     ("place", "publish", "is_bright"),
     [
-        ("c.safetensors", partial(tiny_controls.sd35_file, pictures=1), True),
-        ("canny.safetensors", partial(tiny_controls.sd35_file, pictures=0), False),
+        ("c.safetensors", partial(tiny_controls.sd35_file, images=1), True),
+        ("canny.safetensors", partial(tiny_controls.sd35_file, images=0), False),
         ("SD3.5-Canny-8b.safetensors", tiny_controls.as_it_is, True),
         ("depth.safetensors", tiny_controls.as_it_is, False),
         (f"sd35-controlnet-canny/{IN_A_FOLDER}", tiny_controls.as_it_is, True),
@@ -124,7 +124,7 @@ def test_a_configuration_that_is_none_is_refused_by_name(config: str, complaint:
         (f"canny/snapshots/0a1b/{IN_A_FOLDER}", tiny_controls.as_it_is, False),
     ],
 )
-def test_which_pictures_one_of_sd35_large_reads_is_said_by_its_file_or_else_its_name(
+def test_which_images_one_of_sd35_large_reads_is_said_by_its_file_or_else_its_name(
     place: str, publish: Callable[[Mapping[str, Any]], File], is_bright: bool, tmp_path: Path
 ) -> None:
     tiny_controls.write(tmp_path / place, tiny_controls.sd35_large, 0, publish)
@@ -161,7 +161,7 @@ def test_others_that_read_edges_read_them_as_they_are(tmp_path: Path) -> None:
     ],
     ids=["nan", "inf", "none", "two", "complex"],
 )
-def test_a_file_that_says_no_number_of_its_pictures_is_refused_by_name(said: torch.Tensor, tmp_path: Path) -> None:
+def test_a_file_that_says_no_number_of_its_images_is_refused_by_name(said: torch.Tensor, tmp_path: Path) -> None:
     path = tmp_path / "c.safetensors"
     state = tiny_controls.sd35_file(tiny_controls.sd35_large().state_dict())
     save_file({**{key: torch.zeros_like(value) for key, value in state.items()}, "control_type": said}, path)

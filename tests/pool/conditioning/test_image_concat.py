@@ -1,4 +1,4 @@
-"""Models that are shown a picture make of it what diffusers' pipelines make of it, on the same weights and noise: they
+"""Models that are shown an image make of it what diffusers' pipelines make of it, on the same weights and noise: they
 change it as a text says, make it larger, fill a hole, follow its edges, or work from it."""
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from diffusers import EulerDiscreteScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import EncodePictureWork
+from modelpool.pool.core.stage_params import EncodeImageWork
 from modelpool.pool.pixels.image_ops import covering
 from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.specs.spec import Role
-from tests.pool.families.test_from_pictures import mask, picture
+from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily
@@ -59,12 +59,12 @@ def unet_pipeline(tiny: TinyModel, kind: type, scheduler: Any, **parts: Any) -> 
 
 @pytest.mark.parametrize("fields", [{}, {"image_cfg": 1.2}, {"image_cfg": 1.0}], ids=["usual", "weaker", "by itself"])
 @pytest.mark.parametrize("name", ["sd1_ip2p", "sdxl_ip2p"])
-def test_a_picture_is_changed_as_a_text_says_as_diffusers_does(
+def test_a_image_is_changed_as_a_text_says_as_diffusers_does(
     name: str, fields: dict[str, float], tmp_path: Path
 ) -> None:
     tiny = TinyModel(tmp_path, SHOWN_LAYOUTS[name]())
     assert tiny.family.name == name
-    made = tiny.made(image=picture(), negative="blurry", **UNET_FIELDS, **fields)
+    made = tiny.made(image=image(), negative="blurry", **UNET_FIELDS, **fields)
     if name == "sd1_ip2p":
         parts: dict[str, Any] = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
         sizes = {}
@@ -73,7 +73,7 @@ def test_a_picture_is_changed_as_a_text_says_as_diffusers_does(
         sizes = {"height": HEIGHT, "width": WIDTH}
     pipeline = unet_pipeline(tiny, PIPELINES[name], euler(), **parts)
     expected = pipeline(
-        **made.texts, **sizes, image=picture(), num_inference_steps=STEPS, guidance_scale=5.0,
+        **made.texts, **sizes, image=image(), num_inference_steps=STEPS, guidance_scale=5.0,
         image_guidance_scale=fields.get("image_cfg", 1.5), generator=torch.Generator().manual_seed(SEED),
         output_type="latent",
     ).images  # fmt: skip
@@ -95,10 +95,10 @@ class _OurUpscalerLevels(EulerDiscreteScheduler):  # type: ignore[misc] # diffus
 
 
 @pytest.mark.parametrize("level", [None, 150])
-def test_a_picture_is_made_four_times_as_large_as_diffusers_does(level: int | None, tmp_path: Path) -> None:
+def test_a_image_is_made_four_times_as_large_as_diffusers_does(level: int | None, tmp_path: Path) -> None:
     tiny = TinyModel(tmp_path, SHOWN_LAYOUTS["sd_x4"]())
     assert tiny.family.name == "sd_x4"
-    small = picture(24, 16)
+    small = image(24, 16)
     made = tiny.made(image=small, negative="blurry", noise_level=level, **UNET_FIELDS)
     betas = {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "scaled_linear"}
     scheduler = _OurUpscalerLevels(**betas, steps_offset=1, prediction_type="v_prediction")
@@ -109,7 +109,7 @@ def test_a_picture_is_made_four_times_as_large_as_diffusers_does(level: int | No
     )  # fmt: skip
     expected = pipeline(
         **made.texts, image=small, num_inference_steps=STEPS, guidance_scale=5.0, output_type="latent",
-        noise_level=20 if level is None else level, latents=PictureNoise(SEED).draw((1, 4, 16, 24)),
+        noise_level=20 if level is None else level, latents=ImageNoise(SEED).draw((1, 4, 16, 24)),
         generator=torch.Generator().manual_seed(2**64 - 1 - SEED),
     ).images  # fmt: skip
     assert_equal(made.latents[0], expected)
@@ -135,7 +135,7 @@ def _flux_call(tiny: TinyModel, made: Made, pipeline: Any) -> dict[str, Any]:
 
 
 def _noise(tiny: TinyModel) -> Tensor:
-    return PictureNoise(SEED).draw((1, *latent_shape(WIDTH, HEIGHT, 0, tiny.engine._opened(tiny.model).latent)))
+    return ImageNoise(SEED).draw((1, *latent_shape(WIDTH, HEIGHT, 0, tiny.engine._opened(tiny.model).latent)))
 
 
 def _unpacked(pipeline: Any, packed: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _unpacked(pipeline: Any, packed: Tensor) -> Tensor:
 
 @pytest.fixture
 def mean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers draws a latent from what its VAE says of a picture; here it takes the mean, as we do."""
+    """diffusers draws a latent from what its VAE says of an image; here it takes the mean, as we do."""
     for name in ("fill", "kontext"):
         place = f"diffusers.pipelines.flux.pipeline_flux_{name}.retrieve_latents"
         monkeypatch.setattr(place, lambda encoded, **_: encoded.latent_dist.mode())
@@ -161,24 +161,24 @@ def test_flux_fill_fills_a_hole_as_diffusers_does(strength: float, tmp_path: Pat
     assert tiny.family.name == "flux_fill"
     hole = np.asarray(mask()).copy()
     hole[13:21, 5:50] = 255
-    made = tiny.made(image=picture(), mask=hole, strength=strength, steps=STEPS, cfg=3.0)
+    made = tiny.made(image=image(), mask=hole, strength=strength, steps=STEPS, cfg=3.0)
     pipeline = _flux_pipeline(tiny, PIPELINES["flux_fill"])
     call = _flux_call(tiny, made, pipeline)
     if strength < 1:
         call |= {"latents": None, "generator": torch.Generator().manual_seed(SEED)}
-    expected = pipeline(**call, image=picture(), mask_image=Image.fromarray(hole), strength=strength).images
+    expected = pipeline(**call, image=image(), mask_image=Image.fromarray(hole), strength=strength).images
     assert_equal(made.latents[0], _unpacked(pipeline, expected))
-    assert (made.pixels[hole == 0] == np.asarray(picture())[hole == 0]).all()
+    assert (made.pixels[hole == 0] == np.asarray(image())[hole == 0]).all()
     tiny.close()
 
 
 @pytest.mark.parametrize(
     "family", [SHOWN_FAMILIES["flux_fill"], FAMILIES["flux_dev"]], ids=lambda family: str(family.name)
 )
-def test_a_picture_beyond_whole_steps_is_as_one_that_covers_them(family: TinyFamily, tmp_path: Path) -> None:
+def test_a_image_beyond_whole_steps_is_as_one_that_covers_them(family: TinyFamily, tmp_path: Path) -> None:
     """With its mask, whether the model is told of that or not: eight pixels of each side are in no step."""
     tiny = TinyFamilyModel(tmp_path, family)
-    large = picture(WIDTH + 8, HEIGHT + 8)
+    large = image(WIDTH + 8, HEIGHT + 8)
     hole = np.zeros((HEIGHT + 8, WIDTH + 8), np.uint8)
     hole[13:21, 5:50] = 255
     fields: dict[str, Any] = {"strength": 0.5, "steps": 2, "cfg": 3.0}
@@ -192,12 +192,12 @@ def test_a_picture_beyond_whole_steps_is_as_one_that_covers_them(family: TinyFam
 
 
 @pytest.mark.usefixtures("mean_latents")
-def test_flux_control_follows_a_picture_as_diffusers_does(tmp_path: Path) -> None:
+def test_flux_control_follows_a_image_as_diffusers_does(tmp_path: Path) -> None:
     tiny = TinyFamilyModel(tmp_path, SHOWN_FAMILIES["flux_control"])
     assert tiny.family.name == "flux_control"
-    made = tiny.made(image=picture(), steps=STEPS, cfg=3.0)
+    made = tiny.made(image=image(), steps=STEPS, cfg=3.0)
     pipeline = _flux_pipeline(tiny, PIPELINES["flux_control"])
-    expected = pipeline(**_flux_call(tiny, made, pipeline), control_image=picture()).images
+    expected = pipeline(**_flux_call(tiny, made, pipeline), control_image=image()).images
     assert_equal(made.latents[0], _unpacked(pipeline, expected))
     tiny.close()
 
@@ -227,23 +227,23 @@ def _klein(tiny: TinyModel, made: Made, reference: Image.Image | list[Image.Imag
 
 @pytest.mark.parametrize(("name", "pipeline"), [("flux_dev", _kontext), ("flux2_klein", _klein)])
 @pytest.mark.usefixtures("mean_latents")
-def test_a_picture_to_work_from_is_told_as_diffusers_does(
+def test_a_image_to_work_from_is_told_as_diffusers_does(
     name: str, pipeline: Callable[[TinyModel, Made, Image.Image], Tensor], tmp_path: Path
 ) -> None:
-    """At its own proportions, whatever those of the picture that is made: here it is high, and that is wide."""
+    """At its own proportions, whatever those of the image that is made: here it is high, and that is wide."""
     tiny = TinyFamilyModel(tmp_path, FAMILIES[name])
-    reference = picture(32, 96)
+    reference = image(32, 96)
     made = tiny.made(reference=reference, width=WIDTH, height=HEIGHT, steps=STEPS, cfg=3.0)
-    (work,) = [work for work in made.works.values() if isinstance(work, EncodePictureWork)]
+    (work,) = [work for work in made.works.values() if isinstance(work, EncodeImageWork)]
     assert (work.width, work.height) == (32, 96)
     assert_equal(made.latents[0], pipeline(tiny, made, reference))
     tiny.close()
 
 
 @pytest.mark.usefixtures("mean_latents")
-def test_several_pictures_to_work_from_are_told_in_their_order_as_diffusers_does(tmp_path: Path) -> None:
+def test_several_images_to_work_from_are_told_in_their_order_as_diffusers_does(tmp_path: Path) -> None:
     tiny = TinyFamilyModel(tmp_path, FAMILIES["flux2_klein"])
-    references = [picture(32, 96), picture(96, 32)]
+    references = [image(32, 96), image(96, 32)]
     made, turned = (
         tiny.made(reference=given, width=WIDTH, height=HEIGHT, steps=STEPS, cfg=3.0)
         for given in (references, references[::-1])

@@ -1,5 +1,5 @@
-"""Texts for parts of a picture: their guesses are one weighted mean, which a small reference of its own computes cell
-by cell; boxes have soft edges where the picture goes on."""
+"""Texts for parts of an image: their guesses are one weighted mean, which a small reference of its own computes cell
+by cell; boxes have soft edges where the image goes on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Key and shape lists of ControlNets in their published layout: the half of a UNet that goes down, with a convolution
-behind each of its outputs, and a small network that brings a picture to the size of a latent."""
+behind each of its outputs, and a small network that brings an image to the size of a latent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHARED = ("time_embed.", "input_blocks.", "middle_block.", "label_emb.")
 
 
 def ldm_controlnet(unet: LdmUnet, prefix: str = "control_model.", widths: tuple[int, ...] = (4, 8, 8, 16)) -> Layout:
-    """A ControlNet for `unet`, as its code of origin has it. `widths` are of the picture, size by size."""
+    """A ControlNet for `unet`, as its code of origin has it. `widths` are of the image, size by size."""
     layout: Layout = {key: shape for key, shape in ldm_unet(unet, "").items() if key.startswith(_SHARED)}
     outputs: dict[int, int] = {}
     for key, shape in layout.items():

@@ -1,4 +1,4 @@
-"""Pictures that the ControlNets of a run are given."""
+"""Images that the ControlNets of a run are given."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import warnings
 import numpy as np
 import pytest
 
-from modelpool.pool.controlnets.controlnet_run import _pictures_of
+from modelpool.pool.controlnets.controlnet_run import _images_of
 from modelpool.pool.controlnets.kinds import KINDS
-from modelpool.pool.core.stage_params import ControlRef, ModelRef, Picture, SampleWork
+from modelpool.pool.core.stage_params import ControlRef, ImagePixels, ModelRef, SampleWork
 
 WORK = SampleWork(
     ModelRef("m", "m", "aa"), (), 64, 48, 4, 3.0, "euler", "normal", 1,
@@ -18,13 +18,13 @@ WORK = SampleWork(
 
 
 @pytest.mark.parametrize("size", [(48, 64), (96, 128)], ids=["of its size", "scaled"])
-def test_a_picture_that_may_not_be_written_is_read_without_a_warning(size: tuple[int, int]) -> None:
+def test_a_image_that_may_not_be_written_is_read_without_a_warning(size: tuple[int, int]) -> None:
     """As those that other processes hand over are; what is done with what is read changes nothing there."""
     pixels_HWC = np.full((*size, 3), 255, np.uint8)
     pixels_HWC.setflags(write=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (read_CHW,) = _pictures_of([Picture(pixels_HWC)], WORK, KINDS[-1:])
+        (read_CHW,) = _images_of([ImagePixels(pixels_HWC)], WORK, KINDS[-1:])
     assert read_CHW.shape == (3, 48, 64)
     assert (read_CHW == 1).all()
     read_CHW.zero_()
@@ -34,5 +34,5 @@ def test_a_picture_that_may_not_be_written_is_read_without_a_warning(size: tuple
 def test_what_is_turned_is_read_as_it_is() -> None:
     """Rows from the bottom up are no array that torch takes."""
     pixels_HWC = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
-    (read_CHW,) = _pictures_of([Picture(pixels_HWC[::-1])], WORK, KINDS[-1:])
+    (read_CHW,) = _images_of([ImagePixels(pixels_HWC[::-1])], WORK, KINDS[-1:])
     np.testing.assert_allclose(read_CHW.permute(1, 2, 0) * 255, pixels_HWC[::-1], atol=1e-4)

@@ -103,8 +103,8 @@ def xlabs_file(state: Mapping[str, Tensor]) -> File:
     return file
 
 
-def sd35_file(state: Mapping[str, Tensor], pictures: int = 2) -> File:
-    """The names of Stability's files, which say the kind of their pictures: 1 is edges, 2 depths."""
+def sd35_file(state: Mapping[str, Tensor], images: int = 2) -> File:
+    """The names of Stability's files, which say the kind of their images: 1 is edges, 2 depths."""
     names = {
         ".attn.to_out.0.": ".attn.proj.",
         ".ff.net.0.proj.": ".mlp.fc1.",
@@ -120,7 +120,7 @@ def sd35_file(state: Mapping[str, Tensor], pictures: int = 2) -> File:
             for name, published in names.items():
                 key = key.replace(name, published)
             file[key] = tensor
-    return {**file, "control_type": torch.tensor(float(pictures))}
+    return {**file, "control_type": torch.tensor(float(images))}
 
 
 def as_it_is(state: Mapping[str, Tensor]) -> File:

@@ -1,4 +1,4 @@
-"""Which tensors the part of Qwen 2.5 VL that sees pictures has: those of its class, each of them, and no other."""
+"""Which tensors the part of Qwen 2.5 VL that sees images has: those of its class, each of them, and no other."""
 
 from __future__ import annotations
 

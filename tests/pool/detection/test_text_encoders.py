@@ -153,7 +153,7 @@ def test_sizes_are_read_off_the_tensors() -> None:
     assert (chosen.name, chosen.missing, chosen.guessed) == ("wan", (), False)
 
 
-def test_a_tower_for_pictures_does_not_count_as_layers_of_text() -> None:
+def test_a_tower_for_images_does_not_count_as_layers_of_text() -> None:
     facts = recognise_text_encoder(
         {
             "model.layers.0.self_attn.k_proj.bias": (512,), "model.layers.0.self_attn.k_proj.weight": (512, 3584),

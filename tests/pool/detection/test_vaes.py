@@ -38,7 +38,7 @@ NAMES = {
 #: (golden entry, field) -> why ours is another
 DIFFERENCES = {
     ("hunyuan3d", "latent_channels"): "upstream leaves its default of 4; the file's post_kl layer reads 64 channels",
-    ("taew2_2", "mem_encode"): "upstream leaves its default for pictures, which takes frames for rows of pixels; ours "
+    ("taew2_2", "mem_encode"): "upstream leaves its default for images, which takes frames for rows of pixels; ours "
     "is the formula of the other tiny video autoencoders, which have the same encoder",
 }
 #: the golden names of the latent formats
@@ -123,7 +123,7 @@ def test_a_recognised_vae_has_formats_of_its_own_shape() -> None:
         assert facts.latent_formats or facts.name == "hunyuan_image_3", entry
         for name in facts.latent_formats:
             assert LATENT_FORMATS[name].channels == facts.latent_channels
-            # a tiny video autoencoder and its big one share latents; so do pictures that a video model makes
+            # a tiny video autoencoder and its big one share latents; so do images that a video model makes
             assert LATENT_FORMATS[name].dimensions == facts.dimensions
 
 

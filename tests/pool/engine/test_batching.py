@@ -2,7 +2,7 @@
 
 Proves, as a pure decision: whatever fails and however little memory there is, each member has the outcome that it has
 alone, in a bounded number of runs; shares of a cost add up to it. And on the shapes model and a simulated device, in
-float32: a picture of a batch is the picture made alone, but for last bits, with every sampler; order and company change
+float32: an image of a batch is the image made alone, but for last bits, with every sampler; order and company change
 nothing; who stops or cannot be done takes nobody along; a batch that finds too little memory becomes smaller ones; as
 many times the figure of one task as there are tasks is never too little.
 """
@@ -26,11 +26,11 @@ from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
     EncodeWork,
+    ImagePixels,
     Latent,
     Member,
     ModelRef,
     Outcome,
-    Picture,
     Result,
     RunHooks,
     SampleWork,
@@ -158,7 +158,7 @@ class Bench:
         return [self.member(EncodeWork(self.model, (), text)) for text in texts]
 
     def samples(self, count: int = 4, sampler: str = "euler_ancestral") -> list[Member]:
-        """Of pictures with seeds and prompts of their own and equally long texts."""
+        """Of images with seeds and prompts of their own and equally long texts."""
         prompt, negative = [self.alone(member) for member in self.encodes(("a cyan star", ""))]
         assert isinstance(prompt, Encoded)
         texts = [Encoded(prompt.context_LD * (1 + place / 8)) for place in range(count)]
@@ -194,7 +194,7 @@ def array(result: Result | Outcome) -> np.ndarray:
             return result.context_LD
         case Latent():
             return result.samples_CHW
-        case Picture():
+        case ImagePixels():
             return result.pixels_HWC
     raise AssertionError(f"no result: {result!r}")
 
@@ -209,7 +209,7 @@ def assert_near(found: Sequence[Outcome], expected: Sequence[Result], near: floa
 
 
 @pytest.mark.parametrize("sampler", sorted(FUNCTIONS))
-def test_pictures_of_a_run_are_those_made_alone(bench: Bench, sampler: str) -> None:
+def test_images_of_a_run_are_those_made_alone(bench: Bench, sampler: str) -> None:
     members = bench.samples(3, sampler)
     outcomes = bench.engine.run_together(members)
     near = NEAR_UNI_PC if sampler == "uni_pc" else NEAR
@@ -224,7 +224,7 @@ def test_texts_of_any_length_and_latents_of_a_run_are_those_made_alone(bench: Be
         assert_near(bench.engine.run_together(members), [bench.alone(member) for member in members])
 
 
-def test_neither_order_nor_company_changes_a_picture(bench: Bench) -> None:
+def test_neither_order_nor_company_changes_a_image(bench: Bench) -> None:
     """In runs of as many: bit for bit. Every member of a batch is computed like every other."""
     members = bench.samples(4)
     outcomes = bench.engine.run_together(members)
@@ -315,8 +315,8 @@ def test_dry_runs_say_the_same_at_other_sizes(catalog: Catalog, side: int) -> No
         component = opened.component(role)
         module, dtype, latent = component.built.module, component.form.compute_dtype, opened.checkpoint.latent
         one, *more = [
-            peak_bytes(module, dtype, stage_call(work, dtype, latent, PLAIN_SAMPLING, 77, pictures))
-            for pictures in (1, 2, 4, 8)
+            peak_bytes(module, dtype, stage_call(work, dtype, latent, PLAIN_SAMPLING, 77, images))
+            for images in (1, 2, 4, 8)
         ]
         assert [found <= count * one for count, found in zip((2, 4, 8), more, strict=True)] == [True] * 3
 

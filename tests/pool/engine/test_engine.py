@@ -1,4 +1,4 @@
-"""One engine's promise: a picture is a function of its work, and memory is what was planned.
+"""One engine's promise: an image is a function of its work, and memory is what was planned.
 
 Proves, on a random model of real layout: pixels are the same bytes on cpu and on sim, with everything resident, half of
 it, or nothing but the working set; the device's own peak stays within the budget down to the smallest that fits, and
@@ -44,12 +44,12 @@ def catalog(folder: Path) -> Catalog:
 
 @pytest.fixture(scope="module")
 def expected(catalog: Catalog) -> dict[str, np.ndarray]:
-    pictures = {}
+    images = {}
     for name, loras in (("plain", {}), ("twist", {"twist": 0.8})):
         engine = open_engine("cpu", PLENTY_BYTES)
-        pictures[name] = Pipeline(engine, catalog, loras).picture()
+        images[name] = Pipeline(engine, catalog, loras).image()
         engine.close()
-    return pictures
+    return images
 
 
 @pytest.mark.parametrize("loras", [{}, {"twist": 0.8}], ids=["plain", "twist"])
@@ -64,7 +64,7 @@ def test_pixels_do_not_depend_on_the_budget(
     engine.close()
     budget_bytes = PLENTY_BYTES if share == 1.0 else int(smallest_bytes + share * weight_bytes)
     pipeline.engine = open_engine("sim", budget_bytes)
-    assert np.array_equal(pipeline.picture(), expected["twist" if loras else "plain"])
+    assert np.array_equal(pipeline.image(), expected["twist" if loras else "plain"])
     assert sim.memory_stats(0).peak_bytes <= budget_bytes
     assert all(cost.peak_bytes <= budget_bytes for cost in pipeline.costs)
     assert (share == 1.0) == (pipeline.costs[2].streamed_bytes == 0)
@@ -72,7 +72,7 @@ def test_pixels_do_not_depend_on_the_budget(
     assert sim.memory_stats(0).used_bytes == 0
 
 
-def test_the_lora_changes_the_picture(expected: dict[str, np.ndarray]) -> None:
+def test_the_lora_changes_the_image(expected: dict[str, np.ndarray]) -> None:
     assert not np.array_equal(expected["plain"], expected["twist"])
 
 
@@ -93,7 +93,7 @@ def test_activations_are_estimated_tightly(catalog: Catalog) -> None:
     """With all weights resident, what the device held beyond them is at most the estimate and at least half of it."""
     engine = open_engine("sim", PLENTY_BYTES)
     pipeline = Pipeline(engine, catalog, {})
-    pipeline.picture()
+    pipeline.image()
     prompt, negative, sample, decode = pipeline.works()
     encoded = (pipeline.run(prompt), pipeline.run(negative))
     latent = pipeline.run(sample, *encoded)
@@ -109,15 +109,15 @@ def test_activations_are_estimated_tightly(catalog: Catalog) -> None:
 def test_weights_stay_for_the_next_run(catalog: Catalog) -> None:
     engine = open_engine("sim", PLENTY_BYTES)
     pipeline = Pipeline(engine, catalog, {"twist": 1.0})
-    first = pipeline.picture()
+    first = pipeline.image()
     uploaded_bytes = sum(c.uploaded_bytes for c in pipeline.costs)
     assert uploaded_bytes == sum(s.upload_bytes for s in catalog.components(pipeline.model).values())
     pipeline.costs.clear()
-    assert np.array_equal(pipeline.picture(), first)
+    assert np.array_equal(pipeline.image(), first)
     assert all(cost.resident and cost.uploaded_bytes == 0 for cost in pipeline.costs)
     pipeline.loras = ()
     pipeline.costs.clear()
-    pipeline.picture()
+    pipeline.image()
     assert [cost.patch_switches for cost in pipeline.costs] == [1, 0, 1, 0]
     assert 0 < sum(c.uploaded_bytes for c in pipeline.costs) < uploaded_bytes / 4
     engine.close()
@@ -133,14 +133,14 @@ def test_stopping_at_a_step_leaves_a_usable_engine(catalog: Catalog, expected: d
     with pytest.raises(Stopped):
         pipeline.run(sample, *encoded, hooks=hooks)
     assert steps == [1]
-    assert np.array_equal(pipeline.picture(), expected["plain"])
+    assert np.array_equal(pipeline.image(), expected["plain"])
     engine.close()
 
 
 def test_a_fresh_run_starts_from_an_empty_device(catalog: Catalog) -> None:
     engine = open_engine("sim", PLENTY_BYTES)
     pipeline = Pipeline(engine, catalog, {})
-    pipeline.picture()
+    pipeline.image()
     work = pipeline.works()[0]
     engine.run(pipeline.task(work), work, (), QUIET, fresh=True)
     assert [e.component for e in engine.residency().entries] == [pipeline.task(work).uses[0].component]
@@ -153,7 +153,7 @@ def test_a_fresh_run_gives_back_what_the_process_does_not_use_before_it_begins(
     """Found in a review: no test noticed when garbage and the allocator's cache stayed on the device."""
     engine = open_engine("sim", PLENTY_BYTES)
     pipeline = Pipeline(engine, catalog, {})
-    pipeline.picture()
+    pipeline.image()
     events: list[tuple[str, int]] = []
     monkeypatch.setattr(
         engine.device.memory, "release_cached", lambda: events.append(("release", sim.memory_stats(0).used_bytes))
@@ -187,13 +187,13 @@ def test_a_lora_of_another_architecture_is_refused_with_counts(folder: Path, cat
 
 
 def test_a_latent_that_is_no_number_is_an_error_that_names_the_lora(folder: Path, catalog: Catalog) -> None:
-    """Found in a review: NaN weights made a black picture that counted as a success."""
+    """Found in a review: NaN weights made a black image that counted as a success."""
     path = folder / "loras" / "broken.safetensors"
     tensors = load_file(folder / "loras" / "twist.safetensors")
     save_file({k: torch.full_like(t, float("nan")) if "up" in k else t for k, t in tensors.items()}, path)
     engine = open_engine("sim", PLENTY_BYTES)
     with pytest.raises(CorruptFile, match="broken"):
-        Pipeline(engine, catalog, {"broken": 1.0}).picture()
+        Pipeline(engine, catalog, {"broken": 1.0}).image()
     engine.close()
     path.unlink()
 

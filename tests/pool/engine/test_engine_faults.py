@@ -40,7 +40,7 @@ from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
 
 
 class Sampling:
-    """The sample stage of one picture, ready to be run on any engine, and the latent that comes out of it."""
+    """The sample stage of one image, ready to be run on any engine, and the latent that comes out of it."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog

@@ -1,7 +1,7 @@
-"""Explicit control's promise: what is on the device is what was put there, and the picture does not depend on it.
+"""Explicit control's promise: what is on the device is what was put there, and the image does not depend on it.
 
 Proves, on a random model of real layout and the simulated device: moving there and back gives back every byte, figures
-returned are what moved, partial moves are whole modules and keep to what was asked, pictures at any residency and with
+returned are what moved, partial moves are whole modules and keep to what was asked, images at any residency and with
 LoRAs are the pool's own to the byte, a cancel from another thread stops one run, and what is wrong says what to do.
 """
 
@@ -44,13 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(folder: Path) -> dict[str, np.ndarray]:
     """What the pool's own engine makes of the same request."""
     catalog = Catalog([folder], [folder], "cpu")
-    pictures = {}
+    images = {}
     for name, loras in (("plain", {}), ("twist", {"twist": 0.8})):
         engine = open_engine("cpu", PLENTY_BYTES)
         pipeline = Pipeline(engine, catalog, loras)
-        pictures[name] = pipeline.picture()
+        images[name] = pipeline.image()
         engine.close()
-    return pictures
+    return images
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_parts_move_as_asked(model: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.0], ids=["resident", "half", "streamed"])
-def test_the_picture_is_the_pools_own_at_any_residency(
+def test_the_image_is_the_pools_own_at_any_residency(
     model: LoadedModel, expected: dict[str, np.ndarray], share: float
 ) -> None:
     for component in model.components:
@@ -296,11 +296,11 @@ def test_a_partial_load_never_makes_anything_leave(model: LoadedModel) -> None:
 def test_advice_of_a_run_that_does_not_fit_is_possible(folder: Path) -> None:
     """Found in a review: "0 B of weights are resident; unload 1.3 MiB of them"."""
     with load_checkpoint(folder / "toy.safetensors", device="sim", vram=3_000_000) as loaded:
-        with pytest.raises(DoesNotFit, match=r"\(make a smaller picture, or give it more device memory") as refused:
+        with pytest.raises(DoesNotFit, match=r"\(make a smaller image, or give it more device memory") as refused:
             loaded.encode("x")
         assert "unload" not in str(refused.value)
         assert loaded.vae.partially_load("256KiB") > 0
-        with pytest.raises(DoesNotFit, match="is not enough; make a smaller picture"):
+        with pytest.raises(DoesNotFit, match="is not enough; make a smaller image"):
             loaded.encode("x")
 
 

@@ -21,9 +21,9 @@ from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.stage_params import (
     Encoded,
     EncodeWork,
+    ImagePixels,
     Latent,
     ModelRef,
-    Picture,
     RunHooks,
     SampleWork,
     Stopped,
@@ -67,10 +67,10 @@ def sampled(model: ModelPatcher, division: Division | None = None, tokens: tuple
     return sample(WORK, texts(*tokens), model, LATENT, QUIET, division)
 
 
-def scene(side_pixels: int) -> Picture:
+def scene(side_pixels: int) -> ImagePixels:
     at = side_pixels // 2
     shapes = (ShapeInScene("red", "circle", at, at, 20), ShapeInScene("cyan", "square", at // 3, at // 3, 14))
-    return Picture((draw(Scene(shapes), side_pixels) * 255).round().astype(np.uint8))
+    return ImagePixels((draw(Scene(shapes), side_pixels) * 255).round().astype(np.uint8))
 
 
 def peak_of(run: Callable[[], object]) -> int:
@@ -81,7 +81,7 @@ def peak_of(run: Callable[[], object]) -> int:
     return sim.memory_stats(INDEX).peak_bytes - before_bytes
 
 
-def mean_levels(found: Picture, expected: Picture) -> float:
+def mean_levels(found: ImagePixels, expected: ImagePixels) -> float:
     return float(np.abs(found.pixels_HWC.astype(int) - expected.pixels_HWC.astype(int)).mean())
 
 
@@ -130,7 +130,7 @@ def test_texts_of_very_different_length_run_apart_by_themselves() -> None:
     assert seen == [(1, 6 * 77), (1, 5 * 77)] * WORK.steps
 
 
-def test_decoding_by_tiles_gives_nearly_the_same_picture_in_less_memory(scene_latent: Latent) -> None:
+def test_decoding_by_tiles_gives_nearly_the_same_image_in_less_memory(scene_latent: Latent) -> None:
     vae = patcher(Role.VAE, 1.0)
     told: list[tuple[int, int]] = []
     hooks = RunHooks(on_step=lambda done, steps: told.append((done, steps)), should_stop=lambda: False)
@@ -146,22 +146,22 @@ def test_decoding_by_tiles_gives_nearly_the_same_picture_in_less_memory(scene_la
 
 
 def test_divided_runs_do_not_depend_on_where_weights_are(scene_latent: Latent) -> None:
-    pictures = [
+    images = [
         decode(scene_latent, patcher(Role.VAE, share), LATENT, QUIET, Division(0, tile=12)).pixels_HWC
         for share in (0.0, 0.5, 1.0)
     ]
-    assert np.array_equal(pictures[0], pictures[1])
-    assert np.array_equal(pictures[0], pictures[2])
+    assert np.array_equal(images[0], images[1])
+    assert np.array_equal(images[0], images[2])
 
 
 def test_pixels_become_a_latent_that_decodes_to_them() -> None:
     vae = patcher(Role.VAE)
     alone = Scene((ShapeInScene("red", "circle", 32, 32, 20),))
-    picture = Picture((draw(alone, 64) * 255).round().astype(np.uint8))
-    latent = vae_encode(picture, vae, LATENT, QUIET)
+    image = ImagePixels((draw(alone, 64) * 255).round().astype(np.uint8))
+    latent = vae_encode(image, vae, LATENT, QUIET)
     assert latent.samples_CHW.shape == (4, 8, 8)
     assert latent.samples_CHW.dtype == np.float32
-    assert mean_levels(decode(latent, vae, LATENT, QUIET), picture) < 4.0
+    assert mean_levels(decode(latent, vae, LATENT, QUIET), image) < 4.0
 
 
 def test_a_sampled_latent_is_a_function_of_its_seed() -> None:
@@ -191,13 +191,13 @@ def test_means_and_deviations_go_out_as_they_came_in() -> None:
     by_channel = [np.reshape(values, (4, 1, 1)) for values in (means, deviations)]
     expected = (plain.samples_CHW - by_channel[0]) / by_channel[1] * 0.5
     np.testing.assert_allclose(latent.samples_CHW, expected, rtol=1e-6, atol=1e-6)
-    picture = decode(plain, vae, LatentFacts(4, 8, 1.0), QUIET)
-    assert mean_levels(decode(latent, vae, measured, QUIET), picture) < 0.01
+    image = decode(plain, vae, LatentFacts(4, 8, 1.0), QUIET)
+    assert mean_levels(decode(latent, vae, measured, QUIET), image) < 0.01
 
 
-def test_a_picture_that_is_no_whole_number_of_cells_is_refused() -> None:
+def test_a_image_that_is_no_whole_number_of_cells_is_refused() -> None:
     with pytest.raises(UnusableField, match=r"size of the pixels.*\(68, 64\).*multiples of 8"):
-        vae_encode(Picture(np.zeros((68, 64, 3), np.uint8)), patcher(Role.VAE), LATENT, QUIET)
+        vae_encode(ImagePixels(np.zeros((68, 64, 3), np.uint8)), patcher(Role.VAE), LATENT, QUIET)
 
 
 class NoLayers(torch.nn.Module):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import DecodeWork, Latent, Picture, RunHooks
+from modelpool.pool.core.stage_params import DecodeWork, ImagePixels, Latent, RunHooks
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.engine.task_runner import Run
@@ -33,7 +33,7 @@ SIDE = 128
 
 
 class Decoding:
-    """The decode stage of one picture, which can be divided, on any engine."""
+    """The decode stage of one image, which can be divided, on any engine."""
 
     def __init__(self, catalog: Catalog) -> None:
         engine = open_engine("sim", PLENTY_BYTES)
@@ -52,10 +52,10 @@ class Decoding:
 
     def run(self, engine: Engine, task: TaskSpec | None = None, hooks: RunHooks = QUIET) -> tuple[np.ndarray, RunCost]:
         result, cost = engine.run(task or self.task, self.work, (self.latent,), hooks)
-        assert isinstance(result, Picture)
+        assert isinstance(result, ImagePixels)
         return result.pixels_HWC, cost
 
-    def run_of(self, engine: Engine, compute: Callable[[Division | None], Picture]) -> Run[Picture]:
+    def run_of(self, engine: Engine, compute: Callable[[Division | None], ImagePixels]) -> Run[ImagePixels]:
         """Such a run as the engine makes it, with `compute` in place of decoding."""
         patcher = engine.patcher(self.work.model, Role.VAE)
         return Run(self.task, with_extras(patcher, self.use.passes), compute, lambda: False)
@@ -106,7 +106,7 @@ def test_memory_that_another_program_took_teaches_nothing(decoding: Decoding) ->
 
 
 def test_running_out_for_reasons_of_its_own_is_learnt_and_divides_nothing_beforehand(decoding: Decoding) -> None:
-    """Found in a review: a step after running out divided runs that fit, and their pictures were others."""
+    """Found in a review: a step after running out divided runs that fit, and their images were others."""
     engine = open_engine("sim", decoding.whole_bytes + decoding.weight_bytes)
     lie = replace(decoding.task, activation_bytes=decoding.task.activation_bytes // 8)
     true_ways = decoding.task.divisions
@@ -142,7 +142,7 @@ def test_a_runs_own_garbage_is_not_taken_for_another_program(decoding: Decoding,
     engine = open_engine("sim", decoding.whole_bytes + decoding.weight_bytes)
     tries = 0
 
-    def compute(division: Division | None) -> Picture:
+    def compute(division: Division | None) -> ImagePixels:
         nonlocal tries
         tries += 1
         tensor = torch.empty(decoding.task.activation_bytes // 2, dtype=torch.uint8, device="sim:0")
@@ -177,11 +177,11 @@ def test_dropping_caches_lets_idle_components_go_and_gives_back_what_they_leave(
 
     monkeypatch.setattr(engine.device.memory, "release_cached", lambda: note("release"))
 
-    def compute(division: Division | None) -> Picture:
+    def compute(division: Division | None) -> ImagePixels:
         note("try")
         if len([event for event, _ in is_idle_there if event == "try"]) == 1:
             torch.empty(2 * PLENTY_BYTES, dtype=torch.uint8, device="sim:0")
-        return Picture(decoding.pixels)
+        return ImagePixels(decoding.pixels)
 
     _, cost = engine._runner.run(decoding.run_of(engine, compute))
     assert cost.rungs == (Rung.DROP_CACHES,)

@@ -1,4 +1,4 @@
-"""What the stages of a picture hold on the device: estimated without one, and measured on a simulated one.
+"""What the stages of an image hold on the device: estimated without one, and measured on a simulated one.
 
 Proves, for a random model of real layout with all weights resident: encoding of short, long and weighted texts,
 sampling with every sampler, with and without guidance, with texts of unlike lengths and with the texts apart, and

@@ -1,5 +1,5 @@
-"""Pictures with ControlNets are those of diffusers' pipelines on the same weights and noise: for SD1 and SDXL, one and
-two at once, in a share of the steps, in a picture made anew in part; and on a device that is too small for all."""
+"""Images with ControlNets are those of diffusers' pipelines on the same weights and noise: for SD1 and SDXL, one and
+two at once, in a share of the steps, in an image made anew in part; and on a device that is too small for all."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ PLAIN = {"sd1": layouts.tiny_sd1, "sdxl": layouts.tiny_sdxl}
 CONTROLS = ("canny", "depth")
 
 
-def picture(seed: int) -> Image.Image:
+def image(seed: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8))
 
 
-PICTURES = {"canny": picture(1), "depth": picture(2)}
+IMAGES = {"canny": image(1), "depth": image(2)}
 
 
 def controlled(folder: Path, name: str) -> TinyModel:
@@ -94,10 +94,10 @@ def test_a_controlnet_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
     tiny = controlled(tmp_path, name)
     kind = {"sd1": StableDiffusionControlNetPipeline, "sdxl": StableDiffusionXLControlNetPipeline}[name]
     for share in ((0.0, 1.0), (0.25, 0.75)):
-        control = {"model": "canny", "image": PICTURES["canny"], "strength": 0.8, "start": share[0], "end": share[1]}
+        control = {"model": "canny", "image": IMAGES["canny"], "strength": 0.8, "start": share[0], "end": share[1]}
         made = tiny.made(controls=[control], **SIZE, **FIELDS)
         expected = diffusers_latent(
-            tiny, made, kind, ("canny",), image=PICTURES["canny"], controlnet_conditioning_scale=0.8,
+            tiny, made, kind, ("canny",), image=IMAGES["canny"], controlnet_conditioning_scale=0.8,
             control_guidance_start=share[0], control_guidance_end=share[1], **SIZE,
         )  # fmt: skip
         assert_equal(made.latents[0], expected)
@@ -108,19 +108,19 @@ def test_a_controlnet_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
 def test_two_at_once_are_those_of_diffusers(tmp_path: Path) -> None:
     tiny = controlled(tmp_path, "sd1")
     strengths = {"canny": 0.5, "depth": 1.2}
-    controls = [{"model": name, "image": PICTURES[name], "strength": strengths[name]} for name in CONTROLS]
+    controls = [{"model": name, "image": IMAGES[name], "strength": strengths[name]} for name in CONTROLS]
     made = tiny.made(controls=controls, **SIZE, **FIELDS)
     expected = diffusers_latent(
-        tiny, made, StableDiffusionControlNetPipeline, CONTROLS, image=[PICTURES[name] for name in CONTROLS],
+        tiny, made, StableDiffusionControlNetPipeline, CONTROLS, image=[IMAGES[name] for name in CONTROLS],
         controlnet_conditioning_scale=list(strengths.values()), **SIZE,
     )  # fmt: skip
     assert_equal(made.latents[0], expected)
     tiny.close()
 
 
-def test_one_that_speaks_of_two_pictures_is_loaded_once(tmp_path: Path) -> None:
+def test_one_that_speaks_of_two_images_is_loaded_once(tmp_path: Path) -> None:
     tiny = controlled(tmp_path, "sd1")
-    controls = [{"model": "canny", "image": PICTURES[name], "strength": 0.5} for name in CONTROLS]
+    controls = [{"model": "canny", "image": IMAGES[name], "strength": 0.5} for name in CONTROLS]
     made = tiny.made(controls=controls, **SIZE, **FIELDS)
     (sample,) = [task for task in made.tasks if len(task.uses) > 1]
     assert len(sample.uses) == 2
@@ -129,32 +129,32 @@ def test_one_that_speaks_of_two_pictures_is_loaded_once(tmp_path: Path) -> None:
     assert module is not None
     expected = diffusers_latent(
         tiny, made, StableDiffusionControlNetPipeline, ("canny", "canny"),
-        image=[PICTURES[name] for name in CONTROLS], controlnet_conditioning_scale=[0.5, 0.5], **SIZE,
+        image=[IMAGES[name] for name in CONTROLS], controlnet_conditioning_scale=[0.5, 0.5], **SIZE,
     )  # fmt: skip
     assert_equal(made.latents[0], expected)
     tiny.close()
 
 
-def test_in_a_picture_made_anew_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers draws a latent from what its VAE says of a picture; here it takes the mean, as we do."""
+def test_in_an_image_made_anew_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """diffusers draws a latent from what its VAE says of an image; here it takes the mean, as we do."""
     place = "diffusers.pipelines.controlnet.pipeline_controlnet_img2img.retrieve_latents"
     monkeypatch.setattr(place, lambda encoded, generator=None: encoded.latent_dist.mode())
     tiny = controlled(tmp_path, "sd1")
-    image = picture(5)
-    control = {"model": "canny", "image": PICTURES["canny"], "strength": 0.8}
-    made = tiny.made(image=image, strength=0.5, controls=[control], **FIELDS)
+    start = image(5)
+    control = {"model": "canny", "image": IMAGES["canny"], "strength": 0.8}
+    made = tiny.made(image=start, strength=0.5, controls=[control], **FIELDS)
     expected = diffusers_latent(
-        tiny, made, StableDiffusionControlNetImg2ImgPipeline, ("canny",), image=image, strength=0.5,
-        control_image=PICTURES["canny"], controlnet_conditioning_scale=0.8,
+        tiny, made, StableDiffusionControlNetImg2ImgPipeline, ("canny",), image=start, strength=0.5,
+        control_image=IMAGES["canny"], controlnet_conditioning_scale=0.8,
     )  # fmt: skip
     assert_equal(made.latents[0], expected)
     tiny.close()
 
 
-def test_what_streams_gives_the_same_picture(tmp_path: Path) -> None:
+def test_what_streams_gives_the_same_image(tmp_path: Path) -> None:
     """In the least memory that the cutter says is enough: not all of the UNet and the ControlNets fits at once."""
     tiny = controlled(tmp_path, "sd1")
-    controls = [{"model": name, "image": PICTURES[name]} for name in CONTROLS]
+    controls = [{"model": name, "image": IMAGES[name]} for name in CONTROLS]
     whole = tiny.made(controls=controls, **SIZE, **FIELDS)
     tiny.close()
     least_bytes = max(needed_bytes(task.uses, task.activation_bytes) for task in whole.tasks)
@@ -180,23 +180,23 @@ def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         UnusableField, match=r"controls: found .*ControlNet 'xl' .*expected .*one for models like 'tiny'"
     ):
-        tiny.made(controls=[{"model": "xl", "image": PICTURES["canny"]}], **SIZE, **FIELDS)
+        tiny.made(controls=[{"model": "xl", "image": IMAGES["canny"]}], **SIZE, **FIELDS)
     with pytest.raises(UnknownName, match=r"unknown ControlNet 'cany'; did you mean 'canny'"):
-        tiny.made(controls=[{"model": "cany", "image": PICTURES["canny"]}], **SIZE, **FIELDS)
+        tiny.made(controls=[{"model": "cany", "image": IMAGES["canny"]}], **SIZE, **FIELDS)
     tiny.close()
 
 
 @pytest.mark.parametrize(
     ("key", "channels", "named"),
-    [("input_blocks.0.0.weight", 9, "latent channels 9"), ("input_hint_block.0.weight", 4, "picture channels 4")],
+    [("input_blocks.0.0.weight", 9, "latent channels 9"), ("input_hint_block.0.weight", 4, "image channels 4")],
 )
 def test_one_that_reads_other_channels_is_refused_by_name(key: str, channels: int, named: str, tmp_path: Path) -> None:
-    """Such as one that is shown a picture with a hole: it would fail in its first layer, in the middle of a job."""
+    """Such as one that is shown an image with a hole: it would fail in its first layer, in the middle of a job."""
     tiny = controlled(tmp_path, "sd1")
     layout = ldm_controlnet(layouts.TINY_UNET)
     shape = layout[f"control_model.{key}"]
     layout[f"control_model.{key}"] = (shape[0], channels, *shape[2:])
     write_tiny_checkpoint(tmp_path / "controlnet" / "odd.safetensors", layout=layout)
     with pytest.raises(UnusableField, match=rf"controls: found .*ControlNet 'odd' .*{named}.* expected .*channels"):
-        tiny.made(controls=[{"model": "odd", "image": PICTURES["canny"]}], **SIZE, **FIELDS)
+        tiny.made(controls=[{"model": "odd", "image": IMAGES["canny"]}], **SIZE, **FIELDS)
     tiny.close()

@@ -1,4 +1,4 @@
-"""CosXL edit runs whole: it makes of a picture what diffusers' pipeline makes of it, on the same weights, texts and
+"""CosXL edit runs whole: it makes of an image what diffusers' pipeline makes of it, on the same weights, texts and
 noise; from its file, and from the folder that the file is saved to."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction, Shown
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
-from tests.pool.families.test_from_pictures import picture
+from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS, SHOWN_TENSORS
 
@@ -30,7 +30,7 @@ pytestmark = [
 PIPELINES = {"cosxl_edit": diffusers.StableDiffusionXLInstructPix2PixPipeline}
 PROMPT, NEGATIVE, STEPS, SEED, CFG = "make it a red cube", "blurry", 4, 11, 5.0
 WIDTH, HEIGHT = 64, 48
-FIELDS: dict[str, Any] = {"image": picture(), "prompt": PROMPT, "negative": NEGATIVE, "steps": STEPS, "seed": SEED}
+FIELDS: dict[str, Any] = {"image": image(), "prompt": PROMPT, "negative": NEGATIVE, "steps": STEPS, "seed": SEED}
 
 
 def opened(folder: Path) -> TinyModel:
@@ -49,9 +49,9 @@ def drawn(folder: Path, image_cfg: float) -> tuple[dict[str, Tensor], Tensor, np
             PROMPT, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=True, negative_prompt=NEGATIVE
         )
         call = {
-            "prompt": PROMPT, "negative_prompt": NEGATIVE, "image": picture(), "height": HEIGHT, "width": WIDTH,
+            "prompt": PROMPT, "negative_prompt": NEGATIVE, "image": image(), "height": HEIGHT, "width": WIDTH,
             "num_inference_steps": STEPS, "guidance_scale": CFG, "image_guidance_scale": image_cfg,
-            "latents": PictureNoise(SEED).draw((1, 4, HEIGHT // 8, WIDTH // 8)),
+            "latents": ImageNoise(SEED).draw((1, 4, HEIGHT // 8, WIDTH // 8)),
         }  # fmt: skip
         latent = pipeline(**call, output_type="latent").images
         pixels = pipeline(**call, output_type="np").images[0]
@@ -59,8 +59,8 @@ def drawn(folder: Path, image_cfg: float) -> tuple[dict[str, Tensor], Tensor, np
 
 
 @pytest.mark.parametrize("image_cfg", [1.5, 1.0])
-def test_a_picture_is_changed_as_diffusers_changes_it(image_cfg: float, tmp_path: Path) -> None:
-    """Text, latent and pixels. The pipeline loads the folder that we save, with the flag that scales the picture."""
+def test_a_image_is_changed_as_diffusers_changes_it(image_cfg: float, tmp_path: Path) -> None:
+    """Text, latent and pixels. The pipeline loads the folder that we save, with the flag that scales the image."""
     tiny = opened(tmp_path / "file")
     assert tiny.family.name == "cosxl_edit"
     made = tiny.made(**FIELDS, image_cfg=image_cfg)
@@ -75,7 +75,7 @@ def test_a_picture_is_changed_as_diffusers_changes_it(image_cfg: float, tmp_path
 
 
 def test_folder_and_file_make_the_same_again(tmp_path: Path) -> None:
-    """The folder keeps what the picture is told as and the ends of noise; the file saved again is the file."""
+    """The folder keeps what the image is told as and the ends of noise; the file saved again is the file."""
     (tmp_path / "folder").mkdir()
     tiny = opened(tmp_path / "file")
     save_diffusers(open_checkpoint(tiny.model.source), tmp_path / "folder" / "tiny")
@@ -97,7 +97,7 @@ def test_folder_and_file_make_the_same_again(tmp_path: Path) -> None:
 
 
 def test_it_is_told_by_its_ends_of_noise_alone(tmp_path: Path) -> None:
-    """A file of the same shapes without them is SDXL's InstructPix2Pix: noise by a table, the picture unscaled."""
+    """A file of the same shapes without them is SDXL's InstructPix2Pix: noise by a table, the image unscaled."""
     tiny = opened(tmp_path / "file")
     sampling = tiny.family.sampling
     assert (sampling.prediction, sampling.noise.kind, sampling.shown) == (
@@ -127,7 +127,7 @@ def test_ends_of_noise_count_beside_the_marker_of_noise_alone(tmp_path: Path) ->
 
 
 def test_a_folder_of_its_noise_that_does_not_say_so_is_refused(tmp_path: Path) -> None:
-    """Without the flag pipelines would tell the model its picture unscaled, which it was not trained with."""
+    """Without the flag pipelines would tell the model its image unscaled, which it was not trained with."""
     tiny = opened(tmp_path / "file")
     save_diffusers(open_checkpoint(tiny.model.source), tmp_path / "folder")
     tiny.close()

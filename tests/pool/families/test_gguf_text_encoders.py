@@ -109,16 +109,16 @@ def test_its_texts_are_those_of_the_values_in_the_file(family: str, tmp_path: Pa
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
-def test_a_picture_is_drawn_with_it(tmp_path: Path) -> None:
-    pictures = []
+def test_a_image_is_drawn_with_it(tmp_path: Path) -> None:
+    images = []
     for whole in (
         write_packed(tmp_path / "packed", "lumina2", part_tensors=9),
         write_plain(tmp_path / "plain", "lumina2", next((tmp_path / "packed").glob("text-00001-of-*.gguf"))),
     ):
-        pictures.append(whole.pixels(whole.latent(whole.texts())))
+        images.append(whole.pixels(whole.latent(whole.texts())))
         whole.engine.close()
-    assert np.abs(pictures[0].astype(int) - pictures[1]).max() <= 1
-    assert np.ptp(pictures[0]) > 0
+    assert np.abs(images[0].astype(int) - images[1]).max() <= 1
+    assert np.ptp(images[0]) > 0
 
 
 def test_without_a_tokenizer_it_says_what_to_put_where(tmp_path: Path) -> None:

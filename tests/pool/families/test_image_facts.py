@@ -1,4 +1,4 @@
-"""How pictures are sampled: the facts beside the models say what the calls read, and what the schedulers have."""
+"""How images are sampled: the facts beside the models say what the calls read, and what the schedulers have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures with ControlNets of UNets that are told a hole are those of diffusers' pipelines on the same weights and
+"""Images with ControlNets of UNets that are told a hole are those of diffusers' pipelines on the same weights and
 noise; and how a request says which ControlNets are such."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from modelpool.pool.specs.spec import Role, Stage
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.test_controlnets import CFG, FIELDS, HEIGHT, SEED, SIZE, STEPS, WIDTH, assert_equal
 from tests.pool.families.test_controlnets import diffusers_latent as controlled_latent
-from tests.pool.families.test_from_pictures import mask, picture
-from tests.pool.families.test_needs_from_pictures import check
+from tests.pool.families.test_from_images import image, mask
+from tests.pool.families.test_needs_from_images import check
 from tests.pool.families.tiny_model import QUIET, TinyModel, euler
 from tests.pool.families.tiny_transformers import seeded
 from tests.pool.loading import layouts
@@ -37,15 +37,15 @@ INPAINT = "control_v11p_sd15_inpaint"
 
 @pytest.fixture(autouse=True)
 def mean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers draws a latent from what its VAE says of a picture; here it takes the mean, as we do."""
+    """diffusers draws a latent from what its VAE says of an image; here it takes the mean, as we do."""
     for pipeline in ("inpaint", "union_inpaint_sd_xl"):
         place = f"diffusers.pipelines.controlnet.pipeline_controlnet_{pipeline}.retrieve_latents"
         monkeypatch.setattr(place, lambda encoded, **_: encoded.latent_dist.mode())
 
 
 def without_hole(hidden: Image.Image | None = None) -> torch.Tensor:
-    """The picture from 0 to 1, -1 where it is hidden: as the card of lllyasviel/control_v11p_sd15_inpaint makes it."""
-    pixels = np.asarray(picture()).astype(np.float32) / 255.0
+    """The image from 0 to 1, -1 where it is hidden: as the card of lllyasviel/control_v11p_sd15_inpaint makes it."""
+    pixels = np.asarray(image()).astype(np.float32) / 255.0
     pixels[np.asarray(hidden or mask()).astype(np.float32) / 255.0 > 0.5] = -1.0
     return torch.from_numpy(pixels[None].transpose(0, 3, 1, 2).copy())
 
@@ -69,33 +69,33 @@ def with_inpainting(folder: Path, *names: str, device: str = "cpu", layout: Any 
 
 @pytest.mark.parametrize("hidden", [mask(), soft_mask()], ids=["cells", "soft"])
 def test_one_that_reads_a_hole_in_pixels_is_that_of_diffusers(hidden: Image.Image, tmp_path: Path) -> None:
-    """By a picture and a mask of its own, beside which nothing is kept."""
+    """By an image and a mask of its own, beside which nothing is kept."""
     tiny = with_inpainting(tmp_path, INPAINT)
-    control = {"model": INPAINT, "image": picture(), "mask": hidden, "strength": 0.8}
+    control = {"model": INPAINT, "image": image(), "mask": hidden, "strength": 0.8}
     made = tiny.made(controls=[control], **SIZE, **FIELDS)
     expected = controlled_latent(
         tiny, made, diffusers.StableDiffusionControlNetPipeline, (INPAINT,), image=without_hole(hidden),
         controlnet_conditioning_scale=0.8, **SIZE,
     )  # fmt: skip
     assert_equal(made.latents[0], expected)
-    plain = tiny.made(controls=[{"model": f"{INPAINT}", "mode": "plain", "image": picture()}], **SIZE, **FIELDS)
+    plain = tiny.made(controls=[{"model": f"{INPAINT}", "mode": "plain", "image": image()}], **SIZE, **FIELDS)
     assert not torch.allclose(made.latents[0], plain.latents[0], atol=0.01)
     tiny.close()
 
 
-def test_beside_a_hole_that_is_filled_it_reads_the_same_picture_and_mask(tmp_path: Path) -> None:
-    """As people use it: the picture and the mask are said once."""
+def test_beside_a_hole_that_is_filled_it_reads_the_same_image_and_mask(tmp_path: Path) -> None:
+    """As people use it: the image and the mask are said once."""
     tiny = with_inpainting(tmp_path, INPAINT)
-    fields = {"image": picture(), "mask": mask(), "strength": STRENGTH, **FIELDS}
+    fields = {"image": image(), "mask": mask(), "strength": STRENGTH, **FIELDS}
     made = tiny.made(controls=[INPAINT], **fields)
     expected = controlled_latent(
-        tiny, made, StableDiffusionControlNetInpaintPipeline, (INPAINT,), image=picture(), mask_image=mask(),
+        tiny, made, StableDiffusionControlNetInpaintPipeline, (INPAINT,), image=image(), mask_image=mask(),
         control_image=without_hole(), controlnet_conditioning_scale=1.0, strength=STRENGTH, height=HEIGHT, width=WIDTH,
     )  # fmt: skip
     assert_equal(made.latents[0], expected)
     assert not torch.allclose(made.latents[0], tiny.made(**fields).latents[0], atol=0.01)
     kept = np.asarray(mask()) == 0
-    assert (made.pixels[kept] == np.asarray(picture())[kept]).all()
+    assert (made.pixels[kept] == np.asarray(image())[kept]).all()
     tiny.close()
 
 
@@ -112,7 +112,7 @@ def test_a_request_says_it_where_the_name_does_not(tmp_path: Path) -> None:
     with pytest.raises(
         UnusableField, match=rf"controls.mask: found 'nothing', expected a mask.*ControlNet '{INPAINT}'"
     ):
-        tiny.made(controls=[{"model": INPAINT, "image": picture()}], **SIZE, **FIELDS)
+        tiny.made(controls=[{"model": INPAINT, "image": image()}], **SIZE, **FIELDS)
     tiny.close()
 
 
@@ -132,14 +132,14 @@ def test_runs_hold_what_was_estimated(count: int, tmp_path: Path) -> None:
     names = [f"inpaint{place}" for place in range(count)]
     tiny = with_inpainting(tmp_path, *names, device="sim")
     try:
-        check(tiny.made(image=picture(), mask=mask(), controls=names, **FIELDS))
+        check(tiny.made(image=image(), mask=mask(), controls=names, **FIELDS))
     finally:
         tiny.close()
 
 
-def test_several_pictures_with_holes_of_their_own_are_made_at_once(tmp_path: Path) -> None:
+def test_several_images_with_holes_of_their_own_are_made_at_once(tmp_path: Path) -> None:
     tiny = with_inpainting(tmp_path, INPAINT)
-    controls = [{"model": INPAINT, "image": picture(), "mask": hidden} for hidden in (mask(), soft_mask())]
+    controls = [{"model": INPAINT, "image": image(), "mask": hidden} for hidden in (mask(), soft_mask())]
     made = [tiny.made(controls=[one], **SIZE, **FIELDS) for one in controls]
     members = []
     for one in made:
@@ -155,7 +155,7 @@ def test_several_pictures_with_holes_of_their_own_are_made_at_once(tmp_path: Pat
 
 
 def promax() -> Any:
-    """Of the sizes of the tiny SDXL, trained for eight kinds of pictures."""
+    """Of the sizes of the tiny SDXL, trained for eight kinds of images."""
     plain = plan_controlnet(ldm_controlnet(layouts.TINY_SDXL_UNET, ""))
     sizes = controlnet_config(plan_controlnet(dict(plain.key_map.shapes)).key_map.shapes)
     del sizes["mid_block_type"]
@@ -166,14 +166,14 @@ def promax() -> Any:
 
 
 def test_the_mode_of_a_union_that_fills_holes_is_that_of_diffusers(tmp_path: Path) -> None:
-    """Its picture has a black hole, made already or by the mask."""
+    """Its image has a black hole, made already or by the mask."""
     (tmp_path / "controlnet").mkdir()
     module = seeded(promax, 4)
     save_file(module.state_dict(), tmp_path / "controlnet" / "union.safetensors")
     tiny = TinyModel(tmp_path, layouts.tiny_sdxl())
-    fields = {"image": picture(), "mask": mask(), "strength": STRENGTH, **FIELDS}
+    fields = {"image": image(), "mask": mask(), "strength": STRENGTH, **FIELDS}
     made = tiny.made(controls=["union@repaint:0.8"], **fields)
-    black = np.asarray(picture()).copy()
+    black = np.asarray(image()).copy()
     black[np.asarray(mask()) > 0] = 0
     vae, unet = tiny.module(Role.VAE), tiny.module(Role.DIFFUSION_MODEL)
     vae.register_to_config(scaling_factor=tiny.family.scaling_factor)
@@ -184,7 +184,7 @@ def test_the_mode_of_a_union_that_fills_holes_is_that_of_diffusers(tmp_path: Pat
     )  # fmt: skip
     pipeline.set_progress_bar_config(disable=True)
     expected = pipeline(
-        **made.texts, image=picture(), mask_image=mask(), control_image=[Image.fromarray(black)], control_mode=[7],
+        **made.texts, image=image(), mask_image=mask(), control_image=[Image.fromarray(black)], control_mode=[7],
         strength=STRENGTH, controlnet_conditioning_scale=0.8, num_inference_steps=STEPS, guidance_scale=CFG,
         height=HEIGHT, width=WIDTH, generator=torch.Generator().manual_seed(SEED), output_type="latent",
     ).images  # fmt: skip
@@ -192,6 +192,6 @@ def test_the_mode_of_a_union_that_fills_holes_is_that_of_diffusers(tmp_path: Pat
     already = {"model": "union", "mode": "repaint", "image": Image.fromarray(black), "strength": 0.8}
     assert torch.equal(tiny.made(controls=[already], **fields).latents[0], made.latents[0])
     # nothing is hidden from it where nothing is to be made anew
-    alone, hole = tiny.made(controls=[already], **SIZE, **FIELDS), {**already, "image": picture(), "mask": mask()}
+    alone, hole = tiny.made(controls=[already], **SIZE, **FIELDS), {**already, "image": image(), "mask": mask()}
     assert torch.equal(tiny.made(controls=[hole], **SIZE, **FIELDS).latents[0], alone.latents[0])
     tiny.close()

@@ -11,7 +11,7 @@ import pytest
 
 from modelpool.pool.devices.sim import device as sim
 from tests.pool.controlnets import tiny_controls
-from tests.pool.families.test_needs_from_pictures import LONG
+from tests.pool.families.test_needs_from_images import LONG
 from tests.pool.families.test_needs_shown import check
 from tests.pool.families.test_transformer_controlnets import CONTROLS
 from tests.pool.families.tiny_shown import TinyFamilyModel
@@ -42,7 +42,7 @@ MOST_OVER = 0.08
     ids=[
         "flux",
         "xlabs",
-        "from a picture",
+        "from an image",
         "flux in a region",
         "qwen in a region",
         "sd3",

@@ -1,4 +1,4 @@
-"""What tasks of models that are shown a picture hold on the device: estimated without one, and measured on a simulated
+"""What tasks of models that are shown an image hold on the device: estimated without one, and measured on a simulated
 one. No more than was estimated, and not much less."""
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.pool.core.stage_params import EncodePictureWork
+from modelpool.pool.core.stage_params import EncodeImageWork
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.specs.spec import Stage
-from tests.pool.families.test_needs_from_pictures import MOST_OVER
+from tests.pool.families.test_needs_from_images import MOST_OVER
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
@@ -34,7 +34,7 @@ def on_sim(folder: Path, name: str) -> TinyModel:
 def check(made: Made, most_over: float) -> None:
     checked = 0
     for task, cost in zip(made.tasks, made.costs, strict=True):
-        if task.stage is Stage.SAMPLE or isinstance(made.works[task.task_id], EncodePictureWork):
+        if task.stage is Stage.SAMPLE or isinstance(made.works[task.task_id], EncodeImageWork):
             checked += 1
             assert cost.division is None
             assert cost.working_bytes <= task.activation_bytes
@@ -53,7 +53,7 @@ def check(made: Made, most_over: float) -> None:
         ("flux_control", {"image": PIXELS}),
         ("flux_dev", {"reference": PIXELS, "width": 64, "height": 128}),
     ],
-    ids=["instructed", "picture by itself", "instructed in regions", "enlarged", "filled", "followed", "referred to"],
+    ids=["instructed", "image by itself", "instructed in regions", "enlarged", "filled", "followed", "referred to"],
 )
 def test_runs_hold_what_was_estimated(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
     tiny = on_sim(tmp_path, name)

@@ -1,4 +1,4 @@
-"""Qwen-Image's editing models run whole: of a picture that they and their text encoder see they make what diffusers'
+"""Qwen-Image's editing models run whole: of an image that they and their text encoder see they make what diffusers'
 pipelines make of it, on the same weights, texts and noise; from a file and from a folder."""
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 from modelpool.actors.graph.image_concat_cut import reference_size
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.sampling_facts import TextSight
-from modelpool.pool.core.stage_params import EncodeWork, SampleWork, SeePictureWork
+from modelpool.pool.core.stage_params import EncodeWork, SampleWork, SeeImageWork
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.vision.qwen import grid_of
 from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role
-from tests.pool.families.test_from_pictures import picture
+from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_qwen_edit import SEEING, Processor, seeing_encoder
 from tests.pool.families.tiny_shown import TinyFamilyModel
@@ -43,7 +43,7 @@ FIELDS: dict[str, Any] = {
 
 
 def pipeline_of(tiny: TinyModel, kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """diffusers' own, which sees pictures as large as they are here: published models want a million pixels."""
+    """diffusers' own, which sees images as large as they are here: published models want a million pixels."""
     vae, facts = tiny.module(Role.VAE), tiny.engine._opened(tiny.model).latent
     vae.register_to_config(latents_mean=facts.means, latents_std=facts.deviations)
     scheduler = FlowMatchEulerDiscreteScheduler(
@@ -63,7 +63,7 @@ def pipeline_of(tiny: TinyModel, kind: Callable[..., Any], monkeypatch: pytest.M
     return pipeline
 
 
-def drawn(tiny: TinyModel, pipeline: Any, pictures: Any) -> tuple[list[Tensor], Tensor, np.ndarray[Any, Any]]:
+def drawn(tiny: TinyModel, pipeline: Any, images: Any) -> tuple[list[Tensor], Tensor, np.ndarray[Any, Any]]:
     """Both texts, the latent and the pixels."""
     read: list[Tensor] = []
     encode = pipeline.encode_prompt
@@ -74,9 +74,9 @@ def drawn(tiny: TinyModel, pipeline: Any, pictures: Any) -> tuple[list[Tensor], 
         return found
 
     pipeline.encode_prompt = keep
-    noise = PictureNoise(SEED).draw((1, *latent_shape(WIDTH, HEIGHT, 0, tiny.engine._opened(tiny.model).latent)))
+    noise = ImageNoise(SEED).draw((1, *latent_shape(WIDTH, HEIGHT, 0, tiny.engine._opened(tiny.model).latent)))
     call = {
-        "image": pictures, "prompt": PROMPT, "negative_prompt": NEGATIVE, "true_cfg_scale": CFG, "height": HEIGHT,
+        "image": images, "prompt": PROMPT, "negative_prompt": NEGATIVE, "true_cfg_scale": CFG, "height": HEIGHT,
         "width": WIDTH, "num_inference_steps": STEPS,
         "latents": pipeline._pack_latents(noise.unsqueeze(2), 1, noise.shape[1], *noise.shape[2:]),
     }  # fmt: skip
@@ -98,34 +98,34 @@ def assert_drawn(made: Made, expected: tuple[list[Tensor], Tensor, np.ndarray[An
 
 
 def _one(width: int, height: int) -> list[Image.Image]:
-    return [picture(width, height)]
+    return [image(width, height)]
 
 
 #: what they are compared with: the first one, and those that were trained with numbers
 PIPELINES = {"qwen_image": (diffusers.QwenImageEditPipeline, diffusers.QwenImageEditPlusPipeline)}
 ONE, NUMBERED = PIPELINES["qwen_image"]
-#: the pipeline of each, and the pictures
+#: the pipeline of each, and the images
 EDITS: dict[str, tuple[type, list[Image.Image]]] = {
-    "a picture": (ONE, _one(32, 96)),
-    "a wide picture that is made smaller": (ONE, _one(192, 64)),
-    "a picture with a number": (NUMBERED, _one(32, 96)),
-    "two pictures": (NUMBERED, [*_one(96, 32), *_one(32, 96)]),
+    "an image": (ONE, _one(32, 96)),
+    "a wide image that is made smaller": (ONE, _one(192, 64)),
+    "an image with a number": (NUMBERED, _one(32, 96)),
+    "two images": (NUMBERED, [*_one(96, 32), *_one(32, 96)]),
 }
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_a_picture_is_edited_as_diffusers_edits_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text, latent and pixels, guided by what both texts say of the picture."""
-    kind, pictures = EDITS[name]
+def test_a_image_is_edited_as_diffusers_edits_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text, latent and pixels, guided by what both texts say of the image."""
+    kind, images = EDITS[name]
     tiny = TinyFamilyModel(tmp_path, SEEING)
     assert tiny.family.name == "qwen_image"
     is_numbered = kind is NUMBERED
-    how = {"reference_as": "numbered"} if is_numbered and len(pictures) == 1 else {}
-    made = tiny.made(**FIELDS, reference=pictures, **how)
+    how = {"reference_as": "numbered"} if is_numbered and len(images) == 1 else {}
+    made = tiny.made(**FIELDS, reference=images, **how)
     assert [work.numbered for work in made.works.values() if isinstance(work, EncodeWork)] == [is_numbered] * 2
-    assert sum(isinstance(work, SeePictureWork) for work in made.works.values()) == len(pictures)
+    assert sum(isinstance(work, SeeImageWork) for work in made.works.values()) == len(images)
     pipeline = pipeline_of(tiny, kind, monkeypatch)
-    assert_drawn(made, drawn(tiny, pipeline, pictures if is_numbered else pictures[0]))
+    assert_drawn(made, drawn(tiny, pipeline, images if is_numbered else images[0]))
     tiny.close()
 
 
@@ -138,12 +138,12 @@ def with_tensors(tiny: TinyModel, change: Callable[[dict[str, Tensor]], dict[str
 
 
 def test_a_file_with_the_marker_of_2511_is_edited_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it is called. The model is told that the picture is without noise, as diffusers tells it."""
+    """Whatever it is called. The model is told that the image is without noise, as diffusers tells it."""
     marker = {"model.diffusion_model.__index_timestep_zero__": torch.tensor([])}
     tiny = with_tensors(TinyFamilyModel(tmp_path, SEEING), lambda tensors: tensors | marker)
     assert tiny.family.sampling.text_sight is TextSight.NUMBERED
     assert tiny.module(Role.DIFFUSION_MODEL).config.zero_cond_t
-    made = tiny.made(**FIELDS, reference=picture(32, 96))
+    made = tiny.made(**FIELDS, reference=image(32, 96))
     assert [work.numbered for work in made.works.values() if isinstance(work, EncodeWork)] == [True] * 2
     assert_drawn(made, drawn(tiny, pipeline_of(tiny, NUMBERED, monkeypatch), _one(32, 96)))
     tiny.close()
@@ -151,7 +151,7 @@ def test_a_file_with_the_marker_of_2511_is_edited_with_numbers(tmp_path: Path, m
 
 TEXTS = "text_encoders.qwen25_7b.transformer."
 PATCHES = f"{TEXTS}visual.patch_embed.proj.weight"
-#: what is done to the part that sees pictures, and why it shows none then
+#: what is done to the part that sees images, and why it shows none then
 OTHER_PARTS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]] = {
     "larger patches": (lambda x: x | {PATCHES: torch.zeros(64, 3, 2, 16, 16)}, "patch_embed.proj.weight of shape"),
     "positions": (lambda x: x | {f"{TEXTS}visual.pos_embed.weight": torch.zeros(4, 4)}, "found pos_embed.weight"),
@@ -175,14 +175,14 @@ def test_a_part_that_is_not_qwen_25_vls_is_left_out_and_said_where_it_is_needed(
     assert Role.VISION_ENCODER not in tiny.family.prefixes
     np.testing.assert_array_equal(tiny.made(**fields).pixels, expected)
     with pytest.raises(UnusableField, match=f"is not that of Qwen 2.5 VL, which its edits need: .*{why}"):
-        tiny.made(**fields, reference=picture(32, 96))
+        tiny.made(**fields, reference=image(32, 96))
     tiny.close()
 
 
-def test_a_picture_beside_the_words_changes_what_they_say(tmp_path: Path) -> None:
+def test_a_image_beside_the_words_changes_what_they_say(tmp_path: Path) -> None:
     """And the places of its rows and columns do: one of the same states in one row reads otherwise."""
     tiny = TinyFamilyModel(tmp_path, SEEING)
-    high, wide = (tiny.made(**FIELDS, reference=picture(*size)).texts for size in ((32, 96), (96, 32)))
+    high, wide = (tiny.made(**FIELDS, reference=image(*size)).texts for size in ((32, 96), (96, 32)))
     assert high["prompt_embeds"].shape == wide["prompt_embeds"].shape
     assert not torch.allclose(high["prompt_embeds"], wide["prompt_embeds"], atol=1e-3)
     plain = tiny.made(**FIELDS).texts
@@ -190,11 +190,11 @@ def test_a_picture_beside_the_words_changes_what_they_say(tmp_path: Path) -> Non
     tiny.close()
 
 
-def test_words_have_weights_beside_a_picture(tmp_path: Path) -> None:
-    """The picture has none: it stands before the words, whose states alone are moved."""
+def test_words_have_weights_beside_a_image(tmp_path: Path) -> None:
+    """The image has none: it stands before the words, whose states alone are moved."""
     tiny = TinyFamilyModel(tmp_path, SEEING)
     plain, weighted = (
-        tiny.made(**{**FIELDS, "prompt": prompt, "steps": 1}, reference=picture(32, 96)).texts["prompt_embeds"][0]
+        tiny.made(**{**FIELDS, "prompt": prompt, "steps": 1}, reference=image(32, 96)).texts["prompt_embeds"][0]
         for prompt in ("make the cat blue", "make the (cat:1.4) blue")
     )
     moved = [place for place, same in enumerate((plain == weighted).all(dim=-1)) if not same]
@@ -205,8 +205,8 @@ def test_words_have_weights_beside_a_picture(tmp_path: Path) -> None:
     tiny.close()
 
 
-def test_without_a_picture_it_is_qwen_image(tmp_path: Path) -> None:
-    """The part that sees pictures is a component that nothing uses then: the picture is that of a file without it."""
+def test_without_a_image_it_is_qwen_image(tmp_path: Path) -> None:
+    """The part that sees images is a component that nothing uses then: the image is that of a file without it."""
     for name in ("seeing", "blind"):
         (tmp_path / name).mkdir()
     seeing, blind = (
@@ -220,16 +220,16 @@ def test_without_a_picture_it_is_qwen_image(tmp_path: Path) -> None:
     digests = [{role: key.partition("@")[2] for role, key in components} for components in found]
     assert digests[0].pop(Role.VISION_ENCODER)
     assert digests[0] == digests[1]
-    with pytest.raises(UnusableField, match="without the part that sees pictures"):
-        blind.made(**FIELDS, reference=picture())
+    with pytest.raises(UnusableField, match="without the part that sees images"):
+        blind.made(**FIELDS, reference=image())
     seeing.close()
     blind.close()
 
 
 def test_the_file_saved_again_edits_the_same(tmp_path: Path) -> None:
-    """Tensor for tensor, those of the part that sees pictures too."""
+    """Tensor for tensor, those of the part that sees images too."""
     tiny = TinyFamilyModel(tmp_path, SEEING)
-    expected = tiny.made(**FIELDS, reference=picture(32, 96)).pixels
+    expected = tiny.made(**FIELDS, reference=image(32, 96)).pixels
     path = Path(tiny.model.path)
     tiny.close()
     before = load_file(path)
@@ -239,7 +239,7 @@ def test_the_file_saved_again_edits_the_same(tmp_path: Path) -> None:
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
     again = TinyModel.of_folder(tmp_path)
-    np.testing.assert_array_equal(again.made(**FIELDS, reference=picture(32, 96)).pixels, expected)
+    np.testing.assert_array_equal(again.made(**FIELDS, reference=image(32, 96)).pixels, expected)
     again.close()
 
 
@@ -257,7 +257,7 @@ def test_a_lora_draws_what_the_merged_file_draws(tmp_path: Path) -> None:
         {f"transformer.{weight}.lora_B.weight": up * 0.1, f"transformer.{weight}.lora_A.weight": down},
         loras / "some.safetensors",
     )
-    fields = {**FIELDS, "reference": picture(32, 96), "steps": 2}
+    fields = {**FIELDS, "reference": image(32, 96), "steps": 2}
     without, drawn_so = (tiny.made(**fields, loras=own).latents[0] for own in ((), ("some:0.8",)))
     lora = tiny.catalog.find_lora("some", 0.8)
     save_checkpoint(tiny.engine._opened(tiny.model), tmp_path / "merged" / "tiny.safetensors", loras=(lora,))
@@ -274,21 +274,21 @@ def test_a_lora_draws_what_the_merged_file_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("side", "sides"), [(64, ((96, 32), (32, 96))), (256, ((256, 256),))])
 def test_it_runs_within_what_was_counted(side: int, sides: tuple[tuple[int, int], ...], tmp_path: Path) -> None:
     """On the simulated device, where what a task takes is measured: seeing in one window and in many, reading, sampling
-    with a picture and with two."""
+    with an image and with two."""
     tiny = TinyFamilyModel(tmp_path, SEEING, device="sim")
     fields = {**FIELDS, "width": side, "height": side, "steps": 2}
-    made = tiny.made(**fields, reference=[picture(*size) for size in sides])
+    made = tiny.made(**fields, reference=[image(*size) for size in sides])
     for task, cost in zip(made.tasks, made.costs, strict=True):
         work = made.works[task.task_id]
-        if isinstance(work, (SeePictureWork, EncodeWork, SampleWork)):
+        if isinstance(work, (SeeImageWork, EncodeWork, SampleWork)):
             assert cost.working_bytes <= task.activation_bytes, work
             assert cost.working_bytes >= 0.9 * task.activation_bytes, work
     tiny.close()
 
 
 @pytest.mark.parametrize("is_seen_first", [True, False])
-def test_a_text_as_long_as_one_beside_a_picture_holds_less(is_seen_first: bool, tmp_path: Path) -> None:
-    """Tokens that are told do not count it: those before the picture are dropped. Each is counted by itself, in any
+def test_a_text_as_long_as_one_beside_a_image_holds_less(is_seen_first: bool, tmp_path: Path) -> None:
+    """Tokens that are told do not count it: those before the image are dropped. Each is counted by itself, in any
     order."""
     tiny = TinyFamilyModel(tmp_path, SEEING, device="sim")
     size, prompt = (96, 32), "cat"
@@ -296,7 +296,7 @@ def test_a_text_as_long_as_one_beside_a_picture_holds_less(is_seen_first: bool, 
     texts = (" ".join([prompt] * words) for words in range(1, 400))
     plain = next(text for text in texts if tiny.catalog.text_tokens(tiny.model, text) == wanted)
     fields = {**FIELDS, "negative": "", "width": 96, "height": 32, "steps": 1, "cfg": 1.0}
-    asked: list[dict[str, Any]] = [{"prompt": prompt, "reference": picture(*size)}, {"prompt": plain}]
+    asked: list[dict[str, Any]] = [{"prompt": prompt, "reference": image(*size)}, {"prompt": plain}]
     counted = []
     for one in asked if is_seen_first else asked[::-1]:
         made = tiny.made(**{**fields, **one})
@@ -329,13 +329,13 @@ def write_folder(folder: Path, pipeline: str = "QwenImageEditPlusPipeline") -> N
 
 
 def test_a_folder_of_diffusers_edits_as_the_file_does(tmp_path: Path) -> None:
-    """Its pipeline says that pictures have numbers."""
+    """Its pipeline says that images have numbers."""
     (tmp_path / "file").mkdir()
     file = TinyFamilyModel(tmp_path / "file", SEEING)
     write_folder(tmp_path / "folders" / "tiny")
     folder = TinyModel.of_folder(tmp_path / "folders")
     assert folder.family.sampling.text_sight is TextSight.NUMBERED
-    fields = {**FIELDS, "reference": picture(32, 96)}
+    fields = {**FIELDS, "reference": image(32, 96)}
     expected, found = file.made(**fields, reference_as="numbered"), folder.made(**fields)
     near = 1e-5 * max(1.0, float(expected.latents[0].abs().max()))
     np.testing.assert_allclose(found.latents[0], expected.latents[0], atol=near)
@@ -347,9 +347,7 @@ def test_a_folder_of_diffusers_edits_as_the_file_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pipeline", "sight"), [("QwenImageEditPipeline", TextSight.WHOLE), ("QwenImagePipeline", TextSight.BY_NAME)]
 )
-def test_a_folder_of_the_first_pipeline_has_pictures_seen_whole(
-    pipeline: str, sight: TextSight, tmp_path: Path
-) -> None:
+def test_a_folder_of_the_first_pipeline_has_images_seen_whole(pipeline: str, sight: TextSight, tmp_path: Path) -> None:
     """Another says nothing of it: its name may."""
     write_folder(tmp_path / "tiny", pipeline)
     assert open_checkpoint(tmp_path / "tiny").family.sampling.text_sight is sight

@@ -15,18 +15,18 @@ from diffusers.pipelines.deprecated.wuerstchen.modeling_paella_vq_model import P
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from modelpool.pool.core.stage_params import Picture
+from modelpool.pool.core.stage_params import ImagePixels
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.saving.replaced_folder import lost_files
 from modelpool.pool.specs.spec import Role
-from tests.pool.families.test_film_folders import write_folder
-from tests.pool.families.test_seen_films import FIELDS, picture
+from tests.pool.families.test_seen_videos import FIELDS, image
 from tests.pool.families.test_stable_cascade import REQUEST, SECOND_STEPS
+from tests.pool.families.test_video_folders import write_folder
 from tests.pool.families.tiny_cascade import STAGE_B, STAGE_C, Pair, stage_b_file, write_files
 from tests.pool.families.tiny_cascade import write_folders as write_stages
-from tests.pool.families.tiny_films import FILMS, TinyFilmModel, assert_same_film
 from tests.pool.families.tiny_model import TinyModel
+from tests.pool.families.tiny_videos import VIDEOS, TinyVideoModel, assert_same_video
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -53,7 +53,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_svd_is_saved_as_its_pipeline_loads_it(tmp_path: Path) -> None:
     for name in ("file", "again"):
         (tmp_path / name).mkdir()
-    file = TinyFilmModel(tmp_path / "file", FILMS["svd"])
+    file = TinyVideoModel(tmp_path / "file", VIDEOS["svd"])
     save_diffusers(open_checkpoint(file.model.source), tmp_path / "again" / "tiny")
     pipeline = diffusers.StableVideoDiffusionPipeline.from_pretrained(tmp_path / "again" / "tiny")
     places = {Role.DIFFUSION_MODEL: "unet", Role.VAE: "vae", Role.VISION_ENCODER: "image_encoder"}
@@ -67,9 +67,9 @@ def test_svd_is_saved_as_its_pipeline_loads_it(tmp_path: Path) -> None:
     assert pipeline.feature_extractor.crop_size["height"] == pipeline.image_encoder.config.image_size
     folder, made = TinyModel.of_folder(tmp_path / "again"), []
     for tiny in (file, folder):
-        made.append(tiny.made(image=picture(), **FIELDS))
+        made.append(tiny.made(image=image(), **FIELDS))
         tiny.close()
-    assert_same_film(made[0], made[1])
+    assert_same_video(made[0], made[1])
 
 
 def test_a_folder_of_svd_is_saved_with_what_it_says(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_the_stages_of_stable_cascade_are_saved_as_their_pipelines_load_them(tmp
     for (_, ours), (_, other) in zip(ran[0].sampled(), ran[1].sampled(), strict=True):
         largest = max(1.0, float(np.abs(other.samples_CHW).max()))
         np.testing.assert_allclose(ours.samples_CHW, other.samples_CHW, atol=1e-5 * largest)
-    pictures = [one.made.pixels_HWC.astype(int) for one in ran if isinstance(one.made, Picture)]
-    assert np.abs(pictures[0] - pictures[1]).max() <= 1
+    images = [one.made.pixels_HWC.astype(int) for one in ran if isinstance(one.made, ImagePixels)]
+    assert np.abs(images[0] - images[1]).max() <= 1
 
 
 @pytest.mark.parametrize(("name", "places"), [(PRIOR, ("prior", "text_encoder")), (DECODER, ("decoder", "vqgan"))])

@@ -1,4 +1,4 @@
-"""Wan 2.1 makes of a picture that it sees, and of a first and a last one, what diffusers makes: on the same weights,
+"""Wan 2.1 makes of an image that it sees, and of a first and a last one, what diffusers makes: on the same weights,
 texts and noise."""
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import Film, SampleWork, SeePictureWork
+from modelpool.pool.core.stage_params import SampleWork, SeeImageWork, VideoFrames
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role
 from tests.pool.conditioning.test_image_concat import assert_equal
-from tests.pool.families.test_films_from_pictures import JOINED, louder
-from tests.pool.families.tiny_films import SEEN, SIDE, clip_vision
+from tests.pool.families.test_videos_from_images import JOINED, louder
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH as TEXT_WIDTH
 from tests.pool.families.tiny_transformers import File, TinyFamily, prefixed, seeded
+from tests.pool.families.tiny_videos import SEEN, SIDE, clip_vision
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 WIDTH, HEIGHT, FRAMES, STEPS, SEED = 96, 64, 5, 3, 11
 FIELDS: dict[str, Any] = {"frames": FRAMES, "steps": STEPS, "negative": "a dog", "width": WIDTH, "height": HEIGHT}
-#: pixels a side and states of what the model for two pictures is shown of each: recognition knows it by their number
+#: pixels a side and states of what the model for two images is shown of each: recognition knows it by their number
 SIDE_OF_TWO, STATES_OF_TWO = 224, 257
 
 
@@ -71,7 +71,7 @@ PIPELINES = {
 TINY = {"wan21_i2v": ONE, "wan21_flf2v": BOTH, "wan22_i2v": JOINED}
 
 
-def picture(seed: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+def image(seed: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
     """Nothing in it is like anything beside it."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
 
@@ -90,7 +90,7 @@ def _expected(model: TinyFamilyModel, texts: dict[str, Any], **call: Any) -> Any
         model.module(Role.DIFFUSION_MODEL),
     )  # fmt: skip
     pipeline.set_progress_bar_config(disable=True)
-    noise = PictureNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
+    noise = ImageNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
     return pipeline(
         **texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, num_inference_steps=STEPS, latents=noise,
         guidance_scale=usual.cfg,
@@ -100,32 +100,32 @@ def _expected(model: TinyFamilyModel, texts: dict[str, Any], **call: Any) -> Any
 @pytest.mark.parametrize(
     ("name", "has_last"), [("wan21_i2v", False), ("wan21_flf2v", True), ("wan22_i2v", True)], ids=str
 )
-def test_a_film_of_seen_pictures_is_that_of_diffusers(name: str, has_last: bool, tmp_path: Path) -> None:
+def test_a_video_of_seen_images_is_that_of_diffusers(name: str, has_last: bool, tmp_path: Path) -> None:
     model = TinyFamilyModel(tmp_path, TINY[name])
     assert model.family.name == name
-    last = {"last_image": picture(5)} if has_last else {}
-    made = model.made(image=picture(4), **last, **FIELDS)
-    assert_equal(made.latents[0], _expected(model, made.texts, image=picture(4), **last, output_type="latent"))
-    film = made.results[made.tasks[-1].task_id]
-    assert isinstance(film, Film)
-    shown = _expected(model, made.texts, image=picture(4), **last, output_type="np")[0]
-    np.testing.assert_allclose(film.frames_THWC / 255, shown, atol=1 / 255)
+    last = {"last_image": image(5)} if has_last else {}
+    made = model.made(image=image(4), **last, **FIELDS)
+    assert_equal(made.latents[0], _expected(model, made.texts, image=image(4), **last, output_type="latent"))
+    video = made.results[made.tasks[-1].task_id]
+    assert isinstance(video, VideoFrames)
+    shown = _expected(model, made.texts, image=image(4), **last, output_type="np")[0]
+    np.testing.assert_allclose(video.frames_THWC / 255, shown, atol=1 / 255)
     model.close()
 
 
-def test_a_film_may_end_as_it_begins(tmp_path: Path) -> None:
-    """Found: one picture in two places is one input, which is read in both."""
+def test_a_video_may_end_as_it_begins(tmp_path: Path) -> None:
+    """Found: one image in two places is one input, which is read in both."""
     model = TinyFamilyModel(tmp_path, BOTH)
-    made = model.made(image=picture(4), last_image=picture(4), **FIELDS)
-    expected = _expected(model, made.texts, image=picture(4), last_image=picture(4), output_type="latent")
+    made = model.made(image=image(4), last_image=image(4), **FIELDS)
+    expected = _expected(model, made.texts, image=image(4), last_image=image(4), output_type="latent")
     assert_equal(made.latents[0], expected)
-    (seen,) = made.of(SeePictureWork)
+    (seen,) = made.of(SeeImageWork)
     assert seen.states_LD.shape == (2 * STATES_OF_TWO, SEEN)  # type: ignore[union-attr]
     model.close()
 
 
 def test_what_runs_hold_is_estimated(tmp_path: Path) -> None:
-    """Of two pictures there are twice as many states to read. Found: what the first was shown as stayed on the device
+    """Of two images there are twice as many states to read. Found: what the first was shown as stayed on the device
     while the second was."""
     from modelpool.pool.devices.sim import device as sim
 
@@ -133,9 +133,9 @@ def test_what_runs_hold_is_estimated(tmp_path: Path) -> None:
     sim.configure(0, 1 << 28)
     sim.recover(0)
     model = TinyFamilyModel(tmp_path, BOTH, "sim")
-    made = model.made(image=picture(4), last_image=picture(5), **FIELDS)
+    made = model.made(image=image(4), last_image=image(5), **FIELDS)
     for task, cost in zip(made.tasks, made.costs, strict=True):
-        if isinstance(made.works[task.task_id], SampleWork | SeePictureWork):
+        if isinstance(made.works[task.task_id], SampleWork | SeeImageWork):
             assert cost.working_bytes <= task.activation_bytes <= 1.15 * cost.working_bytes
     model.close()
 
@@ -153,13 +153,13 @@ def test_a_file_is_saved_as_it_was(tiny_family: TinySeeing, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("wan21_i2v", {}, "image: found 'nothing', expected a picture: the films of model 'tiny' begin with one"),
-        ("wan21_i2v", {"image": picture(4), "last_image": picture(5)}, "last_image: found 'one', expected none"),
-        ("wan21_flf2v", {"image": picture(4)}, "last_image: found 'nothing', expected a picture: the films"),
-        ("wan21_i2v", {"image": picture(4), "motion": 3}, "motion: found 3, expected nothing"),
+        ("wan21_i2v", {}, "image: found 'nothing', expected an image: the videos of model 'tiny' begin with one"),
+        ("wan21_i2v", {"image": image(4), "last_image": image(5)}, "last_image: found 'one', expected none"),
+        ("wan21_flf2v", {"image": image(4)}, "last_image: found 'nothing', expected an image: the videos"),
+        ("wan21_i2v", {"image": image(4), "motion": 3}, "motion: found 3, expected nothing"),
     ],
 )
-def test_pictures_that_are_missing_or_not_read_are_told_by_name(
+def test_images_that_are_missing_or_not_read_are_told_by_name(
     name: str, fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     model = TinyFamilyModel(tmp_path, TINY[name])
@@ -198,7 +198,7 @@ def test_separate_files_make_what_the_whole_file_makes(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "whole" / "tokenizer_umt5_xxl", tmp_path / "parts" / "tokenizer_umt5_xxl")
     for model in (whole, TinyModel.of_folder(tmp_path / "parts")):
         assert model.family.name == "wan21_i2v"
-        made.append(model.made(image=picture(4), **FIELDS).latents[0])
+        made.append(model.made(image=image(4), **FIELDS).latents[0])
         model.close()
     np.testing.assert_allclose(made[0], made[1], atol=1e-5)
 
@@ -211,7 +211,7 @@ def test_separate_files_make_what_the_whole_file_makes(tmp_path: Path) -> None:
         (
             JOINED,
             {"vision_encoder": "clip_vision_h.safetensors"},
-            r"clip_vision_h\.safetensors is a vision encoder, which has no place: .* sees no pictures",
+            r"clip_vision_h\.safetensors is a vision encoder, which has no place: .* sees no images",
         ),
     ],
     ids=["missing", "none", "out of place"],
@@ -254,6 +254,6 @@ def test_a_folder_makes_what_the_file_makes(kind: type, tmp_path: Path) -> None:
     made = []
     for model in (whole, TinyModel.of_folder(tmp_path / "folders")):
         assert model.family.name == "wan21_i2v"
-        made.append(model.made(image=picture(4), **FIELDS).latents[0])
+        made.append(model.made(image=image(4), **FIELDS).latents[0])
         model.close()
     np.testing.assert_allclose(made[0], made[1], atol=1e-4)

@@ -1,4 +1,4 @@
-"""Models that are shown a picture, from folders of diffusers: a folder is what their pipelines load, and draws what the
+"""Models that are shown an image, from folders of diffusers: a folder is what their pipelines load, and draws what the
 file draws."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from tests.pool.conditioning.test_image_concat import _OurUpscalerLevels
-from tests.pool.families.test_from_pictures import picture
+from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_model import TinyModel, euler
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 
@@ -43,7 +43,7 @@ def _instructed(pipeline: Any, tiny: TinyModel) -> Tensor:
     pipeline.scheduler = euler()
     sizes = {} if tiny.family.name == "sd1_ip2p" else {"height": 48, "width": 64}
     found: Tensor = pipeline(
-        PROMPT, negative_prompt=NEGATIVE, image=picture(), num_inference_steps=STEPS, guidance_scale=CFG,
+        PROMPT, negative_prompt=NEGATIVE, image=image(), num_inference_steps=STEPS, guidance_scale=CFG,
         image_guidance_scale=1.5, generator=torch.Generator().manual_seed(SEED), output_type="latent", **sizes,
     ).images  # fmt: skip
     return found
@@ -53,14 +53,14 @@ def _upscaled(pipeline: Any, tiny: TinyModel) -> Tensor:
     pipeline.scheduler = _OurUpscalerLevels.from_config(pipeline.scheduler.config, timestep_spacing="linspace")
     pipeline.scheduler.levels = make_sigmas("normal", STEPS, sigma_table(tiny.family.sampling.noise))
     found: Tensor = pipeline(
-        PROMPT, negative_prompt=NEGATIVE, image=picture(24, 16), num_inference_steps=STEPS, guidance_scale=CFG,
-        output_type="latent", noise_level=20, latents=PictureNoise(SEED).draw((1, 4, 16, 24)),
+        PROMPT, negative_prompt=NEGATIVE, image=image(24, 16), num_inference_steps=STEPS, guidance_scale=CFG,
+        output_type="latent", noise_level=20, latents=ImageNoise(SEED).draw((1, 4, 16, 24)),
         generator=torch.Generator().manual_seed(2**64 - 1 - SEED),
     ).images  # fmt: skip
     return found
 
 
-#: the pipeline that loads the folder of each family, how it is run, and the picture
+#: the pipeline that loads the folder of each family, how it is run, and the image
 PIPELINES: Mapping[str, tuple[type, Callable[[Any, TinyModel], Tensor], tuple[int, int]]] = {
     "sd1_ip2p": (diffusers.StableDiffusionInstructPix2PixPipeline, _instructed, (64, 48)),
     "sdxl_ip2p": (diffusers.StableDiffusionXLInstructPix2PixPipeline, _instructed, (64, 48)),
@@ -79,8 +79,8 @@ def test_a_folder_is_what_its_pipeline_loads_and_draws_the_same(name: str, tmp_p
     folder = TinyModel.of_folder(tmp_path / "again")
     assert folder.family.name == name
     assert folder.family.sampling == file.family.sampling
-    expected = file.made(image=picture(*size), **RUN)
-    again = folder.made(image=picture(*size), **RUN)
+    expected = file.made(image=image(*size), **RUN)
+    again = folder.made(image=image(*size), **RUN)
     assert_near(again.latents[0], expected.latents[0])
     assert np.abs(again.pixels.astype(int) - expected.pixels).max() <= 1
     pipeline = kind.from_pretrained(tmp_path / "again" / "tiny", local_files_only=True)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Stable Cascade, whole: a request of stage C finds stage B, and the picture is that of diffusers' pair of pipelines
+"""Stable Cascade, whole: a request of stage C finds stage B, and the image is that of diffusers' pair of pipelines
 with the same weights, texts and noise."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import Latent, Member, Picture, SampleWork
+from modelpool.pool.core.stage_params import ImagePixels, Latent, Member, SampleWork
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.engine.explicit_control import load_checkpoint
@@ -34,7 +34,7 @@ from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.diffusion.rows import ARCHITECTURES
 from modelpool.pool.registry.assembling import Chosen, assemble
 from modelpool.pool.registry.registry import open_registry
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role, Stage
 from tests.pool.families.tiny_cascade import (
@@ -82,14 +82,14 @@ class _Noises:
     of another, each in order."""
 
     def __init__(self, seed: int) -> None:
-        self._prior, self._second = PictureNoise(seed), PictureNoise(2**64 - 1 - seed)
+        self._prior, self._second = ImageNoise(seed), ImageNoise(2**64 - 1 - seed)
 
     def __call__(self, shape: Any, **_: Any) -> Tensor:
         return (self._prior if shape[1] == PRIOR else self._second).draw(shape)
 
 
 def _combined(pair: Pair, second_cfg: float) -> tuple[Tensor, Tensor, np.ndarray[Any, Any]]:
-    """Both latents, and the picture from 0 to 1."""
+    """Both latents, and the image from 0 to 1."""
     text_encoder = pair.module(STAGE_C, Role.TEXT_ENCODER)
     decoder, vqgan = pair.module(STAGE_B, Role.DIFFUSION_MODEL), pair.module(STAGE_B, Role.VAE)
     prior = pair.module(STAGE_C, Role.DIFFUSION_MODEL)
@@ -133,18 +133,18 @@ CASES: Mapping[str, Callable[[Pair], Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_picture_is_that_of_diffusers(name: str, pair: Pair) -> None:
+def test_a_image_is_that_of_diffusers(name: str, pair: Pair) -> None:
     """StableCascadeCombinedPipeline: without guidance of stage B, as it runs where nobody says otherwise, and with."""
     decoder = {"steps": SECOND_STEPS, **({"cfg": 1.1} if name == "cascade_b" else {})}
     ran = pair.run(**REQUEST, decoder=decoder)
-    prior, latent, picture = CASES[name](pair)
+    prior, latent, image = CASES[name](pair)
     (_, ours_first), (_, ours_second) = ran.sampled()
     for ours, theirs in ((ours_first, prior), (ours_second, latent)):
         np.testing.assert_allclose(ours.samples_CHW, theirs[0], atol=CLOSE * max(1.0, float(theirs.std())))
-    assert isinstance(ran.made, Picture)
-    assert ran.made.pixels_HWC.shape == picture.shape == (HEIGHT, WIDTH, 3)
-    assert np.abs(ran.made.pixels_HWC / 255 - picture).max() <= 1 / 255
-    assert ((picture > 0) & (picture < 1)).mean() > 0.5
+    assert isinstance(ran.made, ImagePixels)
+    assert ran.made.pixels_HWC.shape == image.shape == (HEIGHT, WIDTH, 3)
+    assert np.abs(ran.made.pixels_HWC / 255 - image).max() <= 1 / 255
+    assert ((image > 0) & (image < 1)).mean() > 0.5
 
 
 def test_both_stages_are_tasks_of_their_own(pair: Pair) -> None:
@@ -249,8 +249,8 @@ def test_streamed_weights_on_the_simulated_device_make_what_resident_ones_make(t
     for (_, ours), (_, other) in zip(streamed.sampled(), resident.sampled(), strict=True):
         largest = max(1.0, float(np.abs(other.samples_CHW).max()))
         np.testing.assert_allclose(ours.samples_CHW, other.samples_CHW, atol=1e-5 * largest)
-    assert isinstance(streamed.made, Picture)
-    assert isinstance(resident.made, Picture)
+    assert isinstance(streamed.made, ImagePixels)
+    assert isinstance(resident.made, ImagePixels)
     assert np.abs(streamed.made.pixels_HWC.astype(int) - resident.made.pixels_HWC).max() <= 1
 
 
@@ -313,7 +313,7 @@ def test_a_stage_b_of_another_stage_c_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "odd.safetensors")
 
 
-def test_stage_b_of_several_pictures_in_one_run_makes_what_it_makes_of_each(pair: Pair) -> None:
+def test_stage_b_of_several_images_in_one_run_makes_what_it_makes_of_each(pair: Pair) -> None:
     """Each reads what stage C made for it."""
     rans = [pair.run(**{**REQUEST, "seed": seed}, decoder={"steps": 2, "cfg": 1.5}) for seed in (1, 2)]
     tasks = [ran.cut.job.tasks[-2] for ran in rans]

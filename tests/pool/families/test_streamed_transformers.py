@@ -1,4 +1,4 @@
-"""Models of films and sound that do not fit their device whole: what is planned with, and that they make the same.
+"""Models of videos and audio that do not fit their device whole: what is planned with, and that they make the same.
 
 Found: the order in which modules are used was asked of a run without texts and without frames, which ended all runs of
 models on transformers that had to stream.
@@ -19,9 +19,9 @@ from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.estimates.typical_run import usual_call, usual_work
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.tracing.module_flops import module_work
-from tests.pool.families.test_films_from_pictures import JOINED, KEPT
+from tests.pool.families.test_videos_from_images import JOINED, KEPT
 from tests.pool.families.test_wan_vace import VACE
-from tests.pool.families.tiny_sound import STABLE_AUDIO
+from tests.pool.families.tiny_audio import STABLE_AUDIO
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.whole_transformer import Whole
 
@@ -39,11 +39,11 @@ def test_the_usual_run_of_every_component_can_be_looked_at(name: str, tmp_path: 
         assert sum(found.values()) > 0, role
     work = usual_work(whole.opened, Role.DIFFUSION_MODEL)
     assert isinstance(work, SampleWork)
-    assert (work.frames > 0) == (whole.family.sampling.film is not None)
+    assert (work.frames > 0) == (whole.family.sampling.video is not None)
     whole.engine.close()
 
 
-def test_streamed_weights_make_the_sound_that_resident_ones_make(tmp_path: Path) -> None:
+def test_streamed_weights_make_the_audio_that_resident_ones_make(tmp_path: Path) -> None:
     """Those that embed seconds among them."""
     enough = Whole(tmp_path, STABLE_AUDIO, settings=EngineSettings("sim", budget_bytes=512 << 20))
     texts = enough.texts()

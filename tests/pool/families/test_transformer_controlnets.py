@@ -1,4 +1,4 @@
-"""Pictures of transformers with ControlNets are those of diffusers' pipelines on the same weights, texts and noise: for
+"""Images of transformers with ControlNets are those of diffusers' pipelines on the same weights, texts and noise: for
 Flux, Stable Diffusion 3 and 3.5 and Qwen-Image, at several strengths, in a share of the steps, two at once; and on a
 device that is too small for all."""
 
@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import Encoded, EncodePictureWork, Latent, Member
+from modelpool.pool.core.stage_params import Encoded, EncodeImageWork, Latent, Member
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.specs.spec import Stage
 from tests.pool.controlnets import tiny_controls
-from tests.pool.families.test_from_pictures import picture
+from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_model import QUIET, Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
@@ -53,7 +53,7 @@ CONTROLS: Mapping[str, tuple[str, Callable[[], Any], Any]] = {
     ),
     "sd3": ("sd3", tiny_controls.sd3, tiny_controls.as_it_is),
     "sd35_large": ("sd35_large", tiny_controls.sd35_large, tiny_controls.sd35_file),
-    "sd35_large, edges": ("sd35_large", tiny_controls.sd35_large, partial(tiny_controls.sd35_file, pictures=1)),
+    "sd35_large, edges": ("sd35_large", tiny_controls.sd35_large, partial(tiny_controls.sd35_file, images=1)),
     "qwen_image": ("qwen_image", tiny_controls.qwen_image, tiny_controls.as_it_is),
     "hunyuan_dit": ("hunyuan_dit", tiny_controls.hunyuan_dit, tiny_controls.as_it_is),
     "z_image": ("z_image", tiny_controls.z_image, tiny_controls.as_it_is),
@@ -67,11 +67,11 @@ CONTROLS: Mapping[str, tuple[str, Callable[[], Any], Any]] = {
 
 
 def control(name: str = "canny", **fields: Any) -> dict[str, Any]:
-    return {"model": name, "image": picture(), "strength": 0.7, **fields}
+    return {"model": name, "image": image(), "strength": 0.7, **fields}
 
 
 def negative() -> Image.Image:
-    return Image.fromarray(255 - np.asarray(picture()))
+    return Image.fromarray(255 - np.asarray(image()))
 
 
 def model_with(folder: Path, case: str, names: Sequence[str] = ("canny",)) -> tuple[TinyFamilyModel, list[Any]]:
@@ -106,14 +106,14 @@ def sd3_latent(tiny: TinyFamilyModel, made: Made, controls: Sequence[Any], call:
     pipeline = diffusers.StableDiffusion3ControlNetPipeline(
         model, FlowMatchEulerDiscreteScheduler(shift=3.0), vae, None, None, None, None, None, None, own
     )
-    if any(work.bright for work in made.works.values() if isinstance(work, EncodePictureWork)):
+    if any(work.bright for work in made.works.values() if isinstance(work, EncodeImageWork)):
         pipeline.image_processor = Edges()
     found: Tensor = pipeline(**texts_of(made), **call, guidance_scale=CFG).images
     return found
 
 
 class Edges(VaeImageProcessor):
-    """As the card of stabilityai/stable-diffusion-3.5-large-controlnet-canny has pictures read."""
+    """As the card of stabilityai/stable-diffusion-3.5-large-controlnet-canny has images read."""
 
     def __init__(self) -> None:
         super().__init__(do_normalize=False)
@@ -124,7 +124,7 @@ class Edges(VaeImageProcessor):
 
 
 def qwen_latent(tiny: TinyFamilyModel, made: Made, controls: Sequence[Any], call: dict[str, Any]) -> Tensor:
-    """One that is used of two pictures is one module; the pipeline has no several."""
+    """One that is used of two images is one module; the pipeline has no several."""
     vae, model = parts_of(tiny)
     scheduler = FlowMatchEulerDiscreteScheduler(
         use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
@@ -225,7 +225,7 @@ def assert_equal(found: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture(autouse=True)
 def mean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers draws a latent from what its VAE says of a picture; here it takes the mean, as we do."""
+    """diffusers draws a latent from what its VAE says of an image; here it takes the mean, as we do."""
     controlled = ("flux.pipeline_flux_controlnet", "qwenimage.pipeline_qwenimage_controlnet")
     for place in (*controlled, "z_image.pipeline_z_image_controlnet"):
         name = f"diffusers.pipelines.{place}.retrieve_latents"
@@ -266,7 +266,7 @@ def test_the_modes_of_one_are_those_of_diffusers(tmp_path: Path) -> None:
         assert_equal(found[-1], expected_of(tiny, made, [module], own))
     assert not torch.allclose(found[0], found[2], atol=0.01)
     path = tmp_path / "edges.png"
-    picture().save(path)
+    image().save(path)
     by_name, by_number = (tiny.made(controls=[f"union@{said}={path}"], **FIELDS) for said in ("depth", "2"))
     assert [task.task_id for task in by_name.tasks] == [task.task_id for task in by_number.tasks]
     tiny.close()
@@ -320,12 +320,12 @@ def test_what_its_folder_says_is_heard_of_equal_files_each(tmp_path: Path) -> No
     tiny.close()
 
 
-def test_one_that_speaks_of_two_pictures_is_that_of_diffusers(tmp_path: Path) -> None:
+def test_one_that_speaks_of_two_images_is_that_of_diffusers(tmp_path: Path) -> None:
     tiny, modules = model_with(tmp_path, "qwen_image")
     own = [control(), control(image=negative(), strength=0.3)]
     made = tiny.made(controls=own, **FIELDS)
     assert_equal(made.latents[0], expected_of(tiny, made, modules, own))
-    assert len([work for work in made.works.values() if isinstance(work, EncodePictureWork)]) == 2
+    assert len([work for work in made.works.values() if isinstance(work, EncodeImageWork)]) == 2
     tiny.close()
 
 
@@ -367,20 +367,20 @@ def test_two_beside_z_image_go_behind_the_layers_of_each(tmp_path: Path) -> None
     tiny.close()
 
 
-def test_what_a_picture_is_made_from_may_be_what_a_controlnet_reads(tmp_path: Path) -> None:
-    """Such as one for details, beside the picture that is made anew: its latent is one task's, read twice."""
+def test_what_a_image_is_made_from_may_be_what_a_controlnet_reads(tmp_path: Path) -> None:
+    """Such as one for details, beside the image that is made anew: its latent is one task's, read twice."""
     tiny, modules = model_with(tmp_path, "flux")
     own = control()
-    made = tiny.made(image=picture(), strength=0.75, controls=[own], **FIELDS)
+    made = tiny.made(image=image(), strength=0.75, controls=[own], **FIELDS)
     (sample,) = [task for task in made.tasks if task.stage is Stage.SAMPLE]
-    (encoded,) = [task.task_id for task in made.tasks if isinstance(made.works[task.task_id], EncodePictureWork)]
+    (encoded,) = [task.task_id for task in made.tasks if isinstance(made.works[task.task_id], EncodeImageWork)]
     assert sample.needs.count(encoded) == 2
     vae, model = parts_of(tiny)
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, max_shift=1.15, base_shift=0.5)
     pipeline = diffusers.FluxControlNetImg2ImgPipeline(scheduler, vae, None, None, None, None, model, modules[0])
     with torch.no_grad():
         found = pipeline(
-            **texts_of(made), image=picture(), control_image=picture(), strength=0.75, guidance_scale=CFG,
+            **texts_of(made), image=image(), control_image=image(), strength=0.75, guidance_scale=CFG,
             controlnet_conditioning_scale=0.7, height=HEIGHT, width=WIDTH, num_inference_steps=STEPS,
             output_type="latent", generator=torch.Generator().manual_seed(SEED),
         ).images  # fmt: skip
@@ -391,7 +391,7 @@ def test_what_a_picture_is_made_from_may_be_what_a_controlnet_reads(tmp_path: Pa
 def test_both_passes_hear_it_each_at_its_size(tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, "flux")
     made = tiny.made(controls=[control()], hires="2:0.5", **FIELDS)
-    sizes = [(work.width, work.height) for work in made.works.values() if isinstance(work, EncodePictureWork)]
+    sizes = [(work.width, work.height) for work in made.works.values() if isinstance(work, EncodeImageWork)]
     assert sorted(sizes) == [(WIDTH, HEIGHT), (2 * WIDTH, 2 * HEIGHT)]
     assert made.pixels.shape == (2 * HEIGHT, 2 * WIDTH, 3)
     plain = tiny.made(hires="2:0.5", **FIELDS)
@@ -400,7 +400,7 @@ def test_both_passes_hear_it_each_at_its_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["flux", "sd35_large", "qwen_image", "z_image 2.1"])
-def test_what_streams_gives_the_same_picture(case: str, tmp_path: Path) -> None:
+def test_what_streams_gives_the_same_image(case: str, tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, case)
     fields = {"controls": [control()], **FIELDS}
     whole = tiny.made(**fields)
@@ -463,7 +463,7 @@ def test_one_of_other_sizes_is_refused_by_name(
     tiny.close()
 
 
-def test_one_beside_a_picture_to_work_from_is_refused(tmp_path: Path) -> None:
+def test_one_beside_a_image_to_work_from_is_refused(tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, "flux")
     with pytest.raises(UnusableField, match="reference: found 'one', expected none: ControlNet 'canny' speaks to"):
         tiny.made(controls=[control()], reference=negative(), **FIELDS)
@@ -471,7 +471,7 @@ def test_one_beside_a_picture_to_work_from_is_refused(tmp_path: Path) -> None:
 
 
 def test_regions_hear_what_is_said_to_the_prompt(tmp_path: Path) -> None:
-    """A region with the text of the prompt is the picture without it, whatever a ControlNet says."""
+    """A region with the text of the prompt is the image without it, whatever a ControlNet says."""
     tiny, _ = model_with(tmp_path, "flux")
     own = [control()]
     text = "a photo of a red cube"
@@ -481,14 +481,14 @@ def test_regions_hear_what_is_said_to_the_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["flux", "sd3", "qwen_image", "z_image"])
-def test_several_pictures_at_once_are_those_of_each_alone(case: str, tmp_path: Path) -> None:
-    """Different seeds and pictures for the ControlNet, through the modules in one batch; with the negative prompt too,
+def test_several_images_at_once_are_those_of_each_alone(case: str, tmp_path: Path) -> None:
+    """Different seeds and images for the ControlNet, through the modules in one batch; with the negative prompt too,
     where that is as long as the prompt."""
     tiny, _ = model_with(tmp_path, case)
     fields = {**FIELDS, "prompt": "red", "negative": "dog"}
     made = [
-        tiny.made(controls=[control(image=image)], seed=seed, **fields)
-        for seed, image in ((1, picture()), (2, negative()))
+        tiny.made(controls=[control(image=shown)], seed=seed, **fields)
+        for seed, shown in ((1, image()), (2, negative()))
     ]
     members = []
     for one in made:

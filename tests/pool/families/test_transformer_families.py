@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.whole_transformer import FRAME_RATE, HEIGHT, SEED, STEPS, WIDTH, Whole
@@ -42,7 +42,7 @@ def _cfg(whole: Whole) -> float:
 
 
 def _noise(whole: Whole) -> Tensor:
-    return PictureNoise(SEED).draw((1, *latent_shape(WIDTH, HEIGHT, whole.frames, whole.opened.latent)))
+    return ImageNoise(SEED).draw((1, *latent_shape(WIDTH, HEIGHT, whole.frames, whole.opened.latent)))
 
 
 def _sd3(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
@@ -206,7 +206,7 @@ def _hidream(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     pipeline = diffusers.HiDreamImagePipeline(
         _flow(shift=3.0), whole.module(Role.VAE), *[None] * 8, whole.module(Role.DIFFUSION_MODEL)
     )
-    pipeline.default_sample_size = math.sqrt(WIDTH * HEIGHT) / 8 + 1e-3  # it makes every picture about so large
+    pipeline.default_sample_size = math.sqrt(WIDTH * HEIGHT) / 8 + 1e-3  # it makes every image about so large
     given = {}
     for side, text in zip(("", "negative_"), texts, strict=True):
         given[f"{side}prompt_embeds_t5"] = torch.from_numpy(text.context_LD)[None]
@@ -217,7 +217,7 @@ def _hidream(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     return found
 
 
-def _film_call(whole: Whole) -> dict[str, Any]:
+def _video_call(whole: Whole) -> dict[str, Any]:
     return _usual_call(whole) | {"num_frames": whole.frames, "latents": _noise(whole), "guidance_scale": _cfg(whole)}
 
 
@@ -226,7 +226,7 @@ def _wan(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
         None, None, whole.module(Role.VAE), _flow(shift=8.0), whole.module(Role.DIFFUSION_MODEL)
     )
     (context, _), (negative, _) = map(_told, texts)
-    found: Tensor = pipeline(prompt_embeds=context, negative_prompt_embeds=negative, **_film_call(whole)).frames
+    found: Tensor = pipeline(prompt_embeds=context, negative_prompt_embeds=negative, **_video_call(whole)).frames
     return found
 
 
@@ -235,7 +235,7 @@ def _hunyuan_video(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
         None, None, whole.module(Role.DIFFUSION_MODEL), whole.module(Role.VAE), _flow(shift=7.0), None, None
     )
     given = _masked(texts) | {"pooled_prompt_embeds": _told(texts[0])[1]}
-    found: Tensor = pipeline(**given, **_film_call(whole)).frames
+    found: Tensor = pipeline(**given, **_video_call(whole)).frames
     return found
 
 
@@ -247,7 +247,7 @@ def _ltx(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     vae, model = whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL)
     pipeline = diffusers.LTXPipeline(scheduler, vae, None, None, model)
     noise = _noise(whole)
-    call = _film_call(whole) | {"latents": pipeline._pack_latents(noise, 1, 1), "frame_rate": FRAME_RATE}
+    call = _video_call(whole) | {"latents": pipeline._pack_latents(noise, 1, 1), "frame_rate": FRAME_RATE}
     found = pipeline(**_masked(texts), **call).frames
     unpacked: Tensor = pipeline._unpack_latents(found, *noise.shape[2:], 1, 1)
     return unpacked
@@ -257,7 +257,7 @@ def _mochi(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     scheduler = _flow(invert_sigmas=True)
     vae, model = whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL)
     pipeline = diffusers.MochiPipeline(scheduler, vae, None, None, model)
-    found: Tensor = pipeline(**_masked(texts), **_film_call(whole)).frames
+    found: Tensor = pipeline(**_masked(texts), **_video_call(whole)).frames
     return found
 
 
@@ -278,7 +278,7 @@ def _cosmos(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
         # it counts the strength from 1 more, and begins with the noise alone
         own = {"guidance_scale": _cfg(whole) - 1.0, "latents": _noise(whole) * math.hypot(80.0, 1.0) / 80.0}
         found: Tensor = pipeline(
-            prompt_embeds=context, negative_prompt_embeds=negative, fps=FRAME_RATE, **_film_call(whole) | own
+            prompt_embeds=context, negative_prompt_embeds=negative, fps=FRAME_RATE, **_video_call(whole) | own
         ).frames
     return found
 
@@ -344,9 +344,9 @@ def _decoded(whole: Whole, latent: Tensor) -> Tensor:
             scaled = latent * deviation + norm.running_mean.view(1, -1, 1, 1)
             found = vae.decode(diffusers.Flux2Pipeline._unpatchify_latents(scaled)).sample
         case "wan21":
-            is_flat, film = latent.dim() == 4, latent.unsqueeze(2) if latent.dim() == 4 else latent
+            is_flat, video = latent.dim() == 4, latent.unsqueeze(2) if latent.dim() == 4 else latent
             means, deviations = (torch.tensor(v).view(1, -1, 1, 1, 1) for v in (facts.means, facts.deviations))
-            found = vae.decode(film * deviations + means).sample
+            found = vae.decode(video * deviations + means).sample
             found = found[:, :, 0] if is_flat else found
         case "mochi":
             means, deviations = (torch.tensor(v).view(1, -1, 1, 1, 1) for v in (facts.means, facts.deviations))
@@ -365,7 +365,7 @@ def _decoded(whole: Whole, latent: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_picture_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
+def test_a_image_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
     whole = Whole(tmp_path, FAMILIES[name])
     assert whole.family.name == name
     texts = whole.texts()

@@ -110,7 +110,7 @@ def test_a_scheduler_says_another_shift(tmp_path: Path) -> None:
         ("vae", {"scaling_factor": -0.5}, "scaling_factor: found -0.5, expected a number above 0"),
     ],
 )
-def test_numbers_that_make_no_picture_are_refused(tmp_path: Path, place: str, said: Any, refusal: str) -> None:
+def test_numbers_that_make_no_image_are_refused(tmp_path: Path, place: str, said: Any, refusal: str) -> None:
     """They would divide by nothing or leave what floats hold, when a job runs."""
     folder = tmp_path / "tiny"
     write_folder(folder, "flux_dev")

@@ -1,4 +1,4 @@
-"""Pictures of transformers with ControlNets that are told a hole beside their picture are those of diffusers' pipelines
+"""Images of transformers with ControlNets that are told a hole beside their image are those of diffusers' pipelines
 on the same weights, texts and noise."""
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import EncodePictureWork, Latent, Member
+from modelpool.pool.core.stage_params import EncodeImageWork, Latent, Member
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.specs.spec import Stage
 from tests.pool.controlnets import tiny_controls
-from tests.pool.families.test_from_pictures import mask, picture
+from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.test_inpainting_controlnets import soft_mask
 from tests.pool.families.test_needs_shown import check
 from tests.pool.families.test_transformer_controlnets import (
@@ -44,8 +44,8 @@ from tests.pool.families.told_pipelines import parts_of, texts_of
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
-def other_picture() -> Image.Image:
-    return Image.fromarray(np.asarray(picture())[::-1].copy())
+def other_image() -> Image.Image:
+    return Image.fromarray(np.asarray(image())[::-1].copy())
 
 
 #: what is told a hole, by the models that it speaks to
@@ -56,15 +56,15 @@ CONTROLS: Mapping[str, Callable[[], Any]] = {
 }
 #: those that must be told one
 ALWAYS = ("sd3", "qwen_image")
-#: those that are told it of a picture beside their own: beside a picture which all is made anew of
-BESIDE: Mapping[str, dict[str, Any]] = {"z_image": {"image": other_picture(), "strength": 1.0}}
+#: those that are told it of an image beside their own: beside an image which all is made anew of
+BESIDE: Mapping[str, dict[str, Any]] = {"z_image": {"image": other_image(), "strength": 1.0}}
 #: of tiny models a sample of a ControlNet is large beside what its blocks hold at once
 MOST_OVER = 0.08
 
 
 @pytest.fixture(autouse=True)
 def mean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers draws a latent from what its VAE says of a picture; here it takes the mean, as we do."""
+    """diffusers draws a latent from what its VAE says of an image; here it takes the mean, as we do."""
     place = "diffusers.models.autoencoders.vae.DiagonalGaussianDistribution.sample"
     monkeypatch.setattr(place, lambda latents, generator=None: latents.mode())
 
@@ -76,7 +76,7 @@ def model_with(folder: Path, family: str, device: str = "cpu") -> tuple[TinyFami
 
 
 def control(**fields: Any) -> dict[str, Any]:
-    return {"model": "hole", "image": picture(), "mask": soft_mask(), "strength": 0.7, **fields}
+    return {"model": "hole", "image": image(), "mask": soft_mask(), "strength": 0.7, **fields}
 
 
 def sd3_latent(tiny: TinyFamilyModel, made: Made, module: Any, call: dict[str, Any]) -> Tensor:
@@ -106,7 +106,7 @@ def z_image_latent(tiny: TinyFamilyModel, made: Made, module: Any, call: dict[st
         FlowMatchEulerDiscreteScheduler(shift=3.0), vae, None, None, model, own
     )
     context, hidden = texts_of(made)["prompt_embeds"], call.pop("control_mask")
-    given = {**call, "image": other_picture(), "mask_image": hidden}
+    given = {**call, "image": other_image(), "mask_image": hidden}
     found: Tensor = pipeline(prompt_embeds=[context[0]], **given, guidance_scale=0.0).images
     return found
 
@@ -159,32 +159,32 @@ def test_of_stable_diffusion_3_it_is_told_no_pooled_text_whatever_its_folder_say
 
 
 @pytest.mark.parametrize("family", ALWAYS)
-def test_the_picture_and_the_mask_of_the_request_are_those_that_it_is_told(family: str, tmp_path: Path) -> None:
-    """One picture and one mask, said once: outside of the hole all is kept, to the bit."""
+def test_the_image_and_the_mask_of_the_request_are_those_that_it_is_told(family: str, tmp_path: Path) -> None:
+    """One image and one mask, said once: outside of the hole all is kept, to the bit."""
     tiny, _ = model_with(tmp_path, family)
-    fields = {**FIELDS, "image": picture(), "mask": soft_mask()}
+    fields = {**FIELDS, "image": image(), "mask": soft_mask()}
     made = tiny.made(controls=["hole:0.7"], **fields)
     said = tiny.made(controls=[control()], **fields)
     assert torch.equal(made.latents[0], said.latents[0])
     assert not torch.allclose(made.latents[0], tiny.made(**fields).latents[0], atol=1e-3)
     kept = np.asarray(soft_mask()) == 0
-    assert (made.pixels[kept] == np.asarray(picture())[kept]).all()
-    hidden = [work for work in made.works.values() if isinstance(work, EncodePictureWork)]
+    assert (made.pixels[kept] == np.asarray(image())[kept]).all()
+    hidden = [work for work in made.works.values() if isinstance(work, EncodeImageWork)]
     assert sorted((work.hides, work.black) for work in hidden) == [(False, False), (True, True)]
     tiny.close()
 
 
 def test_one_that_may_be_told_a_hole_is_told_that_of_the_request(tmp_path: Path) -> None:
-    """Beside the picture that it speaks of; without a mask it is told none."""
+    """Beside the image that it speaks of; without a mask it is told none."""
     tiny, _ = model_with(tmp_path, "z_image")
-    fields = {**FIELDS, "image": other_picture(), "mask": soft_mask()}
+    fields = {**FIELDS, "image": other_image(), "mask": soft_mask()}
     own = {name: value for name, value in control().items() if name != "mask"}
     made = tiny.made(controls=[own], **fields)
     assert torch.equal(made.latents[0], tiny.made(controls=[control()], **fields).latents[0])
-    encoded = [work for work in made.works.values() if isinstance(work, EncodePictureWork)]
+    encoded = [work for work in made.works.values() if isinstance(work, EncodeImageWork)]
     assert [(work.hides, work.black) for work in encoded].count((True, False)) == 1
     plain = tiny.made(controls=[own], **{**fields, "mask": None, "strength": 1.0})
-    assert not any(work.hides for work in plain.works.values() if isinstance(work, EncodePictureWork))
+    assert not any(work.hides for work in plain.works.values() if isinstance(work, EncodeImageWork))
     told = tiny.made(controls=[control()], **{**fields, "mask": None, "strength": 1.0})
     assert not torch.allclose(plain.latents[0], told.latents[0], atol=1e-3)
     tiny.close()
@@ -197,7 +197,7 @@ def test_one_without_a_mask_is_refused_by_name(family: str, tmp_path: Path) -> N
         UnusableField, match=r"controls.mask: found 'nothing', expected a mask.*ControlNet 'hole' is told"
     ):
         tiny.made(controls=[control(mask=None)], **FIELDS)
-    with pytest.raises(UnusableField, match=r"controls.image: found 'nothing', expected the path of a picture"):
+    with pytest.raises(UnusableField, match=r"controls.image: found 'nothing', expected the path of an image"):
         tiny.made(controls=[control(image=None, mask=None)], **FIELDS)
     tiny.close()
 
@@ -205,9 +205,9 @@ def test_one_without_a_mask_is_refused_by_name(family: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("family", "make", "complaint"),
     [
-        ("sd3", lambda: tiny_controls.sd3(extra_conditioning_channels=2), "2.*expected .*picture 1"),
-        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=8), "8.*expected .*picture 4"),
-        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=3), "3.*expected .*picture 4"),
+        ("sd3", lambda: tiny_controls.sd3(extra_conditioning_channels=2), "2.*expected .*image 1"),
+        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=8), "8.*expected .*image 4"),
+        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=3), "3.*expected .*image 4"),
     ],
 )
 def test_one_that_is_told_other_things_than_a_mask_is_refused_by_name(
@@ -215,7 +215,7 @@ def test_one_that_is_told_other_things_than_a_mask_is_refused_by_name(
 ) -> None:
     tiny_controls.write(tmp_path / "controlnet" / "hole.safetensors", make)
     tiny = TinyFamilyModel(tmp_path, FAMILIES[family])
-    with pytest.raises(UnusableField, match=rf"controls: found .*channels beside the picture {complaint}"):
+    with pytest.raises(UnusableField, match=rf"controls: found .*channels beside the image {complaint}"):
         tiny.made(controls=[control()], **FIELDS)
     tiny.close()
 
@@ -224,14 +224,14 @@ def test_a_hole_is_filled_beside_one_that_is_told_none_as_diffusers_does(tmp_pat
     """What its pipelines for filling holes with ControlNets of Flux do, which speak of edges or depth."""
     module = tiny_controls.write(tmp_path / "controlnet" / "canny.safetensors", tiny_controls.flux, 5)
     tiny = TinyFamilyModel(tmp_path, FAMILIES["flux_dev"])
-    own = {"model": "canny", "image": other_picture(), "strength": 0.7}
-    made = tiny.made(controls=[own], image=picture(), mask=mask(), **{**FIELDS, "strength": 0.75})
+    own = {"model": "canny", "image": other_image(), "strength": 0.7}
+    made = tiny.made(controls=[own], image=image(), mask=mask(), **{**FIELDS, "strength": 0.75})
     vae, model = parts_of(tiny)
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, max_shift=1.15, base_shift=0.5)
     pipeline = diffusers.FluxControlNetInpaintPipeline(scheduler, vae, None, None, None, None, model, module)
     with torch.no_grad():
         found = pipeline(
-            **texts_of(made), image=picture(), mask_image=mask(), control_image=other_picture(), strength=0.75,
+            **texts_of(made), image=image(), mask_image=mask(), control_image=other_image(), strength=0.75,
             controlnet_conditioning_scale=0.7, guidance_scale=CFG, height=HEIGHT, width=WIDTH,
             num_inference_steps=STEPS, output_type="latent", generator=torch.Generator().manual_seed(SEED),
         ).images  # fmt: skip
@@ -271,7 +271,7 @@ def test_runs_hold_what_was_estimated(family: str, count: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", CONTROLS)
-def test_what_streams_gives_the_same_picture(family: str, tmp_path: Path) -> None:
+def test_what_streams_gives_the_same_image(family: str, tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, family)
     fields = {"controls": [control()], **FIELDS, **BESIDE.get(family, {})}
     whole = tiny.made(**fields)
@@ -287,7 +287,7 @@ def test_what_streams_gives_the_same_picture(family: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("family", CONTROLS)
-def test_several_pictures_with_holes_of_their_own_are_made_at_once(family: str, tmp_path: Path) -> None:
+def test_several_images_with_holes_of_their_own_are_made_at_once(family: str, tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, family)
     fields = {**FIELDS, **BESIDE.get(family, {}), "prompt": "red", "negative": "dog"}
     other = Image.fromarray(np.asarray(soft_mask())[:, ::-1].copy())

@@ -21,7 +21,7 @@ from modelpool.pool.families.text_readings import READINGS, ROW_OF
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.guidance import apg as late_projection
 from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.reading import Pooled
 from tests.pool.families.test_transformer_families import _decoded, _hunyuan_dit, _masked, _sd3, _told
@@ -44,7 +44,7 @@ def _cfg(whole: Whole) -> float:
 
 def _call(whole: Whole) -> dict[str, Any]:
     width, height = whole.sides
-    noise = PictureNoise(SEED).draw((1, *latent_shape(width, height, whole.frames, whole.opened.latent)))
+    noise = ImageNoise(SEED).draw((1, *latent_shape(width, height, whole.frames, whole.opened.latent)))
     return {
         "height": height, "width": width, "num_inference_steps": STEPS, "output_type": "latent", "latents": noise,
     }  # fmt: skip
@@ -122,7 +122,7 @@ ALIKE = {"flux2_dev": "flux2"}
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_picture_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
+def test_a_image_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
     whole = Whole(tmp_path, RELATIVES[name])
     assert whole.family.name == name
     texts = whole.texts(WRITTEN)
@@ -143,7 +143,7 @@ def test_a_picture_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
 def test_a_run_of_hunyuan_image_is_that_of_diffusers_to_its_end(
     prompt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Into the steps that are guided otherwise. Where words are to be read in the picture those are others, here
+    """Into the steps that are guided otherwise. Where words are to be read in the image those are others, here
     earlier ones, so that the run is short."""
     monkeypatch.setattr(late_projection, "PLAIN_STEPS_OF_WORDS", 4)
     whole = Whole(tmp_path, RELATIVES["hunyuan_image_21"])

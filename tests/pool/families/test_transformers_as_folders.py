@@ -21,7 +21,7 @@ from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.loading.build_checkpoint import Checkpoint, open_checkpoint
 from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.saving.pipelines import pipeline_facts, scheduler_facts
 from modelpool.pool.saving.replaced_folder import lost_files
@@ -80,7 +80,7 @@ def bare(folder: str, name: str) -> str:
     return name.removeprefix("text_model.") if folder.startswith("text_encoder") else name
 
 
-#: parts of text encoders that see pictures, as their classes call them
+#: parts of text encoders that see images, as their classes call them
 _SEEING_PARTS = ("visual.", "vision_tower.", "multi_modal_projector.")
 
 
@@ -95,7 +95,7 @@ def assert_loaded(checkpoint: Checkpoint, folder: Path) -> None:
     theirs, facts = loaded(folder), pipeline_facts(checkpoint.family)
     for role in checkpoint.roles:
         ours = checkpoint.build(role).module.state_dict()
-        if role not in facts.folders:  # the part of a text encoder that sees pictures
+        if role not in facts.folders:  # the part of a text encoder that sees images
             found = {_seeing_name(name): x for name, x in theirs["text_encoder"].state_dict().items()}
         else:
             place = facts.folders[role]
@@ -196,7 +196,7 @@ def _drawn(whole: Whole, folder: Path, **call: Any) -> tuple[Tensor, Tensor]:
     """The latent that ours makes of a prompt, and that of the folder's pipeline."""
     ours = whole.latent(whole.texts()).samples_CHW
     pipeline = of_folder(folder)
-    noise = PictureNoise(SEED).draw((1, *latent_shape(WIDTH, HEIGHT, whole.frames, whole.opened.latent)))
+    noise = ImageNoise(SEED).draw((1, *latent_shape(WIDTH, HEIGHT, whole.frames, whole.opened.latent)))
     is_packed = hasattr(pipeline, "_pack_latents")
     given = pipeline._pack_latents(noise, 1, noise.shape[1], *noise.shape[2:]) if is_packed else noise
     with torch.no_grad():
@@ -246,7 +246,7 @@ def test_a_folder_is_saved_as_a_folder(tmp_path: Path) -> None:
     assert json.loads((second / "scheduler" / "scheduler_config.json").read_text())["max_shift"] == 0.9
 
 
-def test_a_film_whose_frames_stand_otherwise_has_the_pipeline_that_knows(tmp_path: Path) -> None:
+def test_a_video_whose_frames_stand_otherwise_has_the_pipeline_that_knows(tmp_path: Path) -> None:
     """LTX-Video since 0.9.5: no tensor tells diffusers, and a folder of it keeps what it says."""
     first, second = tmp_path / "first", tmp_path / "second"
     save_diffusers(open_checkpoint(write(tmp_path, FAMILIES["ltxv"])), first)
@@ -287,7 +287,7 @@ def test_a_folder_keeps_what_no_tensor_tells_of_its_pipeline(said: object, kept:
     ],
 )
 def test_a_folder_keeps_its_pipeline_where_that_takes_the_same(said: str, kept: str, tmp_path: Path) -> None:
-    """Found: the model of a folder that edits pictures came out as one that makes them of texts alone."""
+    """Found: the model of a folder that edits images came out as one that makes them of texts alone."""
     assert _resaved(tmp_path, "flux_dev", _class_name=said)["_class_name"] == kept
 
 
@@ -310,7 +310,7 @@ def test_cosmos_ends_at_its_lowest_level_of_noise() -> None:
     assert scheduler_facts(TRANSFORMERS["cosmos_t2v"]).settings["final_sigmas_type"] == "sigma_min"
 
 
-def test_a_pipeline_of_hunyuan_dit_makes_pictures_of_its_size(tmp_path: Path) -> None:
+def test_a_pipeline_of_hunyuan_dit_makes_images_of_its_size(tmp_path: Path) -> None:
     """Found: asked for no size it began at 256, the default of the class of its model; a folder's own is kept."""
     first, second = tmp_path / "first", tmp_path / "second"
     save_diffusers(open_checkpoint(write(tmp_path, FAMILIES["hunyuan_dit"])), first)

@@ -13,11 +13,11 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role
-from tests.pool.families.test_films_from_pictures import JOINED, KEPT
+from tests.pool.families.test_videos_from_images import JOINED, KEPT
 from tests.pool.families.test_wan_vace import VACE
+from tests.pool.families.tiny_audio import STABLE_AUDIO
 from tests.pool.families.tiny_relatives import SMALL_FAMILIES
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES
-from tests.pool.families.tiny_sound import STABLE_AUDIO
 from tests.pool.families.whole_transformer import Whole
 
 pytestmark = [

@@ -45,10 +45,10 @@ from modelpool.pool.guidance.run import _initial_scale
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.describe import describe
 from modelpool.pool.loading.small_tensors import SPREAD_KEY
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import SigmaTable, make_sigmas, sigma_table
 from modelpool.pool.saving.diffusers_folder import save_diffusers
-from tests.pool.families.test_from_pictures import filling, mask, picture
+from tests.pool.families.test_from_images import filling, image, mask
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.loading import layouts, unet_layouts
 from tests.pool.loading.layouts import Layout
@@ -68,7 +68,7 @@ class Case:
 
     tensors   in the file, beside random ones
     schedule  of the run; one that diffusers' scheduler of this noise has
-    given     pictures and numbers of a request, under the names of the pipeline
+    given     images and numbers of a request, under the names of the pipeline
     """
 
     family: Family
@@ -88,7 +88,7 @@ LATENT_MEASURES = {
     "edm_std": torch.tensor([8.5, 5.75, 6.5, 5.25]).reshape(1, 4, 1, 1),
 }
 ENDS_OF_NOISE = {"edm_vpred.sigma_min": torch.tensor(0.01), "edm_vpred.sigma_max": torch.tensor(60.0)}
-PART, HOLE = {"image": picture(), "strength": 0.5}, {"image": picture(), "mask_image": mask(), "strength": 1.0}
+PART, HOLE = {"image": image(), "strength": 0.5}, {"image": image(), "mask_image": mask(), "strength": 1.0}
 PART_OF_HOLE = {**HOLE, "strength": 0.6}
 
 
@@ -173,7 +173,7 @@ def drawn_by(pipeline: Any, case: Case) -> tuple[dict[str, Tensor], Tensor, np.n
     if "Img2Img" in case.pipeline.__name__:
         del call["height"], call["width"]
     if not case.given:
-        call["latents"] = PictureNoise(SEED).draw((1, 4, HEIGHT // 8, WIDTH // 8))
+        call["latents"] = ImageNoise(SEED).draw((1, 4, HEIGHT // 8, WIDTH // 8))
     pixels = pipeline(
         PROMPT, negative_prompt=NEGATIVE, num_inference_steps=STEPS, guidance_scale=CFG, output_type="np",
         callback_on_step_end=keep, **call, **case.given,
@@ -183,7 +183,7 @@ def drawn_by(pipeline: Any, case: Case) -> tuple[dict[str, Tensor], Tensor, np.n
 
 @pytest.fixture
 def mean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers draws a latent from what its VAE says of a picture; here it takes the mean, as we do."""
+    """diffusers draws a latent from what its VAE says of an image; here it takes the mean, as we do."""
     for module in ("stable_diffusion.pipeline_stable_diffusion", "stable_diffusion_xl.pipeline_stable_diffusion_xl"):
         for kind in ("img2img", "inpaint"):
             place = f"diffusers.pipelines.{module}_{kind}.retrieve_latents"
@@ -201,7 +201,7 @@ def fields_of(case: Case) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("mean_latents")
-def test_a_picture_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
+def test_a_image_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
     """Text, latent and pixels."""
     case = CASES[name]
     (tmp_path / "file").mkdir()
@@ -241,7 +241,7 @@ def test_the_folder_that_it_is_saved_to_draws_the_same(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(("name", "pixels"), [("sd2", 512), ("sd2 of velocity", 768), ("sd2 to noise alone", 768)])
-def test_sd2_of_velocity_was_trained_for_larger_pictures(name: str, pixels: int, tmp_path: Path) -> None:
+def test_sd2_of_velocity_was_trained_for_larger_images(name: str, pixels: int, tmp_path: Path) -> None:
     """Whether a key says so or nothing but the spread of a norm's biases."""
     tiny = TinyModel(tmp_path, CASES[name].layout(), tensors=CASES[name].tensors)
     info = describe(tiny.model.source)

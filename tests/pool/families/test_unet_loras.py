@@ -1,4 +1,4 @@
-"""LoRAs of UNets, and of models that are shown a picture: they draw what the file that they were merged into draws."""
+"""LoRAs of UNets, and of models that are shown an image: they draw what the file that they were merged into draws."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
-from tests.pool.families.test_films_from_pictures import JOINED
-from tests.pool.families.test_from_pictures import mask, picture
+from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.test_unet_families import CASES, fields_of
+from tests.pool.families.test_videos_from_images import JOINED
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, SHOWN_TENSORS, TinyFamilyModel
 
@@ -49,15 +49,15 @@ LORAS = {
     "flux_control": _FLUX,
     "wan22_i2v": ("blocks.0.self_attn.q", "diffusion_model.blocks.0.self_attn.q"),
 }
-#: what the models that are shown a picture are asked for
+#: what the models that are shown an image are asked for
 SHOWN: Mapping[str, Mapping[str, Any]] = {
-    "sd1_ip2p": {"image": picture(), "cfg": 5.0},
-    "sdxl_ip2p": {"image": picture(), "cfg": 5.0},
-    "cosxl_edit": {"image": picture(), "cfg": 5.0},
-    "sd_x4": {"image": picture(24, 16), "cfg": 5.0},
-    "flux_fill": {"image": picture(), "mask": mask(), "cfg": 3.0},
-    "flux_control": {"image": picture(), "cfg": 3.0},
-    "wan22_i2v": {"image": picture(), "frames": 5, "cfg": 3.0},
+    "sd1_ip2p": {"image": image(), "cfg": 5.0},
+    "sdxl_ip2p": {"image": image(), "cfg": 5.0},
+    "cosxl_edit": {"image": image(), "cfg": 5.0},
+    "sd_x4": {"image": image(24, 16), "cfg": 5.0},
+    "flux_fill": {"image": image(), "mask": mask(), "cfg": 3.0},
+    "flux_control": {"image": image(), "cfg": 3.0},
+    "wan22_i2v": {"image": image(), "frames": 5, "cfg": 3.0},
 }
 _FAMILIES = {**SHOWN_FAMILIES, JOINED.name: JOINED}
 

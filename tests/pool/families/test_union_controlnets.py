@@ -1,4 +1,4 @@
-"""Pictures of SDXL with a ControlNet of several modes are those of diffusers on the same weights and noise."""
+"""Images of SDXL with a ControlNet of several modes are those of diffusers on the same weights and noise."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.specs.spec import Role
 from tests.pool.controlnets.layouts import ldm_controlnet
-from tests.pool.families.test_controlnets import CFG, FIELDS, PICTURES, SEED, SIZE, STEPS, assert_equal
-from tests.pool.families.test_needs_from_pictures import check as check_working
+from tests.pool.families.test_controlnets import CFG, FIELDS, IMAGES, SEED, SIZE, STEPS, assert_equal
+from tests.pool.families.test_needs_from_images import check as check_working
 from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.families.tiny_transformers import seeded
 from tests.pool.loading import layouts
@@ -32,7 +32,7 @@ PIPELINES = {"sdxl": diffusers.StableDiffusionXLControlNetUnionPipeline}
 
 
 def tiny_union() -> Any:
-    """Of the sizes of the tiny SDXL, trained for six kinds of pictures."""
+    """Of the sizes of the tiny SDXL, trained for six kinds of images."""
     plain = plan_controlnet(ldm_controlnet(layouts.TINY_SDXL_UNET, ""))
     sizes = controlnet_config(plan_controlnet(dict(plain.key_map.shapes)).key_map.shapes)
     del sizes["mid_block_type"]
@@ -49,7 +49,7 @@ def with_union(folder: Path) -> tuple[TinyModel, Any]:
     return TinyModel(folder, layouts.tiny_sdxl()), module
 
 
-def expected_of(tiny: TinyModel, made: Made, module: Any, picture: Image.Image, mode: int, strength: float) -> Any:
+def expected_of(tiny: TinyModel, made: Made, module: Any, image: Image.Image, mode: int, strength: float) -> Any:
     vae, unet = tiny.module(Role.VAE), tiny.module(Role.DIFFUSION_MODEL)
     vae.register_to_config(scaling_factor=tiny.family.scaling_factor)
     unet.register_to_config(sample_size=64)
@@ -59,7 +59,7 @@ def expected_of(tiny: TinyModel, made: Made, module: Any, picture: Image.Image, 
     )  # fmt: skip
     pipeline.set_progress_bar_config(disable=True)
     return pipeline(
-        **made.texts, **SIZE, control_image=[picture], control_mode=[mode], controlnet_conditioning_scale=strength,
+        **made.texts, **SIZE, control_image=[image], control_mode=[mode], controlnet_conditioning_scale=strength,
         num_inference_steps=STEPS, guidance_scale=CFG, generator=torch.Generator().manual_seed(SEED),
         output_type="latent",
     ).images  # fmt: skip
@@ -69,10 +69,10 @@ def test_each_mode_is_that_of_diffusers(tmp_path: Path) -> None:
     tiny, module = with_union(tmp_path)
     found = []
     for said, number, strength in (("canny", 3, 0.8), (0, 0, 0.4)):
-        control = {"model": "union", "image": PICTURES["canny"], "mode": said, "strength": strength}
+        control = {"model": "union", "image": IMAGES["canny"], "mode": said, "strength": strength}
         made = tiny.made(controls=[control], **SIZE, **FIELDS)
         found.append(made.latents[0])
-        assert_equal(found[-1], expected_of(tiny, made, module, PICTURES["canny"], number, strength))
+        assert_equal(found[-1], expected_of(tiny, made, module, IMAGES["canny"], number, strength))
     assert not torch.allclose(found[0], found[1], atol=0.01)
     tiny.close()
 
@@ -97,18 +97,18 @@ def test_a_mode_that_it_has_not_is_refused_by_name(tmp_path: Path) -> None:
     expected = r"expected a mode of ControlNet 'union': pose, depth, scribble, canny, normal, segment, or a number"
     for said in ("tile", 6, None):
         with pytest.raises(UnusableField, match=rf"controls.mode: found .*{expected} from 0 to 5"):
-            tiny.made(controls=[{"model": "union", "image": PICTURES["canny"], "mode": said}], **SIZE, **FIELDS)
+            tiny.made(controls=[{"model": "union", "image": IMAGES["canny"], "mode": said}], **SIZE, **FIELDS)
     tiny.close()
 
 
 def test_it_streams_and_holds_what_was_estimated(tmp_path: Path) -> None:
-    """In half precision, as it is published; its attention among pictures reads weights of layers that nobody calls."""
+    """In half precision, as it is published; its attention among images reads weights of layers that nobody calls."""
     tiny, _ = with_union(tmp_path)
     path = tmp_path / "controlnet" / "union.safetensors"
     tiny.close()
     save_file({key: tensor.half() for key, tensor in load_file(path).items()}, path)
     tiny = TinyModel(tmp_path, layouts.tiny_sdxl())
-    controls = [{"model": "union", "image": PICTURES["canny"], "mode": "depth"}]
+    controls = [{"model": "union", "image": IMAGES["canny"], "mode": "depth"}]
     whole = tiny.made(controls=controls, **SIZE, **FIELDS)
     tiny.close()
     sim.install()

@@ -1,5 +1,5 @@
 """Wan 2.2 of 14B: two diffusion models make, one after the other, what diffusers makes with both in one run, on the
-same weights, texts, picture and noise."""
+same weights, texts, image and noise."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from PIL import Image
 from modelpool.actors.graph.build_graph import cut_request
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import Film, Halfway, Latent, Member, Result, RunHooks, SampleWork, Stopped
+from modelpool.pool.core.stage_params import Halfway, Latent, Member, Result, RunHooks, SampleWork, Stopped, VideoFrames
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.sampling.names import SAMPLERS
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import flow_table, make_sigmas
 from modelpool.pool.specs.spec import JobId, Role, Stage
 from tests.nearly import assert_nearly
@@ -36,12 +36,12 @@ FIELDS: dict[str, Any] = {"frames": FRAMES, "steps": STEPS, "negative": "a dog",
 PIPELINES = {"wan_t2v": diffusers.WanPipeline, "wan22_i2v": diffusers.WanImageToVideoPipeline}
 
 
-def picture() -> Image.Image:
+def image() -> Image.Image:
     """Nothing in it is like anything beside it."""
     return Image.fromarray(np.random.default_rng(4).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8))
 
 
-SHOWN: Mapping[str, dict[str, Any]] = {"wan_t2v": {}, "wan22_i2v": {"image": picture()}}
+SHOWN: Mapping[str, dict[str, Any]] = {"wan_t2v": {}, "wan22_i2v": {"image": image()}}
 
 
 def expected(model: TinyPair, texts: dict[str, Any], scheduler: Any = None, **call: Any) -> Any:
@@ -62,14 +62,14 @@ def expected(model: TinyPair, texts: dict[str, Any], scheduler: Any = None, **ca
         "guidance_scale": sampling.usual.cfg, "guidance_scale_2": sampling.low_noise.cfg,
         "num_inference_steps": STEPS, **SHOWN[model.family.name], **call,
     }  # fmt: skip
-    noise = PictureNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
+    noise = ImageNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
     return pipeline(**texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, latents=noise).frames
 
 
-def film_of(made: Made) -> Any:
-    film = made.results[made.tasks[-1].task_id]
-    assert isinstance(film, Film)
-    return film.frames_THWC
+def video_of(made: Made) -> Any:
+    video = made.results[made.tasks[-1].task_id]
+    assert isinstance(video, VideoFrames)
+    return video.frames_THWC
 
 
 def runs_of(made: Made) -> list[SampleWork]:
@@ -77,7 +77,7 @@ def runs_of(made: Made) -> list[SampleWork]:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_film_of_two_models_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
+def test_a_video_of_two_models_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
     """Each is guided as its authors have it, and begins where they say."""
     model = TinyPair(tmp_path, TINY[name])
     assert model.family.name == name
@@ -89,7 +89,7 @@ def test_a_film_of_two_models_is_that_of_diffusers(name: str, tmp_path: Path) ->
     assert any(isinstance(result, Halfway) for result in made.results.values())
     assert_equal(made.latents[0], expected(model, made.texts, output_type="latent"))
     shown = expected(model, made.texts, output_type="np")[0]
-    np.testing.assert_allclose(film_of(made) / 255, shown, atol=1 / 255)
+    np.testing.assert_allclose(video_of(made) / 255, shown, atol=1 / 255)
     model.close()
 
 
@@ -118,7 +118,7 @@ def test_the_published_solver_looks_back_across_the_change_of_models(name: str, 
 
 
 def test_both_models_matter(tmp_path: Path) -> None:
-    """With another second model's strength or another boundary it is another film."""
+    """With another second model's strength or another boundary it is another video."""
     model = TinyPair(tmp_path, TINY["wan_t2v"])
     plain = model.made(**FIELDS).latents[0]
     for said in ("1.5", ":0.6"):
@@ -138,7 +138,7 @@ def test_one_of_the_two_runs_alone(tmp_path: Path) -> None:
     model.close()
 
 
-def test_films_are_made_together_by_each_model(tmp_path: Path) -> None:
+def test_videos_are_made_together_by_each_model(tmp_path: Path) -> None:
     """Two that are halfway go on in one run: each is what it is alone, but for the last bits."""
     model = TinyPair(tmp_path, TINY["wan_t2v"])
     alone = [model.made(**FIELDS, seed=seed, sampler="uni_pc") for seed in (1, 2)]
@@ -207,7 +207,7 @@ def test_what_either_run_holds_is_estimated(sampler: str, simulated: TinyPair) -
         assert 0 < cost.working_bytes <= task.activation_bytes <= 1.2 * cost.working_bytes
 
 
-def test_where_no_weights_stay_on_the_device_the_film_is_the_same(simulated: TinyPair) -> None:
+def test_where_no_weights_stay_on_the_device_the_video_is_the_same(simulated: TinyPair) -> None:
     plenty = simulated.made(**FIELDS, sampler="uni_pc")
     simulated.close()
     simulated.engine = Engine.open(EngineSettings("sim", budget_bytes=1 << 28, vram_policy=VramPolicy.NONE))

@@ -1,4 +1,4 @@
-"""Wan VACE makes of a video that it follows, of parts of it, and of pictures that it works from, what diffusers makes:
+"""Wan VACE makes of a video that it follows, of parts of it, and of images that it works from, what diffusers makes:
 on the same weights, texts and noise."""
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import EncodePictureWork, Film, Latent, SampleWork
+from modelpool.pool.core.stage_params import EncodeImageWork, Latent, SampleWork, VideoFrames
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.pixels.latent_pixels import sampled_shape
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
 from tests.pool.conditioning.test_image_concat import assert_equal
-from tests.pool.families.test_films_from_pictures import JOINED
+from tests.pool.families.test_videos_from_images import JOINED
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH as TEXT_WIDTH
@@ -51,7 +51,7 @@ def frames(seed: int, count: int = FRAMES) -> Any:
     return np.random.default_rng(seed).integers(0, 256, (count, HEIGHT, WIDTH, 3), np.uint8)
 
 
-def picture(seed: int, width: int, height: int) -> Image.Image:
+def image(seed: int, width: int, height: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
 
 
@@ -72,7 +72,7 @@ def _expected(model: TinyFamilyModel, made: Made, output_type: str = "latent", *
     pipeline = diffusers.WanVACEPipeline(None, None, vae, scheduler, model.module(Role.DIFFUSION_MODEL))
     pipeline.set_progress_bar_config(disable=True)
     (work,) = [one for one in made.works.values() if isinstance(one, SampleWork)]
-    noise = PictureNoise(SEED).draw((1, *sampled_shape(work, latent)))
+    noise = ImageNoise(SEED).draw((1, *sampled_shape(work, latent)))
     found = pipeline(
         **made.texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, num_inference_steps=STEPS, latents=noise,
         guidance_scale=usual.cfg, output_type=output_type,
@@ -80,36 +80,36 @@ def _expected(model: TinyFamilyModel, made: Made, output_type: str = "latent", *
     return found[:, :, work.leading :] if output_type == "latent" else found[0]
 
 
-def _film(made: Made) -> Any:
-    film = made.results[made.tasks[-1].task_id]
-    assert isinstance(film, Film)
-    return film.frames_THWC
+def _video(made: Made) -> Any:
+    video = made.results[made.tasks[-1].task_id]
+    assert isinstance(video, VideoFrames)
+    return video.frames_THWC
 
 
-def _pictures(found: Any) -> list[Image.Image]:
+def _images(found: Any) -> list[Image.Image]:
     """As pipelines take them."""
     return [Image.fromarray(one.astype(np.uint8) * 255 if one.dtype == bool else one) for one in found]
 
 
-VIDEO, MASKS, FIRST, SECOND = frames(1), masks(), picture(2, 96, 64), picture(3, 48, 80)
+VIDEO, MASKS, FIRST, SECOND = frames(1), masks(), image(2, 96, 64), image(3, 48, 80)
 _PADDED = np.concatenate([VIDEO[:3], np.full_like(VIDEO[3:], 128)])
 _REST = np.arange(FRAMES)[:, None, None] >= 3
 #: what is asked of ours, and of the pipeline
 CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "text alone": ({}, {}),
-    "a video": ({"video": VIDEO}, {"video": _pictures(VIDEO)}),
-    "parts of it": ({"video": VIDEO, "video_mask": MASKS}, {"video": _pictures(VIDEO), "mask": _pictures(MASKS)}),
+    "a video": ({"video": VIDEO}, {"video": _images(VIDEO)}),
+    "parts of it": ({"video": VIDEO, "video_mask": MASKS}, {"video": _images(VIDEO), "mask": _images(MASKS)}),
     "pictures": ({"reference": [FIRST, SECOND]}, {"reference_images": [FIRST, SECOND]}),
     "all": (
-        {"video": list(_pictures(VIDEO)), "video_mask": MASKS, "reference": SECOND},
-        {"video": _pictures(VIDEO), "mask": _pictures(MASKS), "reference_images": [SECOND]},
+        {"video": list(_images(VIDEO)), "video_mask": MASKS, "reference": SECOND},
+        {"video": _images(VIDEO), "mask": _images(MASKS), "reference_images": [SECOND]},
     ),
 }
 PIPELINES = {"wan_vace": diffusers.WanVACEPipeline}
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_film_that_follows_another_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
+def test_a_video_that_follows_another_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
     ours, theirs = CALLS[name]
     model = TinyFamilyModel(tmp_path, VACE)
     assert model.family.name == "wan_vace"
@@ -117,12 +117,12 @@ def test_a_film_that_follows_another_is_that_of_diffusers(name: str, tmp_path: P
     expected = _expected(model, made, **theirs)
     assert expected.shape[2] == 1 + (FRAMES - 1) // 4
     assert_equal(made.latents[0], expected)
-    np.testing.assert_allclose(_film(made) / 255, _expected(model, made, "np", **theirs), atol=1 / 255)
+    np.testing.assert_allclose(_video(made) / 255, _expected(model, made, "np", **theirs), atol=1 / 255)
     model.close()
 
 
 def test_what_it_is_told_matters(tmp_path: Path) -> None:
-    """Each of these makes another film."""
+    """Each of these makes another video."""
     model = TinyFamilyModel(tmp_path, VACE)
     made = [model.made(**ours, **FIELDS).latents[0] for ours, _ in CALLS.values()]
     for place, one in enumerate(made):
@@ -134,8 +134,8 @@ def test_after_a_shorter_video_all_is_made_anew(tmp_path: Path) -> None:
     """A video is gone on with: what is given is kept, and what is not is grey that nothing keeps."""
     model = TinyFamilyModel(tmp_path, VACE)
     kept = np.zeros((HEIGHT, WIDTH), bool)
-    shorter = model.made(video=VIDEO[:3], video_mask=kept, **FIELDS).of(EncodePictureWork)[0]
-    whole = model.made(video=_PADDED, video_mask=_REST & np.ones_like(MASKS), **FIELDS).of(EncodePictureWork)[0]
+    shorter = model.made(video=VIDEO[:3], video_mask=kept, **FIELDS).of(EncodeImageWork)[0]
+    whole = model.made(video=_PADDED, video_mask=_REST & np.ones_like(MASKS), **FIELDS).of(EncodeImageWork)[0]
     assert isinstance(shorter, Latent)
     assert isinstance(whole, Latent)
     np.testing.assert_array_equal(shorter.samples_CHW[:16], whole.samples_CHW[:16])
@@ -193,7 +193,7 @@ def test_what_runs_hold_is_estimated(name: str, tmp_path: Path) -> None:
     model = TinyFamilyModel(tmp_path, VACE, "sim")
     made = model.made(**CALLS[name][0], **FIELDS)
     for task, cost in zip(made.tasks, made.costs, strict=True):
-        if isinstance(made.works[task.task_id], SampleWork | EncodePictureWork):
+        if isinstance(made.works[task.task_id], SampleWork | EncodeImageWork):
             assert cost.division is None
             assert cost.working_bytes <= task.activation_bytes <= 1.15 * cost.working_bytes
     model.close()
@@ -225,11 +225,11 @@ def test_a_file_and_its_folder_draw_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tiny", "fields", "message"),
     [
-        (VACE, {"image": FIRST}, "image: found 'one', expected none: model 'tiny' is told pictures as reference"),
+        (VACE, {"image": FIRST}, "image: found 'one', expected none: model 'tiny' is told images as reference"),
         (JOINED, {"image": FIRST, "video": VIDEO}, "video: found 'one', expected none: model 'tiny' is told of no"),
         (VACE, {"video": VIDEO, "video_mask": MASKS[:4]}, "video_mask: found '4 frames', expected 1 or 9"),
         (VACE, {"video": VIDEO, "video_mask": MASKS[:, 8:]}, "video_mask: found '96x56', expected 96x64 pixels"),
-        (VACE, {"video_mask": MASKS}, "video: found 'nothing', expected a film to follow"),
+        (VACE, {"video_mask": MASKS}, "video: found 'nothing', expected a video to follow"),
     ],
     ids=["image", "no follower", "frames", "size", "mask alone"],
 )

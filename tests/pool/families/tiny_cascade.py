@@ -23,7 +23,7 @@ from tests.pool.models.text import cases as texts
 from tests.pool.models.vae import published
 from tests.pool.pipeline import QUIET
 
-#: channels of what stage C makes, of what stage B makes, and of what CLIP sees pictures as
+#: channels of what stage C makes, of what stage B makes, and of what CLIP sees images as
 PRIOR, LATENT, SEEN = 16, 4, 14
 _LAYER = ("SDCascadeResBlock", "SDCascadeTimestepBlock")
 STAGE_C, STAGE_B = "stable_cascade_stage_c", "stable_cascade_stage_b"
@@ -73,7 +73,7 @@ def _text_file() -> File:
 
 
 def stage_c_file() -> File:
-    """With what else lies in the published file: the encoder of pictures and the previewer in the place of a VAE, and a
+    """With what else lies in the published file: the encoder of images and the previewer in the place of a VAE, and a
     vision encoder, none of which is run."""
     beside = {
         "vae.encoder.backbone.1.0.block.0.1.num_batches_tracked": torch.tensor(7),

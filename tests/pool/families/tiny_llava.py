@@ -1,4 +1,4 @@
-"""A tiny HunyuanVideo that goes on from a picture, which its text encoder sees: a LLaVA, whose two parts are files of
+"""A tiny HunyuanVideo that goes on from an image, which its text encoder sees: a LLaVA, whose two parts are files of
 their own."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import diffusers
 import transformers
 from torch import Tensor
 
-from tests.pool.families.test_films_from_pictures import louder
+from tests.pool.families.test_videos_from_images import louder
 from tests.pool.families.tiny_transformers import CLIP_L, FAMILIES, WIDTH, File, TinyFamily, prefixed, seeded, words
 from tests.pool.models.diffusion import video_published
 from tests.pool.models.text import cases as texts
@@ -39,7 +39,7 @@ def llava() -> Any:
             pad_token_id=tokenizer.token_to_id("<|end_of_text|>"),
         )  # fmt: skip
     whole = seeded(lambda: transformers.LlavaForConditionalGeneration(config), 3)
-    # as small as these are, states of all pictures would be as good as one
+    # as small as these are, states of all images would be as good as one
     for value in whole.model.vision_tower.state_dict().values():
         if value.dim() > 1:
             value.mul_(4.0)

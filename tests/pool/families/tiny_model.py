@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.actors.graph.build_graph import CutJob, cut_request
-from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import Encoded, Latent, Picture, Result, RunHooks, SampleWork
+from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, Result, RunHooks, SampleWork
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.specs.spec import JobId, Role, RunCost, TaskId
@@ -64,7 +64,7 @@ class TinyModel:
     def made(self, **fields: Any) -> Made:
         """All results of a request for this model."""
         given: dict[TaskId, Result] = {}
-        request, refs = GivenPictures(lambda result: result).bring(
+        request, refs = InputImages(lambda result: result).bring(
             GenerateRequest(**{"model": "tiny", "prompt": "a photo of a red cube", "seed": 11, **fields})
         )
         given.update(refs)  # type: ignore[arg-type] # here a reference is the result itself
@@ -92,10 +92,10 @@ class Made:
 
     @property
     def pixels(self) -> Any:
-        """Of the picture, [H, W, C]."""
-        picture = self.results[self._wanted]
-        assert isinstance(picture, Picture)
-        return picture.pixels_HWC
+        """Of the image, [H, W, C]."""
+        image = self.results[self._wanted]
+        assert isinstance(image, ImagePixels)
+        return image.pixels_HWC
 
     def of(self, kind: type) -> list[Result]:
         """The results of all works of a kind, in the order in which they were made."""

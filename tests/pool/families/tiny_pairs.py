@@ -12,7 +12,7 @@ import diffusers
 from safetensors.torch import save_file
 
 from modelpool.pool.text.text_tokenizer import KINDS
-from tests.pool.families.test_films_from_pictures import JOINED
+from tests.pool.families.test_videos_from_images import JOINED
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily, seeded
 from tests.pool.families.whole_transformer import BYTES

@@ -153,6 +153,6 @@ RELATIVES = {
     )
 }
 ALL_FAMILIES = {**FAMILIES, **RELATIVES}
-#: the same for tests in which the shape of the picture plays no part: HiDream fills one that is not square up with
+#: the same for tests in which the shape of the image plays no part: HiDream fills one that is not square up with
 #: nothing to 4096 places
 SMALL_FAMILIES = {**ALL_FAMILIES, "hidream_i1": replace(FAMILIES["hidream_i1"], sides=(64, 64))}

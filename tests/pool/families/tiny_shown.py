@@ -1,4 +1,4 @@
-"""Tiny files of the families that work from a picture which they are shown, whole, in the published layouts."""
+"""Tiny files of the families that work from an image which they are shown, whole, in the published layouts."""
 
 from __future__ import annotations
 

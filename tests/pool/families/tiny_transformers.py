@@ -40,7 +40,7 @@ class TinyFamily:
     encoders   module and file of each text encoder, by name
     vae        diffusers' VAE
     vae_file   its state as in published files
-    sides      width and height of the pictures that it makes here
+    sides      width and height of the images that it makes here
     """
 
     name: str
@@ -87,7 +87,7 @@ def seeded(make: Callable[[], Any], seed: int) -> Any:
 
 
 def kl_vae(channels: int) -> Any:
-    """The autoencoder of pictures with so many channels, without convolutions at the latent."""
+    """The autoencoder of images with so many channels, without convolutions at the latent."""
     return diffusers.AutoencoderKL(
         block_out_channels=(32, 32, 32, 32), latent_channels=channels, layers_per_block=1, norm_num_groups=8,
         down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,

@@ -9,18 +9,18 @@ from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import (
+    AudioSamples,
     DecodeWork,
     Encoded,
-    EncodePictureWork,
+    EncodeImageWork,
     EncodeWork,
-    Film,
+    ImagePixels,
     Latent,
     LoraRef,
     ModelRef,
-    Picture,
     Result,
     SampleWork,
-    Sound,
+    VideoFrames,
     Work,
     stage_of,
     task_id,
@@ -80,7 +80,7 @@ class Whole:
             EncodeWork: self.family.text_encoders,
             SampleWork: (Role.DIFFUSION_MODEL,),
             DecodeWork: (Role.VAE,),
-            EncodePictureWork: (Role.VAE,),
+            EncodeImageWork: (Role.VAE,),
         }[type(work)]
         loras = work.loras if isinstance(work, SampleWork) else ()
         uses = tuple(self.catalog.use(self.model, role, loras) for role in roles)
@@ -109,7 +109,7 @@ class Whole:
         width, height, duration = self.extent
         work = SampleWork(
             self.model, loras, width, height, steps, cfg, self._sampler or usual.sampler, usual.schedule, SEED,
-            guidance=guidance, pictured=beginning is not None, **duration,
+            guidance=guidance, imaged=beginning is not None, **duration,
         )  # fmt: skip
         latent = self.run(work, *texts, *([] if beginning is None else [beginning]))
         assert isinstance(latent, Latent)
@@ -117,22 +117,22 @@ class Whole:
 
     @property
     def frames(self) -> int:
-        """Of the film that is made; 0 where a picture is."""
-        film = self.family.sampling.film
-        return 0 if film is None else 1 + film.multiple
+        """Of the video that is made; 0 where an image is."""
+        video = self.family.sampling.video
+        return 0 if video is None else 1 + video.multiple
 
     @property
     def extent(self) -> tuple[int, int, dict[str, Any]]:
         """Width, height, and how long."""
-        if self.family.sampling.sound is not None:
+        if self.family.sampling.audio is not None:
             return 0, 0, {"seconds": self.seconds}
         return *self.sides, {"frames": self.frames, "frame_rate": FRAME_RATE} if self.frames else {}
 
     def pixels(self, latent: Latent) -> Any:
-        """[H, W, C], of a film [T, H, W, C], of a sound its samples [S, C]."""
+        """[H, W, C], of a video [T, H, W, C], of an audio clip its samples [S, C]."""
         width, height, duration = self.extent
         made = self.run(DecodeWork(self.model, width, height, **duration), latent)
-        if isinstance(made, Sound):
+        if isinstance(made, AudioSamples):
             return made.samples_SC
-        assert isinstance(made, Film if self.frames else Picture)
-        return made.frames_THWC if isinstance(made, Film) else made.pixels_HWC
+        assert isinstance(made, VideoFrames if self.frames else ImagePixels)
+        return made.frames_THWC if isinstance(made, VideoFrames) else made.pixels_HWC

@@ -140,8 +140,8 @@ def test_a_name_that_occurs_twice_is_refused(tmp_path: Path) -> None:
 
 OTHER_FORMATS = {
     b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": "Python pickle",
-    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR": "PNG picture",
-    b"\xff\xd8\xff\xe0\0\x10JFIF": "JPEG picture",
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR": "PNG image",
+    b"\xff\xd8\xff\xe0\0\x10JFIF": "JPEG image",
     b"GGUF\x03\0\0\0": "GGUF file",
     b"version https://git-lfs.github.com/spec/v1\noid sha256:0": "Git LFS pointer",
     b"<!DOCTYPE html><html>": "web page",

@@ -1,4 +1,4 @@
-"""Guidance that is projected in late steps: equal to that of diffusers, for each picture of a batch by itself."""
+"""Guidance that is projected in late steps: equal to that of diffusers, for each image of a batch by itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _of_diffusers(start: int, asked: list[tuple[Tensor, Tensor, float]]) -> list
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0], ids=["short", "longer than differences may be"])
-def test_each_picture_is_guided_as_by_diffusers(scale: float) -> None:
+def test_each_image_is_guided_as_by_diffusers(scale: float) -> None:
     """One plainly for six steps, one for eight."""
     asked, lead = guesses(scale=scale), LateProjection(CFG, (6, 8))
     early, late = _of_diffusers(5, asked), _of_diffusers(7, asked)
@@ -72,7 +72,7 @@ def test_steps_that_a_run_leaves_out_count() -> None:
     torch.testing.assert_close(late(cond, uncond, sigma), projected(cond, uncond, cond - uncond))
 
 
-def test_words_to_be_read_in_a_picture_keep_it_plain_for_longer() -> None:
+def test_words_to_be_read_in_a_image_keep_it_plain_for_longer() -> None:
     words = torch.zeros(3, 5, 8)
     words[1, 2, 3] = 0.5
     assert plain_steps({"context_2": words}, 3) == (PLAIN_STEPS, PLAIN_STEPS_OF_WORDS, PLAIN_STEPS)

@@ -1,4 +1,4 @@
-"""One picture: a function of its work alone, that reports each step and stops between two when asked."""
+"""One image: a function of its work alone, that reports each step and stops between two when asked."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleWork, Stopped
 from modelpool.pool.sampling.names import SAMPLERS
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
-from tests.pool.sampling.one_picture import denoise_picture
+from tests.pool.sampling.one_image import denoise_image
 
 SHAPE = (4, 8, 8)
 CPU = torch.device("cpu")
@@ -38,23 +38,23 @@ def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Te
     return x_BCHW * 0.9 + mix[:, None, None, None] * 0.05
 
 
-def picture(work: SampleWork = WORK, hooks: RunHooks = QUIET, uncond: Tensor | None = UNCOND) -> Tensor:
-    return denoise_picture(predict_noise, work, SHAPE, COND, uncond, CPU, hooks)
+def image(work: SampleWork = WORK, hooks: RunHooks = QUIET, uncond: Tensor | None = UNCOND) -> Tensor:
+    return denoise_image(predict_noise, work, SHAPE, COND, uncond, CPU, hooks)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_picture_is_a_function_of_its_work(sampler: str) -> None:
-    """Bit for bit the same when other pictures run before it and in the middle of it, and when torch is reseeded."""
+def test_a_image_is_a_function_of_its_work(sampler: str) -> None:
+    """Bit for bit the same when other images run before it and in the middle of it, and when torch is reseeded."""
     work = dataclasses.replace(WORK, sampler=sampler, schedule=SAMPLERS[sampler].schedule)
-    alone = picture(work)
+    alone = image(work)
     assert (alone.dtype, alone.shape, alone.device.type) == (torch.float32, SHAPE, "cpu")
 
     def disturb(done: int, steps: int) -> None:
         torch.manual_seed(done)
-        picture(dataclasses.replace(work, seed=done))
+        image(dataclasses.replace(work, seed=done))
 
-    assert torch.equal(picture(work, RunHooks(on_step=disturb, should_stop=lambda: False)), alone)
-    assert not torch.equal(picture(dataclasses.replace(work, seed=12)), alone)
+    assert torch.equal(image(work, RunHooks(on_step=disturb, should_stop=lambda: False)), alone)
+    assert not torch.equal(image(dataclasses.replace(work, seed=12)), alone)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_the_first_state_is_the_seeds_noise_at_the_first_level(schedule: str, sc
         return predict_noise(x_BCHW, timestep_B, context_BLD)
 
     work = dataclasses.replace(WORK, schedule=schedule, cfg=1.0)
-    denoise_picture(record, work, SHAPE, COND, None, CPU, QUIET)
+    denoise_image(record, work, SHAPE, COND, None, CPU, QUIET)
     sigma = float(make_sigmas(schedule, WORK.steps, sd1_sigma_table())[0])
-    expected = PictureNoise(WORK.seed).draw((1, *SHAPE)) * scale / math.hypot(1, sigma)
+    expected = ImageNoise(WORK.seed).draw((1, *SHAPE)) * scale / math.hypot(1, sigma)
     torch.testing.assert_close(first[0], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -85,8 +85,8 @@ def test_ancestral_noise_follows_the_initial_noise_in_step_order() -> None:
         return states[-1] / sigma
 
     work = dataclasses.replace(WORK, cfg=1.0, steps=3)
-    result = denoise_picture(all_noise, work, SHAPE, COND, None, CPU, QUIET)
-    seed = PictureNoise(WORK.seed)
+    result = denoise_image(all_noise, work, SHAPE, COND, None, CPU, QUIET)
+    seed = ImageNoise(WORK.seed)
     levels = make_sigmas("normal", 3, sd1_sigma_table()).tolist()
     x = seed.draw((1, *SHAPE)) * math.hypot(1, levels[0])
     for i in (1, 2):
@@ -103,7 +103,7 @@ def test_every_step_is_reported_and_asked_about_first() -> None:
         log.append("asked")
         return False
 
-    picture(hooks=RunHooks(on_step=lambda done, steps: log.append((done, steps)), should_stop=should_stop))
+    image(hooks=RunHooks(on_step=lambda done, steps: log.append((done, steps)), should_stop=should_stop))
     assert log == [entry for done in range(1, 6) for entry in ("asked", (done, 5))]
 
 
@@ -119,24 +119,24 @@ def test_a_run_stops_at_the_step_boundary_at_which_it_is_asked(sampler: str, ste
 
     hooks = RunHooks(lambda done, steps: done_steps.append(done), lambda: len(done_steps) == steps_done)
     with pytest.raises(Stopped):
-        denoise_picture(counted, dataclasses.replace(WORK, sampler=sampler), SHAPE, COND, UNCOND, CPU, hooks)
+        denoise_image(counted, dataclasses.replace(WORK, sampler=sampler), SHAPE, COND, UNCOND, CPU, hooks)
     assert done_steps == list(range(1, steps_done + 1))
     assert calls == [2] * steps_done
 
 
 def test_a_run_that_is_done_is_not_stopped() -> None:
-    """A stop asked for during the last step comes too late: the picture is there."""
+    """A stop asked for during the last step comes too late: the image is there."""
     done_steps: list[int] = []
     hooks = RunHooks(lambda done, steps: done_steps.append(done), lambda: len(done_steps) == WORK.steps)
-    assert torch.equal(picture(hooks=hooks), picture())
+    assert torch.equal(image(hooks=hooks), image())
 
 
 def test_cfg_1_needs_no_negative_prompt() -> None:
     work = dataclasses.replace(WORK, cfg=1.0)
-    assert torch.equal(picture(work, uncond=None), picture(work))
+    assert torch.equal(image(work, uncond=None), image(work))
 
 
 def test_no_gradients_are_kept() -> None:
     weight = torch.nn.Parameter(torch.tensor(0.9))
-    result = denoise_picture(lambda x, t, c: x * weight, WORK, SHAPE, COND, UNCOND, CPU, QUIET)
+    result = denoise_image(lambda x, t, c: x * weight, WORK, SHAPE, COND, UNCOND, CPU, QUIET)
     assert not result.requires_grad

@@ -328,7 +328,7 @@ def sd3(
     dual_blocks: int = 0,
     prefix: str = "model.diffusion_model.",
 ) -> Layout:
-    """The SD3 and SD3.5 transformer in its original naming. `dual_blocks` have a second attention on the picture."""
+    """The SD3 and SD3.5 transformer in its original naming. `dual_blocks` have a second attention on the image."""
     layout: Layout = {"pos_embed": (1, positions * positions, hidden)}
     conv(layout, "x_embedder.proj", hidden, 16, 2)
     linear(layout, "context_embedder", hidden, 4096)

@@ -198,9 +198,9 @@ def test_a_diffusion_model_that_does_not_run_is_told_by_name() -> None:
 
 
 @pytest.mark.parametrize("level", ["visual.", "model.visual."])
-def test_the_part_of_a_text_encoder_that_sees_pictures_is_a_component(level: str) -> None:
+def test_the_part_of_a_text_encoder_that_sees_images_is_a_component(level: str) -> None:
     """It comes with the text encoder's file, whatever that is called there, and is no part of what reads texts; without
-    it Qwen-Image takes no picture to work from."""
+    it Qwen-Image takes no image to work from."""
     make, publish = QWEN_VAE
     text = {
         "model.embed_tokens.weight": (152064, 3584),

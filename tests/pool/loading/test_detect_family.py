@@ -91,7 +91,7 @@ def test_models_that_fill_holes_are_run(name: str) -> None:
     assert f"recognised as {family.title}, but without its text encoder" in alone
     odd = {**whole, **layouts.ldm_unet(replace(unet, in_channels=9))}
     odd["first_stage_model.decoder.conv_in.weight"] = (64, 5, 3, 3)
-    assert "beside them the 6 of what it is shown of a picture" in refusal(odd)
+    assert "beside them the 6 of what it is shown of an image" in refusal(odd)
 
 
 @pytest.mark.parametrize("title", UNETS)

@@ -1,4 +1,4 @@
-"""A folder of diffusers is run: it makes the picture of the single file of the same weights; its
+"""A folder of diffusers is run: it makes the image of the single file of the same weights; its
 configurations are believed where shapes tell nothing, and refused where they say other than the tensors."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def changed(folder: Path, part: str, **said: Any) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_folder_makes_the_picture_of_the_single_file(tmp_path: Path, engine: Engine, case: str) -> None:
+def test_a_folder_makes_the_image_of_the_single_file(tmp_path: Path, engine: Engine, case: str) -> None:
     layout, more = CASES[case]
     both(tmp_path, layout, more)
     catalog = Catalog([tmp_path], [], "sim", tmp_path / "state")
@@ -80,14 +80,14 @@ def test_a_folder_makes_the_picture_of_the_single_file(tmp_path: Path, engine: E
     told = [(m.family, m.width, m.height, m.problem) for m in (listed["folder"], listed["file"])]
     assert told[0] == told[1]
     painter = Painter(engine, catalog)
-    pictures = [painter.picture(name).astype(int) for name in ("folder", "file")]
+    images = [painter.image(name).astype(int) for name in ("folder", "file")]
     # open_clip stores the projection of a pooled text with rows for columns, and kernels round that otherwise
     at_most = 1 if layout in ("tiny_sdxl", "tiny_sdxl_refiner") else 0
-    assert np.abs(pictures[0] - pictures[1]).max() <= at_most
+    assert np.abs(images[0] - images[1]).max() <= at_most
 
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"sd2", "sd2 to noise alone"}))
-def test_the_file_made_of_a_folder_makes_the_picture_of_the_first(tmp_path: Path, engine: Engine, case: str) -> None:
+def test_the_file_made_of_a_folder_makes_the_image_of_the_first(tmp_path: Path, engine: Engine, case: str) -> None:
     """It has nothing but the same bits, and is read as the first."""
     layout, more = CASES[case]
     _, folder = both(tmp_path, layout, more)
@@ -97,7 +97,7 @@ def test_the_file_made_of_a_folder_makes_the_picture_of_the_first(tmp_path: Path
     told = [(m.family, m.width, m.height, m.problem) for m in (listed["again"], listed["file"])]
     assert told[0] == told[1]
     painter = Painter(engine, catalog)
-    assert np.array_equal(painter.picture("again"), painter.picture("file"))
+    assert np.array_equal(painter.image("again"), painter.image("file"))
 
 
 def test_the_same_lora_does_the_same_to_both(tmp_path: Path, engine: Engine) -> None:
@@ -105,9 +105,9 @@ def test_the_same_lora_does_the_same_to_both(tmp_path: Path, engine: Engine) -> 
     (tmp_path / "loras").mkdir()
     write_tiny_lora(tmp_path / "loras" / "light.safetensors")
     painter = Painter(engine, Catalog([tmp_path], [tmp_path / "loras"], "sim", tmp_path / "state"))
-    patched = painter.picture("folder", {"light": 0.9})
-    assert np.array_equal(patched, painter.picture("file", {"light": 0.9}))
-    assert not np.array_equal(patched, painter.picture("folder"))
+    patched = painter.image("folder", {"light": 0.9})
+    assert np.array_equal(patched, painter.image("file", {"light": 0.9}))
+    assert not np.array_equal(patched, painter.image("folder"))
 
 
 def _as_variant(folder: Path) -> None:
@@ -142,7 +142,7 @@ def test_folders_may_be_written_otherwise(tmp_path: Path, engine: Engine, writte
     _, folder = both(tmp_path)
     written(folder)
     painter = Painter(engine, Catalog([tmp_path], [], "sim", tmp_path / "state"))
-    assert np.array_equal(painter.picture("folder"), painter.picture("file"))
+    assert np.array_equal(painter.image("folder"), painter.image("file"))
 
 
 def test_what_is_not_read_need_not_be_there(tmp_path: Path) -> None:

@@ -57,20 +57,20 @@ def catalog_of(models: Path, *forms: str, allow_pickle: bool = False) -> Catalog
 
 @pytest.fixture(scope="module")
 def plain(models: Path) -> np.ndarray:
-    """The picture of the whole file."""
+    """The image of the whole file."""
     opened = open_engine("sim", PLENTY_BYTES)
     try:
-        return Pipeline(opened, catalog_of(models, "whole"), {"light": 0.7}).picture()
+        return Pipeline(opened, catalog_of(models, "whole"), {"light": 0.7}).image()
     finally:
         opened.close()
 
 
 @pytest.mark.parametrize(("form", "lora"), [("sharded", "light"), ("zip", "pickled"), ("legacy", "light")])
-def test_every_form_makes_the_picture_of_the_whole_file(
+def test_every_form_makes_the_image_of_the_whole_file(
     models: Path, engine: Engine, plain: np.ndarray, form: str, lora: str
 ) -> None:
     catalog = catalog_of(models, form, allow_pickle=True)
-    assert np.array_equal(Pipeline(engine, catalog, {lora: 0.7}).picture(), plain)
+    assert np.array_equal(Pipeline(engine, catalog, {lora: 0.7}).image(), plain)
 
 
 def test_shards_are_one_model_with_the_hash_of_their_contents(models: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_index_in_the_cache_of_the_hub_is_run_where_its_parts_are(
         (revision / file.name).symlink_to(blobs / f"{number:040x}")
     catalog = Catalog([revision], [models / "loras"], "sim")
     assert catalog.find_model("toy").path == str(revision / INDEX)
-    assert np.array_equal(Pipeline(engine, catalog, {"light": 0.7}).picture(), plain)
+    assert np.array_equal(Pipeline(engine, catalog, {"light": 0.7}).image(), plain)
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy"])

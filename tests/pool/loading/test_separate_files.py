@@ -1,4 +1,4 @@
-"""A model out of separate files makes the picture of the whole file, bit for bit, and equal components are one: on the
+"""A model out of separate files makes the image of the whole file, bit for bit, and equal components are one: on the
 device once, uploaded once, whoever was opened first."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def write_description(path: Path, parts: dict[str, Path], layout: str, **more: s
 
 
 @pytest.mark.parametrize("layout", ["tiny_sd1", "tiny_sdxl"])
-def test_separate_files_make_the_picture_of_the_whole_file(tmp_path: Path, engine: Engine, layout: str) -> None:
+def test_separate_files_make_the_image_of_the_whole_file(tmp_path: Path, engine: Engine, layout: str) -> None:
     whole = write_whole(tmp_path / "checkpoints" / "whole.safetensors", layout)
     parts = split_up(whole, layout, tmp_path)
     write_description(tmp_path / "apart.model.json", parts, layout)
@@ -60,9 +60,9 @@ def test_separate_files_make_the_picture_of_the_whole_file(tmp_path: Path, engin
     assert listed["apart"].family == listed["named"].family == listed["whole"].family
     assert listed["apart"].problem == listed["named"].problem == ""
     painter = Painter(engine, catalog)
-    pictures = [painter.picture(name) for name in ("apart", "named", "whole")]
-    assert np.array_equal(pictures[0], pictures[2])
-    assert np.array_equal(pictures[1], pictures[2])
+    images = [painter.image(name) for name in ("apart", "named", "whole")]
+    assert np.array_equal(images[0], images[2])
+    assert np.array_equal(images[1], images[2])
     apart, other, one = (catalog.find_model(name) for name in ("apart", "named", "whole"))
     assert apart.sha256 == other.sha256 != one.sha256, "equal files for equal parts are one model"
 
@@ -78,9 +78,9 @@ def test_a_checkpoint_with_another_vae_decodes_with_that_one(tmp_path: Path, eng
     tensors |= {key: donor[key] for key in donor if key.startswith("first_stage_model.")}
     save_file(tensors, tmp_path / "expected.safetensors")
     painter = Painter(engine, Catalog([tmp_path], [], "sim", tmp_path / "state"))
-    mixed = painter.picture("mixed")
-    assert np.array_equal(mixed, painter.picture("expected"))
-    assert not np.array_equal(mixed, painter.picture("first"))
+    mixed = painter.image("mixed")
+    assert np.array_equal(mixed, painter.image("expected"))
+    assert not np.array_equal(mixed, painter.image("first"))
 
 
 def test_a_part_that_is_changed_makes_another_model(tmp_path: Path) -> None:
@@ -112,11 +112,11 @@ def test_equal_components_of_two_checkpoints_are_one(tmp_path: Path, engine: Eng
     alone = []
     for name in ("one", "two"):
         other_engine = open_engine("sim", PLENTY_BYTES)
-        alone.append(Painter(other_engine, catalog).picture(name))
+        alone.append(Painter(other_engine, catalog).image(name))
         other_engine.close()
-    first = painter.picture("one")
+    first = painter.image("one")
     bytes_of_one = painter.uploaded_bytes
-    second = painter.picture("two")
+    second = painter.image("two")
     assert np.array_equal(first, alone[0])
     assert np.array_equal(second, alone[1])
     one, two = (dict(catalog.find_model(name).components) for name in ("one", "two"))
@@ -144,11 +144,11 @@ def test_a_text_encoder_that_two_families_read_in_different_places_is_one(
     apart = {}
     for name in order:
         one = open_engine("sim", PLENTY_BYTES)
-        apart[name] = Painter(one, Catalog([tmp_path], [], "sim", tmp_path / "state")).picture(name)
+        apart[name] = Painter(one, Catalog([tmp_path], [], "sim", tmp_path / "state")).image(name)
         one.close()
     painter = Painter(engine, catalog)
     for name in order:
-        assert np.array_equal(painter.picture(name), apart[name]), name
+        assert np.array_equal(painter.image(name), apart[name]), name
     keys = {name: dict(catalog.find_model(name).components) for name in order}
     assert keys["sdxl"][Role.TEXT_ENCODER_2] == keys["refiner"][Role.TEXT_ENCODER]
 
@@ -167,12 +167,12 @@ def test_loras_on_a_shared_text_encoder_are_each_model_s_own(
     expected = {}
     for name, loras in zip(order, ({"light": 0.8}, {}), strict=True):
         one = open_engine("sim", PLENTY_BYTES)
-        expected[name] = Painter(one, catalog).picture(name, loras)
+        expected[name] = Painter(one, catalog).image(name, loras)
         one.close()
     painter = Painter(engine, catalog)
     for _ in range(2):  # patched, plain, patched again: nothing of one is left in the other
-        assert np.array_equal(painter.picture(order[0], {"light": 0.8}), expected[order[0]])
-        assert np.array_equal(painter.picture(order[1]), expected[order[1]])
+        assert np.array_equal(painter.image(order[0], {"light": 0.8}), expected[order[0]])
+        assert np.array_equal(painter.image(order[1]), expected[order[1]])
 
 
 def test_the_same_weights_in_another_type_are_another_component(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from modelpool.pool.registry.assembling import Chosen, assemble
 from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_seen_wan import ONE, described
-from tests.pool.families.tiny_films import FILMS
 from tests.pool.families.tiny_transformers import File, seeded
+from tests.pool.families.tiny_videos import VIDEOS
 
-ONE_PICTURE, TWO_PICTURES = TRANSFORMERS["wan21_i2v"], TRANSFORMERS["wan21_flf2v"]
+ONE_IMAGE, TWO_IMAGES = TRANSFORMERS["wan21_i2v"], TRANSFORMERS["wan21_flf2v"]
 Shapes = dict[str, Shape]
 PUBLISHED = {"norm": "img_emb.proj.0.bias", "table": "img_emb.emb_pos"}
 IN_DIFFUSERS = {
@@ -68,11 +68,11 @@ def with_table(shapes: Shapes, rows: int, named: Mapping[str, str] = PUBLISHED) 
 @pytest.mark.parametrize(
     ("family", "shapes"),
     [
-        (ONE_PICTURE, wan()),
-        (ONE_PICTURE, wan(rows=2, level="")),
-        (ONE_PICTURE, wan(named=IN_DIFFUSERS)),
-        (TWO_PICTURES, with_table(wan(), 514)),
-        (TWO_PICTURES, with_table(wan(named=IN_DIFFUSERS), 514, IN_DIFFUSERS)),
+        (ONE_IMAGE, wan()),
+        (ONE_IMAGE, wan(rows=2, level="")),
+        (ONE_IMAGE, wan(named=IN_DIFFUSERS)),
+        (TWO_IMAGES, with_table(wan(), 514)),
+        (TWO_IMAGES, with_table(wan(named=IN_DIFFUSERS), 514, IN_DIFFUSERS)),
         (SVD, svd()),
         # it sees nothing, whatever lies beside it
         (TRANSFORMERS["wan22_i2v"], wan(width=48)),
@@ -86,12 +86,12 @@ def test_what_fits_is_let_through(family: Family, shapes: Shapes) -> None:
 @pytest.mark.parametrize(
     ("family", "shapes", "message"),
     [
-        (ONE_PICTURE, wan(width=48), "gives states of width 48, expected 32"),
-        (ONE_PICTURE, wan(width=48, level="", named=IN_DIFFUSERS), "gives states of width 48, expected 32"),
-        (TWO_PICTURES, with_table(wan(rows=65), 514), "gives 65 states of each of 2 pictures, expected 514 of all"),
-        (ONE_PICTURE, wan(rows=1), "has 1 positions, expected one and those of a square"),
-        (ONE_PICTURE, wan(rows=0), "has 0 positions, expected"),
-        (ONE_PICTURE, wan(rows=7), "has 7 positions, expected"),
+        (ONE_IMAGE, wan(width=48), "gives states of width 48, expected 32"),
+        (ONE_IMAGE, wan(width=48, level="", named=IN_DIFFUSERS), "gives states of width 48, expected 32"),
+        (TWO_IMAGES, with_table(wan(rows=65), 514), "gives 65 states of each of 2 images, expected 514 of all"),
+        (ONE_IMAGE, wan(rows=1), "has 1 positions, expected one and those of a square"),
+        (ONE_IMAGE, wan(rows=0), "has 0 positions, expected"),
+        (ONE_IMAGE, wan(rows=7), "has 7 positions, expected"),
         (SVD, svd(projected=20), "gives states of width 20, expected 24"),
         (SVD, svd(rows=1), "has 1 positions, expected"),
         (SVD, {**svd(), f"{SVD_SEES}proj": (24,)}, "has no projection, expected"),
@@ -119,7 +119,7 @@ def without_patches(file: File) -> File:
 @pytest.mark.parametrize("damage", [without_projection, narrow, without_patches])
 def test_a_file_whose_encoder_does_not_fit_is_not_opened(damage: Callable[[File], File], tmp_path: Path) -> None:
     """Found: it was, and ended in an error of PyTorch when a request was cut."""
-    save_file(damage(FILMS["svd"].file()), tmp_path / "svd.safetensors")
+    save_file(damage(VIDEOS["svd"].file()), tmp_path / "svd.safetensors")
     with pytest.raises(UnknownArchitecture, match=r"svd\.safetensors: recognised as .* its vision encoder"):
         open_checkpoint(tmp_path / "svd.safetensors")
 
@@ -146,6 +146,6 @@ def test_separate_files_that_do_not_fit_are_not_put_together(tmp_path: Path) -> 
 def test_the_tensors_are_looked_at_as_files_have_them() -> None:
     """What tells a width is in the files that the other tests run: were a name another, nothing would be compared."""
     told = torch.Size((5, 32)), torch.Size((32, 24))
-    file = FILMS["svd"].file()
+    file = VIDEOS["svd"].file()
     assert (file[f"{SVD_SEES}positional_embedding"].shape, file[f"{SVD_SEES}proj"].shape) == told
     assert "model.diffusion_model.img_emb.proj.0.bias" in ONE.file()

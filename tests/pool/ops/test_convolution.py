@@ -104,7 +104,7 @@ def test_faulty_versions_give_every_3d_convolution_the_other_way(monkeypatch: py
     assert "_conv_forward" not in vars(make(nn.Conv2d, True))
 
 
-def test_on_sound_versions_swapping_leaves_torchs_way() -> None:
+def test_on_audio_versions_swapping_leaves_torchs_way() -> None:
     layer = nn.Conv3d(1, 1, 1).requires_grad_(False)
     swap_to_casting(layer)
     assert type(layer)._conv_forward is nn.Conv3d._conv_forward

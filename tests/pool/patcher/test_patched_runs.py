@@ -28,7 +28,7 @@ from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from modelpool.pool.specs.spec import ComponentKey, Role
 from tests.pool.patcher.blocks.tiny import overlaid, unet_sd1
-from tests.pool.sampling.one_picture import denoise_picture
+from tests.pool.sampling.one_image import denoise_image
 from tests.pool.toy import make_patch
 
 DEVICE = "sim:0"  # a name until `sim.install` has run
@@ -62,7 +62,7 @@ def patcher_of(share: float = 0.0, patches: PatchSet | None = None) -> ModelPatc
     return patcher
 
 
-def picture(patcher: ModelPatcher, groups: tuple[Any, Any] = (None, None), shelf_bytes: int = 0) -> Tensor:
+def image(patcher: ModelPatcher, groups: tuple[Any, Any] = (None, None), shelf_bytes: int = 0) -> Tensor:
     with (
         patcher.running() as module,
         hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, shelf_bytes) as apply_hooks,
@@ -71,7 +71,7 @@ def picture(patcher: ModelPatcher, groups: tuple[Any, Any] = (None, None), shelf
         def predict(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
             return module(x_BCHW, timestep_B, context_BLD, return_dict=False)[0]
 
-        return denoise_picture(
+        return denoise_image(
             predict, WORK, (4, 8, 8), COND, UNCOND, patcher.device, QUIET,
             options=patcher.model_options, apply_hooks=apply_hooks, cond_hooks=groups,
         )  # fmt: skip
@@ -128,18 +128,18 @@ def test_a_patchers_options_reach_the_sampler_of_its_stage() -> None:
 def test_a_constant_hook_on_both_texts_is_the_lora(mode: HookMode) -> None:
     group = HookGroup((WeightHook(lora().patches),))
     patcher = patcher_of(0.5)
-    plain = picture(patcher)
-    hooked = picture(patcher, (group, group), mode.shelf_bytes(1 << 20, 1 << 10))
-    assert torch.equal(hooked, picture(patcher_of(0.5, lora())))
+    plain = image(patcher)
+    hooked = image(patcher, (group, group), mode.shelf_bytes(1 << 20, 1 << 10))
+    assert torch.equal(hooked, image(patcher_of(0.5, lora())))
     assert not torch.equal(hooked, plain)
-    assert torch.equal(picture(patcher), plain)
+    assert torch.equal(image(patcher), plain)
 
 
 def test_a_hook_of_one_text_leaves_the_other_alone() -> None:
     """As if the two texts had a model each: the guided guess is a sum of both."""
     fading = HookKeyframes((HookKeyframe(1.0), HookKeyframe(0.0, 0.5, 0)))
     group = HookGroup((WeightHook(lora().patches, keyframes=fading),))
-    found = picture(patcher_of(1.0), (group, None))
+    found = image(patcher_of(1.0), (group, None))
     plain, patched = patcher_of(1.0), patcher_of(1.0, lora())
 
     def predict(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def test_a_hook_of_one_text_leaves_the_other_alone() -> None:
                 parts.append(module(x_BCHW[part], timestep_B[part], context_BLD[part], return_dict=False)[0])
         return torch.cat(parts)
 
-    expected = denoise_picture(predict, WORK, (4, 8, 8), COND, UNCOND, torch.device(DEVICE), QUIET)
+    expected = denoise_image(predict, WORK, (4, 8, 8), COND, UNCOND, torch.device(DEVICE), QUIET)
     assert torch.equal(found, expected)
 
 
@@ -163,17 +163,17 @@ def test_options_of_one_text_act_on_it_alone() -> None:
         return h * 0.5
 
     patcher = patcher_of(1.0)
-    plain = picture(patcher)
+    plain = image(patcher)
     group = HookGroup().with_transformer_options(TransformerOptions().with_middle_block_patch(note))
-    changed = picture(patcher, (group, None))
+    changed = image(patcher, (group, None))
     assert seen == [[0]] * WORK.steps
     assert not torch.equal(changed, plain)
     assert overlaid(patcher.module) == []
     both = patcher.clone()
     both.extras = both.extras.with_options(lambda o: o.with_transformer(lambda t: group.transformer))
     seen.clear()
-    assert torch.equal(picture(patcher, (group, group)), picture(both))
-    assert torch.equal(picture(patcher), plain)
+    assert torch.equal(image(patcher, (group, group)), image(both))
+    assert torch.equal(image(patcher), plain)
 
 
 def test_max_speed_leaves_room_for_two_forward_passes_and_min_vram_keeps_nothing() -> None:

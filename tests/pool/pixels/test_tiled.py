@@ -44,7 +44,7 @@ def published(name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_pictures_as_published(case: dict[str, object]) -> None:
+def test_images_as_published(case: dict[str, object]) -> None:
     x_BC = drawn(case["seed"], *case["shape"])
     tile, overlap = (case["tile_y"], case["tile_x"]), (case["overlap"],) * 2
     scales = (case["upscale"],) * 2

@@ -197,7 +197,7 @@ def trained() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def scene_latent(trained: nn.Module) -> Tensor:
-    """The latent of a picture of 192x192 pixels with a shape at each crossing of tiles."""
+    """The latent of an image of 192x192 pixels with a shape at each crossing of tiles."""
     places = [(x, y) for x in (40, 96, 150) for y in (40, 96, 150)]
     kinds = [("red", "circle"), ("green", "square"), ("blue", "triangle")] * 3
     shapes = tuple(ShapeInScene(*kind, x, y, 22) for kind, (x, y) in zip(kinds, places, strict=True))
@@ -213,7 +213,7 @@ def levels(trained: nn.Module, latent_BC: Tensor, tiling: Tiling) -> Tensor:
     return ((image_BC[0] + 1) * 127.5).clamp(0, 255)
 
 
-def test_a_trained_vaes_picture_by_tiles_is_the_picture(trained: nn.Module, scene_latent: Tensor) -> None:
+def test_a_trained_vaes_image_by_tiles_is_the_image(trained: nn.Module, scene_latent: Tensor) -> None:
     """Norms that see one tile move colours a little; measured: 2.1 levels of 255 on average."""
     whole = levels(trained, scene_latent, Tiling(0))
     tiled = levels(trained, scene_latent, Tiling(16))

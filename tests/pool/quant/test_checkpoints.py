@@ -1,6 +1,6 @@
-"""A checkpoint whose diffusion model is quantized opens, builds over the mapped file, and draws the same picture.
+"""A checkpoint whose diffusion model is quantized opens, builds over the mapped file, and draws the same image.
 
-Proves, on copies of the shapes model: layers stay packed, their bytes are the file's, pictures are near the original's
+Proves, on copies of the shapes model: layers stay packed, their bytes are the file's, images are near the original's
 and the same bytes on cpu and on sim whatever the budget; LoRAs apply; and that what cannot stay packed
 becomes values.
 """
@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from examples.shapes.checker import matches, read_picture
+from examples.shapes.checker import matches, read_image
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import BadQuantization, UnknownArchitecture
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     EncodeWork,
-    Picture,
+    ImagePixels,
     Result,
     RunHooks,
     SampleWork,
@@ -80,7 +80,7 @@ def catalog(folder: Path) -> Catalog:
 
 
 def draw(catalog: Catalog, name: str, device: str, budget_bytes: int | None = None, lora: str = "") -> np.ndarray:
-    """The picture of PROMPT; a budget of None is enough for all, 0 the least that will do."""
+    """The image of PROMPT; a budget of None is enough for all, 0 the least that will do."""
     model = catalog.find_model(name)
     loras = (catalog.find_lora(lora, 1.0),) if lora else ()
     sample = SampleWork(model, loras, 64, 64, 8, 4.0, "euler", "normal", 7)
@@ -96,14 +96,14 @@ def draw(catalog: Catalog, name: str, device: str, budget_bytes: int | None = No
     try:
         encoded = tuple(engine.run(tasks[i], works[i], (), QUIET)[0] for i in (0, 1))
         latent: Result = engine.run(tasks[2], sample, encoded, QUIET)[0]
-        picture = engine.run(tasks[3], works[3], (latent,), QUIET)[0]
+        image = engine.run(tasks[3], works[3], (latent,), QUIET)[0]
     finally:
         engine.close()
-    assert isinstance(picture, Picture)
+    assert isinstance(image, ImagePixels)
     if device == "sim":
         assert sim.memory_stats(0).used_bytes == 0
         assert sim.memory_stats(0).peak_bytes <= (budget_bytes or PLENTY_BYTES)
-    return picture.pixels_HWC
+    return image.pixels_HWC
 
 
 def task(catalog: Catalog, work: Work) -> TaskSpec:
@@ -145,19 +145,19 @@ def test_weights_stay_packed_over_the_file(folder: Path, original: dict[str, Ten
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_picture_is_near_the_originals_and_the_same_everywhere(
+def test_the_image_is_near_the_originals_and_the_same_everywhere(
     catalog: Catalog, plain: np.ndarray, form: str
 ) -> None:
-    picture = draw(catalog, form, "cpu")
-    difference = np.abs(picture.astype(int) - plain.astype(int))
+    image = draw(catalog, form, "cpu")
+    difference = np.abs(image.astype(int) - plain.astype(int))
     assert 0 < difference.mean() < 6
-    assert np.array_equal(draw(catalog, form, "sim"), picture)
-    assert np.array_equal(draw(catalog, form, "sim", 0), picture)
+    assert np.array_equal(draw(catalog, form, "sim"), image)
+    assert np.array_equal(draw(catalog, form, "sim", 0), image)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_picture_still_shows_what_its_prompt_says(catalog: Catalog, form: str) -> None:
-    assert matches(read_picture(draw(catalog, form, "cpu")), PROMPT)
+def test_the_image_still_shows_what_its_prompt_says(catalog: Catalog, form: str) -> None:
+    assert matches(read_image(draw(catalog, form, "cpu")), PROMPT)
 
 
 def test_a_lora_draws_the_same_on_quantized_weights(catalog: Catalog, plain: np.ndarray) -> None:

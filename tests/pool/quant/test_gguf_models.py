@@ -1,6 +1,6 @@
 """A diffusion model and a text encoder in GGUF files are parts of a model like any others.
 
-Proves, with the shapes model: weights stay packed over the mapped file, the picture is that of the values that the
+Proves, with the shapes model: weights stay packed over the mapped file, the image is that of the values that the
 blocks stand for, near the original's, the same everywhere whatever the budget, and LoRAs apply. With a tiny Flux: a
 transformer and a T5 from GGUF files compute what the same values in safetensors files do. And what is saved of one.
 """
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from examples.shapes.checker import matches, read_picture
+from examples.shapes.checker import matches, read_image
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.formats.gguf_names import NAMES
@@ -77,12 +77,12 @@ def test_weights_stay_packed_over_the_file(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_picture_is_that_of_the_values_and_the_same_everywhere(catalog: Catalog, kind: str) -> None:
-    picture = draw(catalog, kind, "cpu")
-    assert matches(read_picture(picture), PROMPT)
-    assert np.abs(draw(catalog, f"v{kind}", "cpu").astype(int) - picture).max() <= 1
-    assert np.array_equal(draw(catalog, kind, "sim"), picture)
-    assert np.array_equal(draw(catalog, kind, "sim", 0), picture)
+def test_the_image_is_that_of_the_values_and_the_same_everywhere(catalog: Catalog, kind: str) -> None:
+    image = draw(catalog, kind, "cpu")
+    assert matches(read_image(image), PROMPT)
+    assert np.abs(draw(catalog, f"v{kind}", "cpu").astype(int) - image).max() <= 1
+    assert np.array_equal(draw(catalog, kind, "sim"), image)
+    assert np.array_equal(draw(catalog, kind, "sim", 0), image)
 
 
 def test_a_lora_applies(catalog: Catalog) -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleWork
-from modelpool.pool.guidance.run import denoise_pictures
+from modelpool.pool.guidance.run import denoise_images
 from modelpool.pool.sampling import cosine_schedule as cosine
 from modelpool.pool.sampling.names import MAX_STEPS, SAMPLERS, SCHEDULES
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import cosine_table, make_sigmas, sigma_table
 
 QUIET = RunHooks(lambda done, steps: None, lambda: False)
@@ -80,10 +80,10 @@ def test_a_run_takes_the_schedulers_steps(steps: int) -> None:
     work = SampleWork(ModelRef("m", "", ""), (), 0, 0, steps, 1.0, "euler_ancestral", "simple", 3)
     table = sigma_table(NoiseFacts(NoiseKind.COSINE))
     text = Condition(torch.zeros(1, 1, 1))
-    ours = denoise_pictures(
+    ours = denoise_images(
         predict, work, [3], SHAPE, text, None, torch.device("cpu"), QUIET, table, prediction=Prediction.NOISE
     )
-    theirs, noise = scheduler(steps), PictureNoise(3)
+    theirs, noise = scheduler(steps), ImageNoise(3)
     x_BCHW = noise.draw((1, *SHAPE))
     for way in theirs.timesteps[:-1]:
         told_B = way.expand(1)
@@ -97,7 +97,7 @@ def test_a_run_takes_the_schedulers_steps(steps: int) -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_finds_what_a_perfect_model_knows(sampler: str) -> None:
-    """A model that knows the picture gives the picture, but for the noise that drawing runs leave: a hundredth."""
+    """A model that knows the image gives the image, but for the noise that drawing runs leave: a hundredth."""
     clean = torch.linspace(-1, 1, 60).view(1, *SHAPE)
 
     def predict(x_BCHW: torch.Tensor, told_B: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_every_sampler_finds_what_a_perfect_model_knows(sampler: str) -> None:
 
     work = SampleWork(ModelRef("m", "", ""), (), 0, 0, 8, 1.0, sampler, "simple", 3)
     text = Condition(torch.zeros(1, 1, 1))
-    found = denoise_pictures(predict, work, [3], SHAPE, text, None, torch.device("cpu"), QUIET, cosine_table())
+    found = denoise_images(predict, work, [3], SHAPE, text, None, torch.device("cpu"), QUIET, cosine_table())
     torch.testing.assert_close(found, clean, rtol=0, atol=0.02)
 
 

@@ -1,4 +1,4 @@
-"""A picture has the same bits on every device, and sampling reads nothing back from one but the result."""
+"""An image has the same bits on every device, and sampling reads nothing back from one but the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleWork
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
-from tests.pool.sampling.one_picture import denoise_picture
+from tests.pool.sampling.one_image import denoise_image
 
 SHAPE = (4, 8, 8)
 WORK = SampleWork(ModelRef("toy", "toy.safetensors", "00"), (), 64, 64, 6, 5.0, "euler", "normal", 3)
@@ -24,10 +24,10 @@ def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Te
     return x_BCHW * 0.9 + mix_B[:, None, None, None] * 0.05
 
 
-def picture(device: torch.device, sampler: str, schedule: str) -> Tensor:
+def image(device: torch.device, sampler: str, schedule: str) -> Tensor:
     cond_LD, uncond_LD = torch.full((77, 8), 0.3), torch.full((77, 8), -0.1)
     work = dataclasses.replace(WORK, sampler=sampler, schedule=schedule)
-    return denoise_picture(predict_noise, work, SHAPE, cond_LD, uncond_LD, device, QUIET)
+    return denoise_image(predict_noise, work, SHAPE, cond_LD, uncond_LD, device, QUIET)
 
 
 @pytest.fixture(params=["sim", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -40,15 +40,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_picture_has_the_bits_that_it_has_on_the_cpu(device: torch.device, sampler: str, schedule: str) -> None:
-    assert torch.equal(picture(device, sampler, schedule), picture(torch.device("cpu"), sampler, schedule))
+def test_a_image_has_the_bits_that_it_has_on_the_cpu(device: torch.device, sampler: str, schedule: str) -> None:
+    assert torch.equal(image(device, sampler, schedule), image(torch.device("cpu"), sampler, schedule))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_only_the_result_is_read_back_from_the_device(sampler: str) -> None:
     sim.configure(0, budget_bytes=1 << 20)
     before = sim.memory_stats(0)
-    result = picture(torch.device("sim", 0), sampler, "normal")
+    result = image(torch.device("sim", 0), sampler, "normal")
     after = sim.memory_stats(0)
     assert after.d2h_count - before.d2h_count == 1
     assert after.d2h_bytes - before.d2h_bytes == result.nbytes

@@ -1,7 +1,7 @@
 """Models that predict the flow: their levels are those of diffusers' scheduler, and every sampler gets them right.
 
 Proves: levels with a fixed shift, with one by size, and with a last share equal FlowMatchEulerDiscreteScheduler's;
-samplers turn the flow of one known picture into that picture; the ancestral one keeps the spread that training saw.
+samplers turn the flow of one known image into that image; the ancestral one keeps the spread that training saw.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_a_model_sees_its_input_as_it_is_and_its_answer_tells_the_clean_latent()
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("schedule", ["normal", "simple", "sgm_uniform", "karras"])
-def test_every_sampler_finds_the_picture_that_the_flow_points_at(name: str, schedule: str) -> None:
+def test_every_sampler_finds_the_image_that_the_flow_points_at(name: str, schedule: str) -> None:
     clean = torch.linspace(-2, 2, 48).reshape(1, 3, 4, 4)
     sigmas = make_sigmas(schedule, 6, flow_table(3.0))
     generator = torch.Generator().manual_seed(5)

@@ -15,7 +15,7 @@ from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.core.stage_params import Halfway, ModelRef, RunHooks, SampleWork
-from modelpool.pool.guidance.run import denoise_pictures
+from modelpool.pool.guidance.run import denoise_images
 from modelpool.pool.sampling.names import SAMPLERS
 from modelpool.pool.sampling.partial_run import Part, handed_on, part_of
 from modelpool.pool.sampling.schedules import flow_table
@@ -41,7 +41,7 @@ def run(work: SampleWork, part: Part | None, kind: str, told: list[tuple[int, in
     if work.masked:
         kept = Inpainting(torch.full((1, *SHAPE), 0.5), torch.linspace(0, 1, 36).reshape(1, 1, 6, 6))
     more = {"inpainting": kept, "start_BCHW": None if kept is None else kept.latent_BCHW}
-    return denoise_pictures(predict, work, SEEDS, SHAPE, *texts, CPU, hooks, part=part, **KINDS[kind], **more)
+    return denoise_images(predict, work, SEEDS, SHAPE, *texts, CPU, hooks, part=part, **KINDS[kind], **more)
 
 
 def travelled(halfway: Halfway) -> Halfway:
@@ -71,7 +71,7 @@ def test_two_parts_make_what_one_run_makes(sampler: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["euler_ancestral", "uni_pc"])
-def test_a_part_of_a_run_from_a_picture_keeps_what_its_mask_keeps(sampler: str) -> None:
+def test_a_part_of_a_run_from_a_image_keeps_what_its_mask_keeps(sampler: str) -> None:
     """With the noise that the first part put on it, at the levels of a schedule whose head is left out."""
     whole = replace(WORK, sampler=sampler, first_step=2, starts=True, masked=True)
     expected = run(whole, None, "flow")
@@ -85,8 +85,8 @@ def test_a_part_of_a_run_from_a_picture_keeps_what_its_mask_keeps(sampler: str) 
     assert torch.equal(run(second, rest, "flow"), expected)
 
 
-def test_what_is_handed_on_is_one_pictures_own() -> None:
-    """So that the second part may run beside other pictures than the first."""
+def test_what_is_handed_on_is_one_images_own() -> None:
+    """So that the second part may run beside other images than the first."""
     first = replace(WORK, sampler="uni_pc", switch=4)
     part = part_of((first,), ((),), CPU)
     assert part is not None

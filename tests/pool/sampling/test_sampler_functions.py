@@ -24,7 +24,7 @@ from modelpool.pool.options.run_context import extra_options
 from modelpool.pool.options.transformer_options import TransformerOptions
 from modelpool.pool.options.wrappers import WrapperPoint
 from modelpool.pool.sampling.schedules import sd1_sigma_table
-from tests.pool.sampling.one_picture import denoise_picture
+from tests.pool.sampling.one_image import denoise_image
 
 TABLE = sd1_sigma_table()
 SIGMA, CFG = 3.0, 5.0
@@ -53,13 +53,13 @@ def plain_cfg(cond: Tensor, uncond: Tensor, cfg: float = CFG) -> Tensor:
     return uncond + (cond - uncond) * cfg
 
 
-def picture(options: ModelOptions | None = None, **more: Any) -> Tensor:
+def image(options: ModelOptions | None = None, **more: Any) -> Tensor:
     cond, uncond = torch.full((7, 8), 0.3), torch.full((7, 8), -0.1)
-    return denoise_picture(predict_noise, WORK, SHAPE, cond, uncond, CPU, QUIET, options=options, **more)
+    return denoise_image(predict_noise, WORK, SHAPE, cond, uncond, CPU, QUIET, options=options, **more)
 
 
 def test_empty_options_are_no_options_bit_for_bit() -> None:
-    assert torch.equal(picture(ModelOptions()), picture())
+    assert torch.equal(image(ModelOptions()), image())
 
 
 def test_a_cfg_function_gets_what_was_removed_and_returns_it_combined() -> None:
@@ -206,7 +206,7 @@ def test_functions_that_do_nothing_change_rounding_only() -> None:
         .with_sampler_post_cfg_function(lambda args: args["denoised"])
         .with_model_function_wrapper(lambda apply, args: apply(args["input"], args["timestep"], **args["c"]))
     )
-    torch.testing.assert_close(picture(options), picture(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(image(options), image(), rtol=1e-4, atol=1e-4)
 
 
 def wrapper(name: str, order: list[str]) -> Any:
@@ -223,7 +223,7 @@ def test_wrappers_are_called_from_the_outside_in_at_every_point() -> None:
     points = [p for p in WrapperPoint if p is not WrapperPoint.DIFFUSION_MODEL]
     for point in points:
         options = options.with_wrapper(point, wrapper(point.value, order))
-    torch.testing.assert_close(picture(options), picture(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(image(options), image(), rtol=1e-4, atol=1e-4)
     a_step = ["predict_noise", "calc_cond_batch", "apply_model"]
     assert order == ["outer_sample", "prepare_sampling", "sampler_sample", *a_step * WORK.steps]
 
@@ -238,7 +238,7 @@ def test_wrappers_are_called_from_the_outside_in_at_every_point() -> None:
     ],
 )
 def test_wrappers_outside_the_predictions_cost_no_bit(point: WrapperPoint) -> None:
-    assert torch.equal(picture(ModelOptions().with_wrapper(point, wrapper("", []))), picture())
+    assert torch.equal(image(ModelOptions().with_wrapper(point, wrapper("", []))), image())
 
 
 def test_wrappers_nest_in_the_order_of_their_adding_and_may_stop_the_chain() -> None:
@@ -263,7 +263,7 @@ def test_transformer_patches_are_told_the_noise_level_and_who_is_in_the_batch() 
 
     options = ModelOptions(TransformerOptions().with_middle_block_patch(lambda h, extra: h))
     cond, uncond = torch.zeros(7, 8), torch.ones(9, 8)
-    denoise_picture(model, WORK, SHAPE, cond, uncond, CPU, QUIET, options=options)
+    denoise_image(model, WORK, SHAPE, cond, uncond, CPU, QUIET, options=options)
     assert [t["cond_or_uncond"] for t in told[:2]] == [[1], [0]]
     assert torch.equal(torch.cat([t["sigmas"] for t in told[::2]]), told[0]["sample_sigmas"][:-1].float())
 
@@ -295,7 +295,7 @@ def inpainting() -> Inpainting:
 
 
 def test_what_the_mask_keeps_is_kept_exactly() -> None:
-    out = picture(inpainting=inpainting())
+    out = image(inpainting=inpainting())
     assert torch.equal(out[..., 4:], torch.full((4, 8, 4), 0.7))
     assert out[..., :4].std() > 0.1
 
@@ -310,10 +310,10 @@ def test_the_denoise_mask_function_sees_every_level_and_changes_the_mask() -> No
 
     options = ModelOptions().with_denoise_mask_function(everything)
     kept = dataclasses.replace(inpainting(), latent_BCHW=torch.zeros(1, *SHAPE))
-    torch.testing.assert_close(picture(options, inpainting=kept), picture(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(image(options, inpainting=kept), image(), rtol=1e-5, atol=1e-5)
     assert len(levels) == WORK.steps
     assert levels == sorted(levels, reverse=True)
-    assert torch.equal(picture(options), picture())
+    assert torch.equal(image(options), image())
 
 
 @pytest.mark.parametrize(
@@ -323,18 +323,18 @@ def test_a_mask_of_another_shape_than_the_latent_is_refused_with_both(shape: tup
     found, expected = re.escape(str(shape)), re.escape("(1, 1 or 4, 8, 8)")
     wrong = dataclasses.replace(inpainting(), denoise_mask_B1HW=torch.ones(shape))
     with pytest.raises(UnusableField, match=rf"denoise_mask_B1HW.*{found}.*{expected}"):
-        picture(inpainting=wrong)
+        image(inpainting=wrong)
     options = ModelOptions().with_denoise_mask_function(lambda sigma, mask, more: torch.ones(shape))
     with pytest.raises(UnusableField, match=rf"denoise_mask_function.*{found}.*{expected}"):
-        picture(options, inpainting=inpainting())
+        image(options, inpainting=inpainting())
 
 
 def test_a_kept_latent_of_another_shape_is_refused_with_both() -> None:
     wrong = dataclasses.replace(inpainting(), latent_BCHW=torch.zeros(1, 4, 4, 4))
     with pytest.raises(UnusableField, match=r"latent_BCHW.*\(1, 4, 4, 4\).*\(1, 4, 8, 8\)"):
-        picture(inpainting=wrong)
+        image(inpainting=wrong)
 
 
 def test_a_mask_may_have_the_latents_channels() -> None:
     wide = dataclasses.replace(inpainting(), denoise_mask_B1HW=inpainting().denoise_mask_B1HW.expand(1, 4, 8, 8))
-    assert torch.equal(picture(inpainting=wide), picture(inpainting=inpainting()))
+    assert torch.equal(image(inpainting=wide), image(inpainting=inpainting()))

@@ -122,8 +122,8 @@ def test_ancestral_noise_is_drawn_once_a_step_but_not_to_0() -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_picture_does_not_depend_on_its_batch(sampler: str) -> None:
-    """Three in a batch, bit for bit each alone: nothing in a sampler mixes pictures."""
+def test_a_image_does_not_depend_on_its_batch(sampler: str) -> None:
+    """Three in a batch, bit for bit each alone: nothing in a sampler mixes images."""
     sigmas = make_sigmas(SAMPLERS[sampler].schedule, 6, TABLE)
     generator = torch.Generator().manual_seed(3)
     x_BCHW = torch.randn(3, 4, 8, 8, generator=generator) * float(sigmas[0])

@@ -1,7 +1,7 @@
 """`save_checkpoint`: what is loaded and saved comes back, and what is patched is what runs compute.
 
 Proves: without patches files are equal byte for byte, leftovers and metadata included; merged weights are the patched
-weights of a run bit for bit, nothing else changes, and the merged file draws the picture of model and LoRA; one weight
+weights of a run bit for bit, nothing else changes, and the merged file draws the image of model and LoRA; one weight
 at a time is in memory; files say what was merged; averages of training, types and ranges are as the docstrings say.
 """
 
@@ -115,8 +115,8 @@ def test_merged_weights_are_those_of_a_run_and_nothing_else_changes(tmp_path: Pa
     assert len(changed(source, out)) == saved.patched == 6
 
 
-def test_the_merged_file_draws_the_picture_of_model_and_lora(tmp_path: Path, lora: Path) -> None:
-    pictures = []
+def test_the_merged_file_draws_the_image_of_model_and_lora(tmp_path: Path, lora: Path) -> None:
+    images = []
     for folder in ("plain", "merged", "loras"):
         (tmp_path / folder).mkdir()
     lora = lora.rename(tmp_path / "loras" / lora.name)
@@ -124,10 +124,10 @@ def test_the_merged_file_draws_the_picture_of_model_and_lora(tmp_path: Path, lor
     save_checkpoint(opened(source), tmp_path / "merged" / "toy.safetensors", loras=[lora_ref(lora, 0.7)])
     for folder, loras in (("plain", {"light": 0.7}), ("merged", {}), ("plain", {})):
         engine = open_engine("cpu", PLENTY_BYTES)
-        pictures.append(Pipeline(engine, Catalog([tmp_path / folder], [lora.parent], "cpu"), loras).picture())
+        images.append(Pipeline(engine, Catalog([tmp_path / folder], [lora.parent], "cpu"), loras).image())
         engine.close()
-    assert np.array_equal(pictures[0], pictures[1])
-    assert not np.array_equal(pictures[0], pictures[2])
+    assert np.array_equal(images[0], images[1])
+    assert not np.array_equal(images[0], images[2])
 
 
 def test_a_patch_of_one_part_of_a_fused_weight_leaves_the_others(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_prompt_is_told_as_the_pipeline_tells_it(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["hunyuan_image", "hunyuan_video_15"])
-def test_what_is_to_be_written_in_a_picture_is_read_by_bytes(family: str) -> None:
+def test_what_is_to_be_written_in_a_image_is_read_by_bytes(family: str) -> None:
     case = PIPELINES[family]
     modules = case.modules()
     prompts = (
@@ -81,7 +81,7 @@ def test_a_negative_of_lumina_has_no_system_prompt() -> None:
     (reading,) = READINGS["lumina2"]
     (said,) = read_texts(modules[0], ours("gemma"), ("",), CPU, reading, negative=(True,))
     (unsaid,) = read_texts(modules[0], ours("gemma"), ("",), CPU, reading)
-    assert torch.equal(said.context_LD, unsaid.context_LD), "nothing at all is what a picture is not to show"
+    assert torch.equal(said.context_LD, unsaid.context_LD), "nothing at all is what an image is not to show"
 
 
 @pytest.mark.parametrize("family", [name for name in PIPELINES if "clip" not in PIPELINES[name].tokenizers])
@@ -99,7 +99,7 @@ def test_a_long_prompt_is_cut_as_the_pipeline_cuts_it_and_told_so(family: str) -
 
 def test_every_row_but_those_of_no_other_width_has_a_pipeline_here() -> None:
     """SD2's and the refiner's rows differ from others in facts that are tested beside them; HunyuanVideo's beside a
-    picture is tested with its family (tests/pool/families/test_hunyuan_from_pictures.py)."""
+    image is tested with its family (tests/pool/families/test_hunyuan_from_images.py)."""
     assert set(READINGS) - set(PIPELINES) == {"sd2", "sdxl_refiner", "hunyuan_video_i2v"}
 
 

@@ -282,7 +282,7 @@ def test_of_a_clip_that_tells_its_vector_alone_one_chunk_is_run(clip: ClipTokeni
 
 
 def test_a_weight_moves_a_negative_from_the_empty_prompt_in_its_own_words() -> None:
-    """Lumina 2 puts the system prompt before what a picture is to show alone. Read together, each is read as alone."""
+    """Lumina 2 puts the system prompt before what an image is to show alone. Read together, each is read as alone."""
     make, reading = WHOLE["gemma"]
     module, tokenizer = make(), own("gemma")
     assert reading.negative_template != reading.template

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from modelpool.pool.families.text_readings import READINGS
-from modelpool.pool.text.reading import PICTURE_TOKEN
+from modelpool.pool.text.reading import IMAGE_TOKEN
 
 SENTENCES = (
     "a small red cat sits beside a large blue dog on the table",
@@ -29,7 +29,7 @@ _CHATS = {
         *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         "<image>",
     ),
-    "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", PICTURE_TOKEN),
+    "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", IMAGE_TOKEN),
     "mistral": ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
 }
 

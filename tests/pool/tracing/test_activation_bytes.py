@@ -2,7 +2,7 @@
 
 Proves: for every architecture of the zoo, in float32 and bfloat16, the estimate is never below what was held and at
 most a few percent above, and the dry run that makes it leaves no trace on the module; attention in plain operations
-counts as it allocates; what each stage of a picture holds, whole and divided, is estimated within a narrow band.
+counts as it allocates; what each stage of an image holds, whole and divided, is estimated within a narrow band.
 """
 
 from __future__ import annotations

@@ -101,12 +101,12 @@ def test_hooks_of_a_dry_run_do_not_stay() -> None:
 
 
 class Asking(nn.Module):
-    """As HunyuanVideo 1.5, which looks whether the picture that it is told is one of zeros."""
+    """As HunyuanVideo 1.5, which looks whether the image that it is told is one of zeros."""
 
-    def forward(self, picture: Tensor) -> Tensor:
-        if torch.all(picture == 0):
-            return picture * 2.0
-        return picture
+    def forward(self, image: Tensor) -> Tensor:
+        if torch.all(image == 0):
+            return image * 2.0
+        return image
 
 
 def test_what_follows_from_unknown_numbers_is_taken_to_be_so() -> None:

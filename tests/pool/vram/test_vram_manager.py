@@ -460,10 +460,10 @@ def test_a_run_with_what_is_there_is_told_what_would_help() -> None:
             pass
         return f"{type(caught.value).__name__}: {caught.value}"
 
-    assert "(make a smaller picture, or give it more device memory (vram))" in refused(2 * weight_bytes + 1)
+    assert "(make a smaller image, or give it more device memory (vram))" in refused(2 * weight_bytes + 1)
     manager.load(patcher)
     assert "resident; unload 1 B of them" in refused(weight_bytes + 1)
-    assert "that are resident is not enough; make a smaller picture" in refused(2 * weight_bytes + 1)
+    assert "that are resident is not enough; make a smaller image" in refused(2 * weight_bytes + 1)
     assert refused(weight_bytes + 1).startswith("DoesNotFit")
     with manager.lease_as_is(wanted, weight_bytes):
         assert manager.room_bytes == 0

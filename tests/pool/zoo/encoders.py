@@ -1,4 +1,4 @@
-"""Encoders of texts and pictures, from transformers."""
+"""Encoders of texts and images, from transformers."""
 
 from __future__ import annotations
 

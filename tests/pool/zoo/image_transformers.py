@@ -1,4 +1,4 @@
-"""Diffusion transformers for pictures and sound."""
+"""Diffusion transformers for images and audio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zoo at more than one size: inputs of a larger batch, and of wider pictures and videos."""
+"""The zoo at more than one size: inputs of a larger batch, and of wider images and videos."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from tests.pool.zoo.case import Case, Inputs
 
-#: families that take no wider input: their positions are given for one size, or the picture's size is in the module
+#: families that take no wider input: their positions are given for one size, or the image's size is in the module
 ONE_SIZE = frozenset({"auraflow", "hunyuandit", "hidream", "clip_vision"})
 
 

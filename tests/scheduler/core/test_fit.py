@@ -5,13 +5,13 @@ from __future__ import annotations
 from modelpool.pool.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
-from tests.scheduler.world import Shell, alone, encode, picture
+from tests.scheduler.world import Shell, alone, encode, image
 
 
 def test_a_task_that_fits_nowhere_fails_its_job_at_once(shell: Shell) -> None:
     """The sample needs 100 B of activations and 2 B of scratch; nothing is run for it before it fails."""
     shell.workers(a=40, b=64)
-    shell.submit(picture("j", activation_bytes=100))
+    shell.submit(image("j", activation_bytes=100))
     error = shell.error("j")
     assert error.kind is RunErrorKind.BAD_INPUT
     assert "102 B" in error.message

@@ -8,7 +8,7 @@ from modelpool.pool.core.errors import UnknownName
 from modelpool.pool.specs.spec import JobId, RunCost, RunErrorKind, Stage, WorkerId
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of
 from modelpool.scheduler.tables.config import SchedulerConfig
-from tests.scheduler.world import Shell, picture
+from tests.scheduler.world import Shell, image
 
 
 def history(shell: Shell, job: str) -> JobHistory:
@@ -17,7 +17,7 @@ def history(shell: Shell, job: str) -> JobHistory:
 
 def test_each_start_is_told_with_what_was_expected_and_measured(shell: Shell) -> None:
     shell.workers(a=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     why = shell.running[WorkerId("a")].command.why
     cost = RunCost(load_seconds=1.5, run_seconds=0.5, uploaded_bytes=4)
     shell.finish("a", cost=cost)
@@ -40,8 +40,8 @@ def test_each_start_is_told_with_what_was_expected_and_measured(shell: Shell) ->
 
 def test_an_ended_job_says_how_and_when(shell: Shell) -> None:
     shell.workers(a=64)
-    shell.submit(picture("good", seed=1))
-    shell.submit(picture("unwanted", seed=2))
+    shell.submit(image("good", seed=1))
+    shell.submit(image("unwanted", seed=2))
     shell.cancel("unwanted")
     for _ in range(3):
         shell.finish("a")
@@ -53,7 +53,7 @@ def test_an_ended_job_says_how_and_when(shell: Shell) -> None:
 
 def test_a_lost_worker_and_an_error_end_an_attempt(shell: Shell) -> None:
     shell.workers(a=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     shell.lose("a")
     shell.come_up("a")
     shell.finish("a", RunErrorKind.INPUT_LOST)
@@ -67,9 +67,9 @@ def test_a_lost_worker_and_an_error_end_an_attempt(shell: Shell) -> None:
 
 def test_a_task_that_an_earlier_job_had_made_shows_when_that_was(shell: Shell) -> None:
     shell.workers(a=64)
-    shell.submit(picture("first", seed=1))
+    shell.submit(image("first", seed=1))
     shell.finish("a")
-    shell.submit(picture("second", seed=2))
+    shell.submit(image("second", seed=2))
     shared = history(shell, "second").tasks[0]
     assert shared.attempts[0].end == "done"
     submitted_at = history(shell, "second").submitted_at
@@ -79,7 +79,7 @@ def test_a_task_that_an_earlier_job_had_made_shows_when_that_was(shell: Shell) -
 
 def test_a_run_that_is_stopped_says_so(shell: Shell) -> None:
     shell.workers(a=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     shell.cancel("j")
     seen = history(shell, "j")
     assert (seen.status, seen.tasks[0].attempts[0].end) == ("stopping", "stopping")
@@ -92,7 +92,7 @@ def test_a_job_is_found_by_a_part_of_its_id(shell: Shell) -> None:
     with pytest.raises(UnknownName, match="unknown job 'x': this pool has had no job yet"):
         find_job(shell.state, "x")
     for name in ("3f2a-1", "3f2a-10", "77aa-1"):
-        shell.submit(picture(name, seed=len(shell.jobs)))
+        shell.submit(image(name, seed=len(shell.jobs)))
     assert find_job(shell.state, "77") == "77aa-1"
     assert find_job(shell.state, "3f2a-1") == "3f2a-1"  # whole ids come first
     with pytest.raises(UnknownName, match="'3f2a' could be any of 2: 3f2a-1, 3f2a-10"):
@@ -106,7 +106,7 @@ def test_a_job_is_found_by_a_part_of_its_id(shell: Shell) -> None:
 def test_of_many_jobs_the_last_are_named(shell: Shell) -> None:
     shell.workers(a=64)
     for number in range(20):
-        shell.submit(picture(f"j{number:02}", seed=number))
+        shell.submit(image(f"j{number:02}", seed=number))
     with pytest.raises(UnknownName, match=r"'k'; 20 are known, the last of them \.\.\. j12, .*, j19"):
         find_job(shell.state, "k")
 
@@ -114,11 +114,11 @@ def test_of_many_jobs_the_last_are_named(shell: Shell) -> None:
 def test_what_the_story_dropped_is_said_to_be_missing() -> None:
     shell = Shell(SchedulerConfig(story_length=6))
     shell.workers(a=64)
-    shell.submit(picture("old", seed=1))
+    shell.submit(image("old", seed=1))
     for _ in range(3):
         shell.finish("a")
     for number in range(5):
-        shell.submit(picture(f"new{number}", seed=number + 2))
+        shell.submit(image(f"new{number}", seed=number + 2))
         shell.cancel(f"new{number}")
     seen = history(shell, "old")
     assert (seen.status, seen.complete, seen.tasks, seen.submitted_at) == ("succeeded", False, (), None)
@@ -130,7 +130,7 @@ def test_asking_changes_nothing(shell: Shell) -> None:
     for each in (shell, other):
         each.workers(a=64, b=20)
         for seed in range(4):
-            each.submit(picture(f"j{seed}", prompt=str(seed % 2), seed=seed))
+            each.submit(image(f"j{seed}", prompt=str(seed % 2), seed=seed))
             if each is shell:
                 for job in each.jobs:
                     history(each, job)

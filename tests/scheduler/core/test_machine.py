@@ -56,7 +56,7 @@ COSTS = st.builds(
 
 @st.composite
 def job_tasks(draw: st.DrawFn) -> tuple[tuple[TaskSpec, ...], TaskId, tuple[TaskId, ...]]:
-    """Tasks, wanted and given: whole pictures and parts of them, with much in common between any two."""
+    """Tasks, wanted and given: whole images and parts of them, with much in common between any two."""
     shape = draw(st.sampled_from(["picture", "picture", "two prompts", "encode only", "given", "given sample"]))
     patch = draw(PATCHES)
     first = encode(draw(PROMPTS), patch=patch)
@@ -123,7 +123,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(2, 4), model=st.sampled_from([PAINT, DRAW]), priority=st.integers(0, 1), user=USERS)
     def submit_series(self, count: int, model: ComponentKey, priority: int, user: UserId) -> None:
-        """Pictures that differ in their seeds, and may be made together."""
+        """Images that differ in their seeds, and may be made together."""
         given = TaskId("given:1")
         for _ in range(count):
             number = len(self.shell.jobs)

@@ -9,7 +9,7 @@ from modelpool.pool.specs.spec import RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.core.retry import RULES, Rule, Verdict, verdict
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, RunTask
-from tests.scheduler.world import PAINT, Shell, alone, encode, picture, sample
+from tests.scheduler.world import PAINT, Shell, alone, encode, image, sample
 
 
 def test_the_table_knows_every_kind() -> None:
@@ -56,7 +56,7 @@ def test_after_running_out_of_memory_a_worker_evicts_everything_first(shell: She
     """1. b has the text encoder, a runs a sample. 2. That is out of memory. 3. It is sent to b; the weights that the
     core then assumes there are its own alone."""
     shell.workers(a=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     shell.finish("a")
     shell.want("a", "b")
     shell.come_up("b", 64)
@@ -82,7 +82,7 @@ def test_the_truth_of_a_report_replaces_what_was_assumed(shell: Shell) -> None:
 def test_a_lost_result_is_made_again_for_the_job_that_needs_it(shell: Shell) -> None:
     """1. The encode of j ends. 2. Its result is lost while the sample waits for a worker. 3. It is made again."""
     shell.workers(a=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     shell.finish("a")
     shell.lose("a")
     shell.lose_result(encode("cat").task_id)
@@ -96,7 +96,7 @@ def test_a_lost_result_is_made_again_for_the_job_that_needs_it(shell: Shell) -> 
 def test_a_result_that_is_lost_while_it_is_read_is_not_made_again(shell: Shell) -> None:
     """1. The sample runs, it has its prompt. 2. The encode result is lost. 3. Nothing happens; the job succeeds."""
     shell.workers(a=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     shell.finish("a")
     assert shell.lose_result(encode("cat").task_id) == []
     shell.finish("a")
@@ -107,7 +107,7 @@ def test_a_result_that_is_lost_while_it_is_read_is_not_made_again(shell: Shell) 
 def test_a_result_that_was_lost_meanwhile_is_made_again_when_its_reader_is_tried_again(shell: Shell) -> None:
     """1. The sample runs. 2. The encode result is lost. 3. The worker is lost. 4. Encode first, then sample."""
     shell.workers(a=64, b=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     shell.finish("a")
     shell.lose_result(encode("cat").task_id)
     shell.lose(next(iter(shell.running)))
@@ -117,7 +117,7 @@ def test_a_result_that_was_lost_meanwhile_is_made_again_when_its_reader_is_tried
 def test_input_lost_makes_every_input_again(shell: Shell) -> None:
     """1. A sample reports that an input is gone. 2. Its inputs are released and made again. 3. It runs again."""
     shell.workers(a=64)
-    job = picture("j")
+    job = image("j")
     shell.submit(job)
     shell.finish("a")
     commands = shell.finish("a", RunErrorKind.INPUT_LOST)
@@ -132,7 +132,7 @@ def test_a_result_that_is_lost_again_and_again_fails_the_job() -> None:
     shell = Shell(SchedulerConfig(max_attempts=3))
     shell.want("small", "large")
     shell.come_up("small", 20)
-    shell.submit(picture("j", activation_bytes=30))
+    shell.submit(image("j", activation_bytes=30))
     for _ in range(3):
         assert shell.outcome("j") is None
         shell.finish("small")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from modelpool.pool.specs.spec import JobId, JobSpec, RunErrorKind, TaskId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, ResolveJob, RunTask
-from tests.scheduler.world import DRAW, Shell, alone, decode, encode, picture, sample
+from tests.scheduler.world import DRAW, Shell, alone, decode, encode, image, sample
 
 
 def run_all(shell: Shell, limit: int = 100) -> list[TaskId]:
@@ -24,11 +24,11 @@ def run_all(shell: Shell, limit: int = 100) -> list[TaskId]:
 
 
 def test_equal_tasks_of_two_jobs_run_once(shell: Shell) -> None:
-    """Two seeds of one prompt: one encode, two samples; the same picture twice: nothing new at all."""
+    """Two seeds of one prompt: one encode, two samples; the same image twice: nothing new at all."""
     shell.workers(a=64)
-    shell.submit(picture("first", seed=1))
-    shell.submit(picture("second", seed=2))
-    shell.submit(picture("third", seed=1))
+    shell.submit(image("first", seed=1))
+    shell.submit(image("second", seed=2))
+    shell.submit(image("third", seed=1))
     done = run_all(shell)
     assert len(done) == len(set(done)) == 5
     assert {ended.outcome for ended in shell.resolved.values()} == {Outcome.SUCCEEDED}
@@ -36,12 +36,12 @@ def test_equal_tasks_of_two_jobs_run_once(shell: Shell) -> None:
 
 
 def test_a_kept_encode_serves_a_later_job(shell: Shell) -> None:
-    """An encode result outlives its job; a sample or a picture does not."""
+    """An encode result outlives its job; a sample or an image does not."""
     shell.workers(a=64)
-    shell.submit(picture("first", seed=1))
+    shell.submit(image("first", seed=1))
     run_all(shell)
     assert shell.held == {encode("cat").task_id}
-    shell.submit(picture("second", seed=2))
+    shell.submit(image("second", seed=2))
     assert [task.split(":")[0] for task in run_all(shell)] == ["s", "d"]
 
 
@@ -55,7 +55,7 @@ def test_a_wanted_encode_that_is_kept_resolves_a_new_job_at_once(shell: Shell) -
 
 def test_a_job_is_resolved_before_its_result_is_released(shell: Shell) -> None:
     shell.workers(a=64)
-    job = picture("only")
+    job = image("only")
     shell.submit(job)
     shell.finish("a")
     shell.finish("a")
@@ -90,7 +90,7 @@ def test_kept_results_are_bounded_by_count_and_the_oldest_goes_first() -> None:
     for prompt in ("one", "two"):
         shell.submit(alone(prompt, encode(prompt)))
         run_all(shell)
-    shell.submit(picture("again", prompt="one"))
+    shell.submit(image("again", prompt="one"))
     run_all(shell)
     shell.submit(alone("three", encode("three")))
     run_all(shell)
@@ -110,19 +110,19 @@ def test_kept_results_are_bounded_by_bytes() -> None:
 def test_a_released_result_is_made_again_when_a_later_job_needs_it() -> None:
     shell = Shell(SchedulerConfig(kept_results=0))
     shell.workers(a=64)
-    shell.submit(picture("first"))
+    shell.submit(image("first"))
     run_all(shell)
     assert shell.held == set()
-    shell.submit(picture("second"))
+    shell.submit(image("second"))
     assert [task.split(":")[0] for task in run_all(shell)] == ["e", "s", "d"]
 
 
 def test_a_failing_shared_task_fails_its_jobs_and_no_other(shell: Shell) -> None:
     """1. Two jobs share an encode, a third does not. 2. The encode fails. 3. Both fail and name it; the third ends."""
     shell.workers(a=64)
-    shell.submit(picture("one", prompt="bad", seed=1))
-    shell.submit(picture("two", prompt="bad", seed=2))
-    shell.submit(picture("other", prompt="good", model=DRAW))
+    shell.submit(image("one", prompt="bad", seed=1))
+    shell.submit(image("two", prompt="bad", seed=2))
+    shell.submit(image("other", prompt="good", model=DRAW))
     assert shell.on("a") == encode("bad").task_id
     shell.finish("a", RunErrorKind.INTERNAL)
     for name in ("one", "two"):
@@ -162,7 +162,7 @@ def test_a_given_result_is_held_while_its_job_lives(shell: Shell) -> None:
 def test_a_given_result_saves_others_the_run(shell: Shell) -> None:
     """1. A job waits for an encode. 2. Another job brings that very result. 3. The encode does not run any more."""
     first = encode("cat")
-    shell.submit(picture("waiting", seed=1))
+    shell.submit(image("waiting", seed=1))
     shell.submit(alone("bringing", sample(first.task_id, seed=2), given=(first.task_id,)))
     shell.workers(a=64)
     assert first.task_id not in run_all(shell)
@@ -173,7 +173,7 @@ def test_a_given_result_stops_the_run_that_makes_it(shell: Shell) -> None:
     """1. An encode runs. 2. A job brings its result. 3. The run is stopped; the first job goes on without it."""
     shell.workers(a=64, b=64)
     first = encode("cat")
-    shell.submit(picture("running", seed=1))
+    shell.submit(image("running", seed=1))
     assert shell.on("a") == first.task_id
     shell.submit(alone("bringing", sample(first.task_id, seed=2), given=(first.task_id,)))
     assert shell.running[min(shell.running)].stop_asked
@@ -185,10 +185,10 @@ def test_a_given_result_stops_the_run_that_makes_it(shell: Shell) -> None:
 def test_a_second_submission_does_nothing(shell: Shell) -> None:
     """While the job is live, and when it has ended."""
     shell.workers(a=64)
-    shell.submit(picture("only"))
-    assert shell.submit(picture("only")) == []
+    shell.submit(image("only"))
+    assert shell.submit(image("only")) == []
     run_all(shell)
-    assert shell.submit(picture("only")) == []
+    assert shell.submit(image("only")) == []
 
 
 def test_tasks_of_one_id_must_need_the_same(shell: Shell) -> None:

@@ -10,16 +10,16 @@ from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import TaskStatus
 from tests.scheduler.recorded import busy_afternoon
-from tests.scheduler.world import DRAW, SPECS, Shell, alone, encode, picture, sample
+from tests.scheduler.world import DRAW, SPECS, Shell, alone, encode, image, sample
 
 
 def test_a_snapshot_counts_what_is_there(shell: Shell) -> None:
     """Two jobs, one of them half done; a third cancelled; one worker up, one starting."""
     shell.want("a", "b")
     shell.come_up("a")
-    shell.submit(picture("one", seed=1))
-    shell.submit(picture("two", prompt="dog", model=DRAW, seed=2))
-    shell.submit(picture("three", seed=3))
+    shell.submit(image("one", seed=1))
+    shell.submit(image("two", prompt="dog", model=DRAW, seed=2))
+    shell.submit(image("three", seed=3))
     shell.cancel("three")
     shell.finish("a", cost=RunCost(1.0, 2.0, 4, 0, 9, resident=False, patch_switches=1))
     shell.tick(5.0)
@@ -41,7 +41,7 @@ def test_a_snapshot_counts_what_is_there(shell: Shell) -> None:
 
 def test_a_snapshot_does_not_change_afterwards(shell: Shell) -> None:
     shell.workers(a=64)
-    shell.submit(picture("one"))
+    shell.submit(image("one"))
     seen = shell.state.snapshot()
     before = repr(seen)
     for _ in range(3):
@@ -54,7 +54,7 @@ def test_waiting_tasks_are_told_by_user_and_components_by_what_is_there(shell: S
     """Two users ask for the same text: the encode is on the account of the first of them."""
     shell.workers(a=64)
     for number, user in enumerate(("", "ann", "bob", "bob")):
-        shell.submit(replace(picture(f"j{number}", seed=number), user=UserId(user)))
+        shell.submit(replace(image(f"j{number}", seed=number), user=UserId(user)))
     seen = shell.state.snapshot()
     assert seen.waiting_by_user == {
         "": {"sample": 1, "decode": 1},

@@ -1,6 +1,6 @@
 """A task that waits for a busy worker does not wait for ever when the run there takes longer than expected.
 
-Found when a run without an end kept a picture waiting beside an idle worker: nothing else happened, so nobody looked
+Found when a run without an end kept an image waiting beside an idle worker: nothing else happened, so nobody looked
 again.
 """
 

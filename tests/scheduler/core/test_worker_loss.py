@@ -8,7 +8,7 @@ from modelpool.pool.specs.spec import RunCost, RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import EndWorker, Outcome, RunTask, StartFailed, StartWorker, WorkerDown
 from modelpool.scheduler.tables.workers import restart_delay_seconds
-from tests.scheduler.world import Shell, alone, encode, picture, sample
+from tests.scheduler.world import Shell, alone, encode, image, sample
 
 A = WorkerId("a")
 
@@ -48,13 +48,13 @@ def test_restarts_slow_down_and_end() -> None:
     """0, 1, 2, 4 seconds; after the fifth failure in a row nobody starts it again, and all jobs fail."""
     shell = Shell(SchedulerConfig(start_retry_limit=5, start_backoff_limit_seconds=4.0))
     shell.want("a")
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     delays = [delay for _ in range(4) for _, _, delay in starts(shell.fail_start("a"))]
     assert delays == [0.0, 1.0, 2.0, 4.0]
     assert starts(shell.fail_start("a")) == []
     assert "no worker is left" in shell.error("j").message
     assert "a failed 5 times" in shell.error("j").message
-    shell.submit(picture("later"))
+    shell.submit(image("later"))
     assert "no worker is left" in shell.error("later").message
 
 
@@ -82,7 +82,7 @@ def test_a_worker_that_only_crashes_is_given_up_though_it_came_up() -> None:
         shell.come_up("a")
         shell.lose("a")
     assert not any(name == "a" for name, _ in shell.starting)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     assert shell.outcome("j") is None, "there is hope while b may come"
 
 
@@ -106,7 +106,7 @@ def test_jobs_wait_while_no_worker_is_wanted(shell: Shell) -> None:
 def test_an_unwanted_idle_worker_ends_at_once_and_a_busy_one_after_its_run(shell: Shell) -> None:
     """1. a runs a task, b is idle. 2. Neither is wanted. 3. b ends; a ends after its run, and takes no more."""
     shell.workers(a=64, b=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     assert shell.want() == [EndWorker(WorkerId("b"), 1)]
     commands = shell.finish("a")
     assert EndWorker(A, 1) in commands
@@ -132,7 +132,7 @@ def test_a_task_waits_for_a_warm_worker_unless_that_is_to_end(shell: Shell, want
 
 def test_a_busy_worker_that_is_wanted_again_stays(shell: Shell) -> None:
     shell.workers(a=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     shell.want()
     shell.want("a")
     commands = shell.finish("a")
@@ -220,7 +220,7 @@ def test_a_late_report_of_a_lost_worker_is_dropped_and_its_result_released(shell
 def test_a_duplicate_report_is_dropped(shell: Shell) -> None:
     """1. Encode of j ends on a, its sample starts there. 2. The report of the encode comes again."""
     shell.workers(a=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     shell.finish("a")
     running = shell.on("a")
     assert shell.report(shell.old[-1]) == []

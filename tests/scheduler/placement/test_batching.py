@@ -201,7 +201,7 @@ def test_what_does_not_pay_at_all_is_left() -> None:
 
 
 def test_sizes_learn_apart() -> None:
-    """Small pictures gain, large ones do not."""
+    """Small images gain, large ones do not."""
     world = many(limit=2)
     sizes_run(world, {1: 10.0, 2: 6.0}, 4)
     large = seeds(*range(500, 506), activation_bytes=64)
@@ -231,7 +231,7 @@ def test_a_run_that_memory_made_smaller_stays_so() -> None:
 # ---- who is not held up --------------------------------------------------------------------------------------------
 
 
-def pictures(world: Shell, count: int) -> TaskId:
+def images(world: Shell, count: int) -> TaskId:
     """So many samples that become ready at once, with one encode, which is returned and runs already."""
     text = encode("cat")
     for number in range(count):
@@ -247,7 +247,7 @@ def test_workers_that_have_the_weights_take_their_part(count: int, sizes: list[i
     submit(world, seeds(901, 902), prefix="warm")
     world.finish("a", cost=RunCost(run_seconds=10.0))
     world.finish("b", cost=RunCost(run_seconds=10.0))
-    text = pictures(world, count)
+    text = images(world, count)
     (name,) = [name for name in ("a", "b") if world.on(name) == text]
     world.finish(name)
     assert sorted(len(together(world, name)) for name in ("a", "b")) == sizes
@@ -264,7 +264,7 @@ def test_a_worker_that_is_soon_free_takes_its_part() -> None:
     submit(world, seeds(903), prefix="long")
     (runs,) = world.running
     (idle,) = {"a", "b"} - {runs}
-    assert pictures(world, 2) == world.on(idle)
+    assert images(world, 2) == world.on(idle)
     world.at += 4.0
     world.finish(idle)
     assert len(together(world, idle)) == 1
@@ -451,7 +451,7 @@ def test_a_worker_that_says_it_is_over_loses_all_tasks_of_its_run() -> None:
 
 
 def test_a_failed_job_drops_its_other_task_of_a_lost_run() -> None:
-    """Both encodes of one picture run together; the loss of the worker is once too often for the job. Nobody is asked
+    """Both encodes of one image run together; the loss of the worker is once too often for the job. Nobody is asked
     to stop what is lost already."""
     world = shell(limit=2, max_attempts=1)
     world.workers(a=VAST)

@@ -6,7 +6,7 @@ from modelpool.pool.plan.residency import Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Role, TaskId, WorkerId
 from modelpool.scheduler.placement.eviction_hints import MOST_FOLLOWERS, MOST_TOLD, followers, needed_next
 from tests.scheduler.placement.test_rules import Scene, whole
-from tests.scheduler.world import DRAW, PAINT, TEXT, VAE, Shell, decode, encode, picture, sample
+from tests.scheduler.world import DRAW, PAINT, TEXT, VAE, Shell, decode, encode, image, sample
 from tests.simulation.hints import moved_gib
 
 
@@ -71,15 +71,15 @@ def test_no_more_is_told_than_the_limit() -> None:
 
 
 def test_the_core_tells_it_where_something_has_to_make_room_and_only_there(shell: Shell) -> None:
-    """27 B hold TEXT, PAINT and VAE, or TEXT and DRAW. 1. A picture of PAINT is made: nothing has to make room. 2. A
-    picture of DRAW starts, one of PAINT waits: for DRAW's sample VAE is told before all else, it is needed next."""
+    """27 B hold TEXT, PAINT and VAE, or TEXT and DRAW. 1. An image of PAINT is made: nothing has to make room. 2. A
+    image of DRAW starts, one of PAINT waits: for DRAW's sample VAE is told before all else, it is needed next."""
     shell.workers(a=27)
-    shell.submit(picture("p"))
+    shell.submit(image("p"))
     for _ in range(3):
         assert shell.running[WorkerId("a")].command.needed_next == ()
         shell.finish("a")
-    shell.submit(picture("d", model=DRAW))
-    shell.submit(picture("q", prompt="dog"))
+    shell.submit(image("d", model=DRAW))
+    shell.submit(image("q", prompt="dog"))
     hints = {}
     while shell.running:
         command = shell.running[WorkerId("a")].command

@@ -12,7 +12,7 @@ from modelpool.scheduler.queue.deadlines import LEAST_LOOK_SECONDS, SAFETY, Dead
 from modelpool.scheduler.queue.shares import UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import Job
-from tests.scheduler.world import Shell, alone, picture, sample
+from tests.scheduler.world import Shell, alone, image, sample
 
 MARGIN = 5.0
 
@@ -138,13 +138,13 @@ def test_all_stages_of_an_urgent_job_go_first() -> None:
     shell = shell_with()
     shell.submit(job("busy", 0))
     for number in range(4):
-        shell.submit(picture(f"p{number}", prompt=f"prompt {number}", seed=number))
-    shell.submit(replace(picture("due", prompt="soon", seed=9), deadline=shell.at + 24.0))
+        shell.submit(image(f"p{number}", prompt=f"prompt {number}", seed=number))
+    shell.submit(replace(image("due", prompt="soon", seed=9), deadline=shell.at + 24.0))
     assert ended_in_order(shell)[:2] == ["busy", "due"]
 
 
 def test_a_shared_task_is_hurried_for_the_job_that_needs_it() -> None:
-    """Both want the picture; when the one with the deadline goes, there is no hurry any more."""
+    """Both want the image; when the one with the deadline goes, there is no hurry any more."""
     shell = shell_with()
     shell.submit(job("busy", 0, seconds=100.0))
     shell.submit(job("other", 1))

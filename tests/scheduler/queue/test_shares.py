@@ -12,7 +12,7 @@ from modelpool.pool.specs.spec import JobSpec, RunCost, UserId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.user_account import NO_TAG
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
-from tests.scheduler.world import DRAW, PAINT, Shell, alone, encode, picture, sample
+from tests.scheduler.world import DRAW, PAINT, Shell, alone, encode, image, sample
 
 ANN, BOB = UserId("ann"), UserId("bob")
 
@@ -201,8 +201,8 @@ def test_within_its_window_a_user_goes_on_with_what_is_loaded() -> None:
 def test_who_asked_first_pays_for_what_others_want_too(shell: Shell) -> None:
     """1. Ann and Bob want the same text. 2. Ann pays. 3. Had she cancelled before, Bob would have."""
     shell.workers(gpu=64)
-    shell.submit(replace(picture("a", seed=1), user=ANN))
-    shell.submit(replace(picture("b", seed=2), user=BOB))
+    shell.submit(replace(image("a", seed=1), user=ANN))
+    shell.submit(replace(image("b", seed=2), user=BOB))
     shell.finish("gpu", cost=RunCost(run_seconds=4.0))
     accounts = shell.state.demand.turns.shares.accounts
     assert (accounts[ANN].seconds, accounts[BOB].seconds) == (4.0, 0.0)
@@ -211,8 +211,8 @@ def test_who_asked_first_pays_for_what_others_want_too(shell: Shell) -> None:
 def test_when_the_first_no_longer_wants_it_the_next_pays(shell: Shell) -> None:
     shell.workers(gpu=64)
     shell.submit(replace(alone("busy", sample(seed=9)), user=ANN))
-    shell.submit(replace(picture("a", seed=1), user=ANN))
-    shell.submit(replace(picture("b", seed=2), user=BOB))
+    shell.submit(replace(image("a", seed=1), user=ANN))
+    shell.submit(replace(image("b", seed=2), user=BOB))
     shell.cancel("a")
     shell.finish("gpu")
     assert shell.on("gpu") == encode("cat").task_id
@@ -268,12 +268,12 @@ def test_others_use_what_the_limit_leaves() -> None:
     assert {name[-3:] for name in (shell.on("one"), shell.on("two")) if name} == {"ann", "bob"}
 
 
-def test_under_a_limit_pictures_are_finished_before_others_begin() -> None:
-    """A picture's next stage is ready when its last one ends: it is before the first stages of later pictures."""
+def test_under_a_limit_images_are_finished_before_others_begin() -> None:
+    """An image's next stage is ready when its last one ends: it is before the first stages of later images."""
     shell = Shell(limited(1))
     shell.workers(one=64)
     for number, prompt in enumerate(("cat", "dog")):
-        shell.submit(replace(picture(f"p{number}", prompt=prompt, seed=number), user=ANN))
+        shell.submit(replace(image(f"p{number}", prompt=prompt, seed=number), user=ANN))
     order = []
     while (name := shell.on("one")) is not None:
         order.append(name)

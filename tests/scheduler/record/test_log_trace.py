@@ -11,7 +11,7 @@ from modelpool.scheduler.record.log_trace import live_trace
 from modelpool.scheduler.tables.messages import Submitted
 from modelpool.scheduler.workloads.trace_lines import from_lines, to_lines
 from tests.scheduler.recorded import RecordedShell, busy_afternoon
-from tests.scheduler.world import COMPONENTS, alone, picture, sample
+from tests.scheduler.world import COMPONENTS, alone, image, sample
 
 
 def test_jobs_come_as_they_came_the_first_at_once() -> None:
@@ -31,7 +31,7 @@ def test_run_seconds_are_what_runs_took() -> None:
     shell = RecordedShell()
     shell.workers(a=64)
     for seed in range(3):
-        shell.submit(picture(f"j{seed}", prompt=str(seed), seed=seed))
+        shell.submit(image(f"j{seed}", prompt=str(seed), seed=seed))
     for run_seconds in (0.5, 0.5, 0.5):
         shell.finish("a", cost=RunCost(run_seconds=run_seconds))
     shell.finish("a", RunErrorKind.INPUT_LOST)  # what ended badly says nothing
@@ -74,10 +74,10 @@ def test_shares_of_larger_runs_count_only_where_no_task_ran_alone() -> None:
 def test_deadlines_move_with_the_clock_and_bad_jobs_are_left_out() -> None:
     shell = RecordedShell()
     shell.workers(a=64)
-    shell.submit(replace(picture("late"), deadline=shell.at + 1.0 + 7.0))  # a second passes before it is there
+    shell.submit(replace(image("late"), deadline=shell.at + 1.0 + 7.0))  # a second passes before it is there
     entries = shell.entries
-    twin = replace(entries[-1], event=Submitted(shell.tick(), picture("late")))
-    broken = replace(picture("broken"), wanted=TaskId("nobody makes this"))
+    twin = replace(entries[-1], event=Submitted(shell.tick(), image("late")))
+    broken = replace(image("broken"), wanted=TaskId("nobody makes this"))
     bad = replace(entries[-1], event=Submitted(shell.tick(), broken))
     live = live_trace([*entries, twin, bad], "odd")
     (job,) = live.workload.jobs
@@ -96,8 +96,8 @@ def test_a_deadline_is_never_before_its_job() -> None:
     """Parts of a long submission may come after the deadline that it has from its first part."""
     shell = RecordedShell()
     shell.workers(a=64)
-    shell.submit(picture("first"))
-    shell.submit(replace(picture("late"), deadline=shell.at - 0.5))
+    shell.submit(image("first"))
+    shell.submit(replace(image("late"), deadline=shell.at - 0.5))
     late = live_trace(shell.entries, "late").workload.jobs[-1]
     assert late.job.deadline == late.at > 0.0
     assert (

@@ -14,7 +14,7 @@ from modelpool.scheduler.record.replay import replay
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import RunTask
 from tests.scheduler.recorded import RecordedShell, busy_afternoon
-from tests.scheduler.world import DRAW, PAINT, picture
+from tests.scheduler.world import DRAW, PAINT, image
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def random_afternoon(seed: int) -> RecordedShell:
             case "submit":
                 user, batch = UserId(rng.choice(("", "ann", "bob"))), rng.choice(("", "night"))
                 model, patch = rng.choice((PAINT, DRAW)), rng.choice(("", "", "lora"))
-                job = picture(f"j{number}", rng.choice("xyz"), model, number, rng.randrange(2), patch)
+                job = image(f"j{number}", rng.choice("xyz"), model, number, rng.randrange(2), patch)
                 shell.submit(replace(job, user=user, batch=batch))
             case "finish" if shell.running:
                 cost = RunCost(rng.random(), rng.random() * 9, rng.randrange(9), resident=rng.random() < 0.5)

@@ -17,7 +17,7 @@ from modelpool.scheduler.tables.jobs import (
 from modelpool.scheduler.tables.messages import WorkersWanted
 from modelpool.scheduler.tables.story import Story
 from modelpool.scheduler.tables.workers import WORKER_MOVES, WorkerStatus
-from tests.scheduler.world import SPECS, decode, encode, picture, sample
+from tests.scheduler.world import SPECS, decode, encode, image, sample
 
 ENCODE = encode("cat")
 SAMPLE = sample(ENCODE.task_id)
@@ -105,5 +105,5 @@ def test_an_unknown_component_is_named() -> None:
     assert "uses text" in problem
 
 
-def test_a_whole_picture_has_no_problem() -> None:
-    assert problem_with(picture("j"), SPECS) is None
+def test_a_whole_image_has_no_problem() -> None:
+    assert problem_with(image("j"), SPECS) is None

@@ -6,17 +6,17 @@ from itertools import pairwise
 
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.story_lines import dump, load
-from tests.scheduler.world import Shell, picture
+from tests.scheduler.world import Shell, image
 
 
 def test_a_job_has_a_story_with_causes_workers_and_attempts(shell: Shell) -> None:
     shell.workers(a=64)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     shell.lose("a")
     shell.come_up("a")
     for _ in range(3):
         shell.finish("a")
-    job = picture("j")
+    job = image("j")
     lines = shell.state.story(job.job_id)
     assert [line.after for line in lines if line.subject == "j"] == ["active", "ended"]
     first = [line.after for line in lines if line.subject == job.tasks[0].task_id]
@@ -29,14 +29,14 @@ def test_a_job_has_a_story_with_causes_workers_and_attempts(shell: Shell) -> Non
 
 def test_other_jobs_are_not_part_of_it(shell: Shell) -> None:
     shell.workers(a=64)
-    shell.submit(picture("j", seed=1))
-    shell.submit(picture("k", seed=2))
-    assert "k" not in {line.subject for line in shell.state.story(picture("j").job_id)}
+    shell.submit(image("j", seed=1))
+    shell.submit(image("k", seed=2))
+    assert "k" not in {line.subject for line in shell.state.story(image("j").job_id)}
 
 
 def test_load_reads_what_dump_wrote(shell: Shell) -> None:
     shell.workers(a=64, b=20)
-    shell.submit(picture("j"))
+    shell.submit(image("j"))
     shell.lose("a")
     shell.cancel("j")
     lines = shell.state.log.lines()
@@ -48,6 +48,6 @@ def test_in_production_it_is_bounded() -> None:
     shell = Shell(SchedulerConfig(story_length=10))
     shell.workers(a=64)
     for number in range(10):
-        shell.submit(picture(f"j{number}", seed=number))
+        shell.submit(image(f"j{number}", seed=number))
         shell.cancel(f"j{number}")
     assert len(shell.state.log.lines()) == 10

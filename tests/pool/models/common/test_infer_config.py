@@ -74,7 +74,7 @@ def test_a_tiny_model_has_fewer_norm_groups_and_one_text_head() -> None:
     assert clip_text_config(bare(Role.TEXT_ENCODER, tiny))["num_attention_heads"] == 1
 
 
-def test_latents_are_an_eighth_of_the_picture_and_a_shorter_vae_shrinks_less() -> None:
+def test_latents_are_an_eighth_of_the_image_and_a_shorter_vae_shrinks_less() -> None:
     assert latent_facts(SD1, layouts.sd15()) == LatentFacts(4, 8, 0.18215)
     assert latent_facts(SD1, layouts.ldm_vae(layouts.LdmVae(multipliers=(1, 2, 4)))).downscale == 4
 

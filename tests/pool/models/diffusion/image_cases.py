@@ -1,4 +1,4 @@
-"""Tiny diffusion models for pictures of every kind that is built: how diffusers makes one, the layout that it is
+"""Tiny diffusion models for images of every kind that is built: how diffusers makes one, the layout that it is
 published in, and the pipeline of diffusers that calls it."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Case:
     make      diffusers' own module
     publish   its state in the single file's layout
     latent    channels and cells of the latent, with frames between them where it has any
-    told      the shape of what it is told, by name; masks leave out the last word of the second picture
+    told      the shape of what it is told, by name; masks leave out the last word of the second image
     golden    the list of published keys that has this layout; empty for none
     unused    keys of the file that are no part of the module
     hints     what the shapes of diffusers' own naming do not tell, as its config.json does

@@ -1,4 +1,4 @@
-"""The published layouts of diffusion models for pictures: a diffusers module's state under the names of its file.
+"""The published layouts of diffusion models for images: a diffusers module's state under the names of its file.
 
 Written from the key lists of the published files (tests/golden/detection_keys.json.gz), apart from the product's
 converters, which go the other way; the tests hold these names against the lists.

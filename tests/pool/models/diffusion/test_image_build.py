@@ -1,4 +1,4 @@
-"""Diffusion models for pictures: a tiny published file becomes diffusers' own module, and the file again."""
+"""Diffusion models for images: a tiny published file becomes diffusers' own module, and the file again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LEVELS = torch.tensor([0.75, 0.25])
 
 
 def level(case: Case) -> torch.Tensor:
-    """Of each picture of a batch."""
+    """Of each image of a batch."""
     return LEVELS * 1000 if case.name.startswith(("pixart", "hunyuan_dit")) else LEVELS
 
 

@@ -1,6 +1,6 @@
-"""How diffusion models for pictures are called: bit for bit as the pipelines of diffusers call them.
+"""How diffusion models for images are called: bit for bit as the pipelines of diffusers call them.
 
-A pipeline makes a picture with a tiny model, and what it hands its scheduler is compared with what our call of the same
+A pipeline makes an image with a tiny model, and what it hands its scheduler is compared with what our call of the same
 model gives for the same latent: patches, positions, time, signs, masks and guidance are the pipeline's own.
 """
 
@@ -52,7 +52,7 @@ def reflected(told: Mapping[str, Tensor]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How a pipeline of diffusers makes a picture with a case's model.
+    """How a pipeline of diffusers makes an image with a case's model.
 
     name    of the case
     cls     the pipeline
@@ -203,7 +203,7 @@ class Step:
 
 
 def steps_of(pipeline: Pipeline, case: Case, module: Any, told: Mapping[str, Tensor]) -> list[Step]:
-    """Every step of a picture that `pipeline` makes."""
+    """Every step of an image that `pipeline` makes."""
     scheduler: Any = (
         diffusers.FlowMatchEulerDiscreteScheduler() if pipeline.flow else diffusers.DDIMScheduler(steps_offset=1)
     )
@@ -270,8 +270,8 @@ def arguments_of(case: Case, told: Mapping[str, Tensor], x: Tensor, level: Tenso
 
 
 @pytest.mark.parametrize("name", ["flux_control", "flux_fill"])
-def test_a_control_picture_stands_beside_the_latent_in_each_patch(name: str) -> None:
-    """As `FluxControlPipeline` joins the rows of both, and `FluxFillPipeline` those of latent, picture and mask."""
+def test_a_control_image_stands_beside_the_latent_in_each_patch(name: str) -> None:
+    """As `FluxControlPipeline` joins the rows of both, and `FluxFillPipeline` those of latent, image and mask."""
     case = CASES[name]
     x, told = case.inputs()
     seen = arguments_of(case, told, x, torch.tensor([0.5, 0.25]))
@@ -280,7 +280,7 @@ def test_a_control_picture_stands_beside_the_latent_in_each_patch(name: str) -> 
     assert torch.equal(seen["hidden_states"], torch.cat(rows, dim=2))
 
 
-def test_a_picture_to_work_from_follows_the_latent_with_positions_of_its_own() -> None:
+def test_a_image_to_work_from_follows_the_latent_with_positions_of_its_own() -> None:
     """As `FluxKontextPipeline` and `Flux2Pipeline` have it; the answer to it is left out."""
     case = CASES["flux_dev"]
     x, told = case.inputs()
@@ -308,8 +308,8 @@ def test_a_picture_to_work_from_follows_the_latent_with_positions_of_its_own() -
     assert torch.equal(seen["img_ids"], torch.cat((own, other)).float())
 
 
-def test_a_picture_to_edit_follows_the_latent_of_qwen_image() -> None:
-    """As `QwenImageEditPipeline` has it; a latent with one frame is taken as a picture."""
+def test_a_image_to_edit_follows_the_latent_of_qwen_image() -> None:
+    """As `QwenImageEditPipeline` has it; a latent with one frame is taken as an image."""
     case = CASES["qwen_image"]
     x, told = case.inputs()
     reference = torch.randn(2, 4, 6, 4, generator=torch.Generator().manual_seed(1))
@@ -332,14 +332,14 @@ def test_sizes_that_nobody_tells_are_those_of_the_latent() -> None:
     assert alone["added_cond_kwargs"]["resolution"].tolist() == [[64.0, 48.0]] * 2
 
 
-def test_layers_stand_one_after_the_other_before_the_picture_that_is_taken_apart() -> None:
+def test_layers_stand_one_after_the_other_before_the_image_that_is_taken_apart() -> None:
     """As `QwenImageLayeredPipeline` has it."""
     case = CASES["qwen_image_layered"]
     x, told = case.inputs()
     seen = arguments_of(case, told, x, torch.tensor([0.5, 0.25]))
     layers = diffusers.QwenImageLayeredPipeline._pack_latents(x.transpose(1, 2).contiguous(), 2, 4, 8, 6, 3)
-    picture = diffusers.QwenImageLayeredPipeline._pack_latents(told["reference"][:, None], 2, 4, 6, 4, 1)
-    assert torch.equal(seen["hidden_states"], torch.cat((layers, picture), dim=1))
+    image = diffusers.QwenImageLayeredPipeline._pack_latents(told["reference"][:, None], 2, 4, 6, 4, 1)
+    assert torch.equal(seen["hidden_states"], torch.cat((layers, image), dim=1))
     assert seen["img_shapes"] == [[(1, 4, 3), (1, 4, 3), (1, 4, 3), (1, 3, 2)]] * 2
     assert seen["additional_t_cond"].tolist() == [0, 0]
 
@@ -354,7 +354,7 @@ def test_layers_come_back_as_they_went_in() -> None:
     assert torch.equal(plan.call(module, x, torch.tensor([0.5, 0.25]), told), x)
 
 
-def test_the_refiner_reads_the_picture_in_further_channels() -> None:
+def test_the_refiner_reads_the_image_in_further_channels() -> None:
     """As `HunyuanImageRefinerPipeline` has it."""
     case = CASES["hunyuan_image_21_refiner"]
     x, told = case.inputs()
@@ -364,7 +364,7 @@ def test_the_refiner_reads_the_picture_in_further_channels() -> None:
     assert seen["guidance"].tolist() == [3500.0, 3500.0]
 
 
-#: those that read pictures, and no more channels than they give
+#: those that read images, and no more channels than they give
 ECHOING = [name for name, case in CASES.items() if len(case.latent) == 3 and "image" not in case.told]
 
 

@@ -1,4 +1,4 @@
-"""Models for video and sound, Stable Cascade and special UNets: a tiny published file becomes diffusers' own module,
+"""Models for video and audio, Stable Cascade and special UNets: a tiny published file becomes diffusers' own module,
 and the file again."""
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ NOT_IN_TESTS = {
 IDLE = {
     # the last block's texts, which nobody reads
     "mochi": r"transformer_blocks\.2\.attn1\.(add_q_proj|norm_added_q)",
-    # without a picture its states are nothing
+    # without an image its states are nothing
     "hunyuan_video_15": r"image_embedder\.|transformer_blocks\.1\.(ff_c|norm1_c|attn\.(to_add_out|add_q|norm_added_q))",
     # which of one state attention chooses
     "svd": r".*attn2\.(to_q|to_k)",
     "sv3d_u": r".*attn2\.(to_q|to_k)",
     "sv3d_p": r".*attn2\.(to_q|to_k)",
-    # without a picture there is nothing to map
+    # without an image there is nothing to map
     "cascade_c": r"clip_img_mapper\.weight",
     "cascade_b": r"pixels_mapper\.0\.weight",
 }  # fmt: skip

@@ -1,8 +1,8 @@
-"""How models for video and sound, Stable Cascade and special UNets are called: bit for bit as diffusers' pipelines do.
+"""How models for video and audio, Stable Cascade and special UNets are called: bit for bit as diffusers' pipelines do.
 
 A pipeline takes a step with a tiny model, and what the model is given and gives there is compared with our call for the
-same latent: padding, masks, positions, frame rates, channels of pictures, signs and the scale of time are the
-pipeline's own. Encoders of pictures are replaced by what the case says that they gave.
+same latent: padding, masks, positions, frame rates, channels of images, signs and the scale of time are the
+pipeline's own. Encoders of images are replaced by what the case says that they gave.
 """
 
 from __future__ import annotations
@@ -116,16 +116,16 @@ def test_a_call_is_what_the_pipeline_does(pipeline: Pipeline, monkeypatch: pytes
         if shown.dim() == 5 and pipeline.answer is frames_last:
             shown = shown.transpose(1, 2)
         if pipeline.scheduler is ByRatio:
-            shown = x * 0.5  # of what is as far from the picture as the picture is from nothing
-        if pipeline.picture_as_seen:
+            shown = x * 0.5  # of what is as far from the image as the image is from nothing
+        if pipeline.image_as_seen:
             told = {**told, "image": shown}
         given = plan.call(ours, shown, pipeline.level(seen.timestep).reshape(1), told)
     expected = pipeline.answer(seen.answer, x)[:, : x.shape[1]]
     if pipeline.kept:
         frames = told["image_mask"].expand(-1, -1, *x.shape[2:]).bool()
         level = pipeline.level(seen.timestep)
-        shown_picture = (shown - told["image"]) / level
-        assert torch.equal(given.where(frames, 0), shown_picture.where(frames, 0)), "leads to the picture"
+        shown_image = (shown - told["image"]) / level
+        assert torch.equal(given.where(frames, 0), shown_image.where(frames, 0)), "leads to the image"
         given, expected = given.where(~frames, 0), expected.where(~frames, 0)
     if pipeline.off:
         torch.testing.assert_close(given, expected, rtol=0, atol=pipeline.off)

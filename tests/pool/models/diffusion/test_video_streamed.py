@@ -1,4 +1,4 @@
-"""Built models for video and sound, Stable Cascade and special UNets run as every component does: weights at rest in
+"""Built models for video and audio, Stable Cascade and special UNets run as every component does: weights at rest in
 few bits on the host, computing in full on a device that they are streamed to; equal to the plain model with the same
 rounded weights on the CPU. Tables that no file carries have their values."""
 

@@ -1,4 +1,4 @@
-"""Tiny models for video and sound, of Stable Cascade and UNets that read something beside a text: how diffusers makes
+"""Tiny models for video and audio, of Stable Cascade and UNets that read something beside a text: how diffusers makes
 one, and the layout that it is published in."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _wan(**more: Any) -> Any:
     return diffusers.WanTransformer3DModel(**{**sizes, **more})
 
 
-_WAN_PICTURE = {"image_dim": 10, "added_kv_proj_dim": 128}
+_WAN_IMAGE = {"image_dim": 10, "added_kv_proj_dim": 128}
 
 
 def _wan_vace() -> Any:
@@ -246,11 +246,11 @@ _VIDEO = (16, 3, 4, 6)
 CASES: dict[str, Case] = {
     "wan_t2v": Case("wan_t2v", _wan, layouts.wan, _VIDEO, _TEXT, "wan21_t2v_1.3b"),
     "wan21_i2v": Case(
-        "wan21_i2v", lambda: _wan(in_channels=36, **_WAN_PICTURE), layouts.wan, _VIDEO,
+        "wan21_i2v", lambda: _wan(in_channels=36, **_WAN_IMAGE), layouts.wan, _VIDEO,
         {**_TEXT, "image": (20, 3, 4, 6), "image_context": (5, 10)}, "wan21_fun_control_14b",
     ),
     "wan21_flf2v": Case(
-        "wan21_flf2v", lambda: _wan(in_channels=36, pos_embed_seq_len=514, **_WAN_PICTURE), layouts.wan, _VIDEO,
+        "wan21_flf2v", lambda: _wan(in_channels=36, pos_embed_seq_len=514, **_WAN_IMAGE), layouts.wan, _VIDEO,
         {**_TEXT, "image": (20, 3, 4, 6), "image_context": (514, 10)}, "wan21_flf2v_14b",
     ),
     "wan22_i2v": Case(
@@ -259,7 +259,7 @@ CASES: dict[str, Case] = {
     "wan22_ti2v": Case(
         "wan22_ti2v", lambda: _wan(in_channels=48, out_channels=48), layouts.wan, (48, 3, 4, 6), _TEXT, "wan22_ti2v_5b"
     ),
-    "wan22_ti2v of a picture": Case(
+    "wan22_ti2v of an image": Case(
         "wan22_ti2v", lambda: _wan(in_channels=48, out_channels=48), layouts.wan, (48, 3, 4, 6),
         {**_TEXT, "image": (48, 3, 4, 6), "image_mask": (1,)},
     ),
@@ -284,7 +284,7 @@ CASES: dict[str, Case] = {
         "hunyuan_video_15", _hunyuan_15, layouts.hunyuan_like_flux, (4, 3, 4, 6),
         {**_TEXT, "context_2": (4, 14), "context_2_mask": (4,)}, "hunyuan_video_1.5",
     ),
-    "hunyuan_video_15 of a picture": Case(
+    "hunyuan_video_15 of an image": Case(
         "hunyuan_video_15", _hunyuan_15, layouts.hunyuan_like_flux, (4, 3, 4, 6),
         {**_TEXT, "context_2": (4, 14), "image": (5, 3, 4, 6), "image_context": (5, 1152)}, "hunyuan_video_1.5",
     ),
@@ -293,7 +293,7 @@ CASES: dict[str, Case] = {
         "ltxv", _ltx_since_095, layouts.ltx, (8, 3, 4, 6), {**_TEXT, "frame_rate": ()}, "ltxv_2b",
         hints={"causal_temporal_positioning": True},
     ),
-    "ltxv of a picture": Case(
+    "ltxv of an image": Case(
         "ltxv", _ltx, layouts.ltx, (8, 3, 4, 6),
         {**_TEXT, "frame_rate": (), "image": (8, 3, 4, 6), "image_mask": (1,)},
     ),

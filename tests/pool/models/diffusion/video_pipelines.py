@@ -1,4 +1,4 @@
-"""diffusers' pipelines for the cases of `video_cases`: how each takes a step, with encoders of pictures replaced by
+"""diffusers' pipelines for the cases of `video_cases`: how each takes a step, with encoders of images replaced by
 what the case says that they gave."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Flow(diffusers.FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
 
 
 class ByRatio(Flow):
-    """The same for pipelines that count noise by what there is of it beside the picture."""
+    """The same for pipelines that count noise by what there is of it beside the image."""
 
     first = 1.0
 
@@ -62,9 +62,9 @@ class Pipeline:
     stubs      methods of it that are replaced, from the latent and what the model is told
     level      the number of our call, from the scheduler's timestep
     answer     what the model gave, as a latent
-    picture_as_seen  whether the picture is told as noisy and as scaled as the pipeline made it
+    image_as_seen  whether the image is told as noisy and as scaled as the pipeline made it
     off        how far our answer may be, where sums are in another order; not at all elsewhere
-    kept       whether frames of a picture are kept, where our answer leads to the picture and is not the model's
+    kept       whether frames of an image are kept, where our answer leads to the image and is not the model's
     """
 
     name: str
@@ -78,7 +78,7 @@ class Pipeline:
     answer: Callable[[Tensor, Tensor], Tensor] = lambda raw, x: raw
     kept: bool = False
     off: float = 0.0
-    picture_as_seen: bool = False
+    image_as_seen: bool = False
 
 
 def _size(x: Tensor, cell: int = 8, frames: int = 4) -> Given:
@@ -95,15 +95,15 @@ def _wan(x: Tensor, told: Told) -> Given:
     return {"prompt_embeds": _texts(told), "guidance_scale": 1.0, "latents": x, **_size(x)}
 
 
-def _wan_picture(x: Tensor, told: Told) -> Given:
+def _wan_image(x: Tensor, told: Told) -> Given:
     states = told.get("image_context")
     if states is not None and states.shape[1] == 514:
-        states = states.reshape(2, 257, -1)  # as it encodes two pictures
+        states = states.reshape(2, 257, -1)  # as it encodes two images
     return _wan(x, told) | {"image": torch.zeros(1, 3, 32, 48), "image_embeds": states}
 
 
-def _wan_5b_picture(x: Tensor, told: Told) -> Given:
-    return _wan_picture(x, told) | _size(x, 16)
+def _wan_5b_image(x: Tensor, told: Told) -> Given:
+    return _wan_image(x, told) | _size(x, 16)
 
 
 def _prepared(*names: str) -> Callable[[Tensor, Told], dict[str, Any]]:
@@ -153,11 +153,11 @@ def _hunyuan_15(x: Tensor, told: Told) -> Given:
     }  # fmt: skip
 
 
-def _hunyuan_picture(x: Tensor, told: Told) -> Given:
+def _hunyuan_image(x: Tensor, told: Told) -> Given:
     return _hunyuan(x, told) | {"image": torch.zeros(1, 3, 32, 48)}
 
 
-def _hunyuan_15_picture(x: Tensor, told: Told) -> Given:
+def _hunyuan_15_image(x: Tensor, told: Told) -> Given:
     words = torch.ones(told["context_2"].shape[:2], dtype=torch.long)
     given = _hunyuan_15(x, {"context_2_mask": words, **told}) | {"image": Image.new("RGB", (96, 64))}
     return {key: value for key, value in given.items() if key not in ("height", "width")}
@@ -168,7 +168,7 @@ def _hunyuan_15_prepared(x: Tensor, told: Told) -> dict[str, Any]:
         "prepare_cond_latents_and_mask": lambda *_, **__: (told["image"][:, :-1], told["image"][:, -1:]),
         "encode_image": lambda *_, **__: told["image_context"],
         "prepare_latents": lambda *_, **__: x,
-        "video_processor": _Pictures(),
+        "video_processor": _Images(),
         "check_inputs": lambda *_, **__: None,
     }
 
@@ -181,7 +181,7 @@ def _ltx(x: Tensor, told: Told) -> Given:
     }  # fmt: skip
 
 
-def _ltx_picture(x: Tensor, told: Told) -> Given:
+def _ltx_image(x: Tensor, told: Told) -> Given:
     return _ltx(x, told) | {"image": torch.zeros(1, 3, 128, 192)}
 
 
@@ -190,7 +190,7 @@ def _ltx_conditioned(x: Tensor, told: Told) -> Given:
 
 
 def _ltx_placed(x: Tensor, told: Told) -> dict[str, Any]:
-    """Latents that are ours, at the places that the pipeline gives them; no pictures to go on from."""
+    """Latents that are ours, at the places that the pipeline gives them; no images to go on from."""
     pipeline = diffusers.LTXConditionPipeline
     places = pipeline._scale_video_ids(pipeline._prepare_video_ids(1, *x.shape[2:]), 32, 8)
     latents = (x.flatten(2).transpose(1, 2), None, places, 0)
@@ -215,7 +215,7 @@ def _cosmos(x: Tensor, told: Told) -> Given:
     return {"prompt_embeds": told["context"], "guidance_scale": 1.0, "latents": x, **rate}
 
 
-def _cosmos_picture(x: Tensor, told: Told) -> Given:
+def _cosmos_image(x: Tensor, told: Told) -> Given:
     return _cosmos(x, told) | {"image": torch.zeros(1, 3, 32, 48), **_size(x)}
 
 
@@ -223,11 +223,11 @@ def _cosmos_prepared(x: Tensor, told: Told) -> dict[str, Any]:
     frames = told["image_mask"][..., :1, :1]
     mask = told["image_mask"].expand(-1, -1, *x.shape[2:])
     given = (x, told["image"], frames, None, mask, None)
-    return {"prepare_latents": lambda *_, **__: given, "video_processor": _Pictures()}
+    return {"prepare_latents": lambda *_, **__: given, "video_processor": _Images()}
 
 
-class _Pictures:
-    """Pictures that nobody looks at."""
+class _Images:
+    """Images that nobody looks at."""
 
     def preprocess(self, *_: Any, **__: Any) -> Tensor:
         return torch.zeros(1, 3, 32, 48)
@@ -248,15 +248,15 @@ def _stable_audio(x: Tensor, told: Told) -> Given:
     }  # fmt: skip
 
 
-def _sounded(x: Tensor, told: Told) -> dict[str, Any]:
+def _audioed(x: Tensor, told: Told) -> dict[str, Any]:
     return {"encode_duration": lambda *_, **__: (told["seconds"][:, :1], told["seconds"][:, 1:])}
 
 
 def _cascade_c(x: Tensor, told: Told) -> Given:
-    pictures = {"image_embeds": told["image_context"]} if "image_context" in told else {}
+    images = {"image_embeds": told["image_context"]} if "image_context" in told else {}
     return {
         "prompt_embeds": told["context"], "prompt_embeds_pooled": told["pooled"].unsqueeze(1), "latents": x,
-        "guidance_scale": 1.0, "height": 256, "width": 320, **pictures,
+        "guidance_scale": 1.0, "height": 256, "width": 320, **images,
     }  # fmt: skip
 
 
@@ -375,12 +375,12 @@ def _as_told(timestep: Tensor) -> Tensor:
 
 
 def _rest(timestep: Tensor) -> Tensor:
-    """Of a pipeline that counts what there is of the picture."""
+    """Of a pipeline that counts what there is of the image."""
     return 1 - timestep / 1000
 
 
 def _half(timestep: Tensor) -> Tensor:
-    """As much noise as picture."""
+    """As much noise as image."""
     return torch.tensor(0.5)
 
 
@@ -404,15 +404,15 @@ _AUDIO_VAE = Part(config=Part(sampling_rate=4, audio_channels=2), hop_length=1, 
 PIPELINES = (
     Pipeline("wan_t2v", diffusers.WanPipeline, _wan),
     Pipeline(
-        "wan21_i2v", diffusers.WanImageToVideoPipeline, _wan_picture, parts={"vae": _wan_vae(16)},
+        "wan21_i2v", diffusers.WanImageToVideoPipeline, _wan_image, parts={"vae": _wan_vae(16)},
         stubs=_prepared("image"),
     ),
     Pipeline(
-        "wan21_flf2v", diffusers.WanImageToVideoPipeline, _wan_picture, parts={"vae": _wan_vae(16)},
+        "wan21_flf2v", diffusers.WanImageToVideoPipeline, _wan_image, parts={"vae": _wan_vae(16)},
         stubs=_prepared("image"),
     ),
     Pipeline(
-        "wan22_i2v", diffusers.WanImageToVideoPipeline, _wan_picture, parts={"vae": _wan_vae(16)},
+        "wan22_i2v", diffusers.WanImageToVideoPipeline, _wan_image, parts={"vae": _wan_vae(16)},
         stubs=_prepared("image"),
     ),
     Pipeline(
@@ -420,7 +420,7 @@ PIPELINES = (
         parts={"expand_timesteps": True, "vae": _wan_vae(48)}, off=1e-4,
     ),
     Pipeline(
-        "wan22_ti2v of a picture", diffusers.WanImageToVideoPipeline, _wan_5b_picture,
+        "wan22_ti2v of an image", diffusers.WanImageToVideoPipeline, _wan_5b_image,
         parts={"expand_timesteps": True, "vae": _wan_vae(48)}, stubs=_wan_5b_prepared, kept=True,
     ),
     Pipeline(
@@ -440,15 +440,15 @@ PIPELINES = (
     Pipeline(
         "hunyuan_video_i2v",
         diffusers.HunyuanVideoImageToVideoPipeline,
-        _hunyuan_picture,
+        _hunyuan_image,
         parts={"vae": _hunyuan_vae(8)},
         stubs=lambda x, told: _prepared()(x, told)
         | {"prepare_latents": lambda *_, **__: (x, told["image"][:, :16].clone())},
     ),
     Pipeline(
-        "hunyuan_video_15 of a picture",
+        "hunyuan_video_15 of an image",
         diffusers.HunyuanVideo15ImageToVideoPipeline,
-        _hunyuan_15_picture,
+        _hunyuan_15_image,
         parts={"guider": ClassifierFreeGuidance(guidance_scale=1.0), "vae": _hunyuan_vae(16)},
         stubs=_hunyuan_15_prepared,
     ),
@@ -458,7 +458,7 @@ PIPELINES = (
         parts={"vae": Part(dtype=torch.float32, spatial_compression_ratio=32, temporal_compression_ratio=8)},
     ),
     Pipeline(
-        "ltxv of a picture", diffusers.LTXImageToVideoPipeline, _ltx_picture, stubs=_ltx_prepared, answer=_cells,
+        "ltxv of an image", diffusers.LTXImageToVideoPipeline, _ltx_image, stubs=_ltx_prepared, answer=_cells,
         kept=True,
     ),
     Pipeline("mochi", diffusers.MochiPipeline, _mochi, scheduler=_inverted, level=_rest, answer=_turned),
@@ -467,20 +467,20 @@ PIPELINES = (
         parts={**_GUARD, "vae": None},
     ),
     Pipeline(
-        "cosmos_i2v", diffusers.CosmosVideoToWorldPipeline, _cosmos_picture, scheduler=_edm, level=_as_told,
-        parts={**_GUARD, "vae": _hunyuan_vae(8)}, stubs=_cosmos_prepared, picture_as_seen=True,
+        "cosmos_i2v", diffusers.CosmosVideoToWorldPipeline, _cosmos_image, scheduler=_edm, level=_as_told,
+        parts={**_GUARD, "vae": _hunyuan_vae(8)}, stubs=_cosmos_prepared, image_as_seen=True,
     ),
     Pipeline(
         "cosmos2_t2i", diffusers.Cosmos2TextToImagePipeline, _cosmos, scheduler=ByRatio, level=_half, parts=_GUARD,
         stubs=_prepared(),
     ),
     Pipeline(
-        "cosmos2_i2v", diffusers.Cosmos2VideoToWorldPipeline, _cosmos_picture, scheduler=ByRatio, level=_half,
+        "cosmos2_i2v", diffusers.Cosmos2VideoToWorldPipeline, _cosmos_image, scheduler=ByRatio, level=_half,
         parts=_GUARD, stubs=_cosmos_prepared, kept=True,
     ),
     Pipeline(
         "stable_audio_1", diffusers.StableAudioPipeline, _stable_audio, scheduler=_audio_scheduler, level=_as_told,
-        parts={"vae": _AUDIO_VAE, "projection_model": StableAudioProjectionModel(12, 12, 0, 512)}, stubs=_sounded,
+        parts={"vae": _AUDIO_VAE, "projection_model": StableAudioProjectionModel(12, 12, 0, 512)}, stubs=_audioed,
     ),
     Pipeline(
         "cascade_c", diffusers.StableCascadePriorPipeline, _cascade_c, "prior", diffusers.DDPMWuerstchenScheduler,

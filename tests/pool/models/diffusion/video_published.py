@@ -1,4 +1,4 @@
-"""The single-file layouts of published models for video and sound, of Stable Cascade and of UNets, the other way: a
+"""The single-file layouts of published models for video and audio, of Stable Cascade and of UNets, the other way: a
 diffusers module's state under the names of its file.
 
 Written from the key lists of the published files (tests/golden/detection_keys.json.gz), apart from the product's

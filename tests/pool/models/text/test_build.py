@@ -211,7 +211,7 @@ def test_published_sizes_are_planned_whole(entry: str) -> None:
 
 
 def test_llama_3_and_its_successor_are_told_by_their_vocabularies() -> None:
-    """Both have the same shapes but for the tokens of pictures that HunyuanVideo's file has; the positions of 3.1 are
+    """Both have the same shapes but for the tokens of images that HunyuanVideo's file has; the positions of 3.1 are
     stretched, which changes the states of short texts too."""
     file = shapes_of(cases.under("model.")(cases.llama()))
     kinds = {}

@@ -50,7 +50,7 @@ def test_an_encoder_that_a_model_needs_is_missed_by_name(family: str, read: tupl
         told_of(family, read)
 
 
-def test_a_picture_without_words_needs_no_second_encoder() -> None:
+def test_a_image_without_words_needs_no_second_encoder() -> None:
     told = told_of("hunyuan_image_21", (ReadText(torch.randn(1000, 3584)), None))
     assert told["context_2"].shape == (1, 128, 1472)
     assert not told["context_2"].any()

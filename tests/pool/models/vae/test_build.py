@@ -173,11 +173,11 @@ def test_the_refiner_of_hunyuan_image_is_built_where_somebody_says_so() -> None:
     case = CASES["hunyuan_video_15"]
     file = case.file(case.module())
     shapes = {key: tuple(tensor.shape) for key, tensor in file.items()}
-    video, picture = plan_vae(shapes).build(file), plan_vae(shapes, facts=HUNYUAN_IMAGE_REFINER).build(file)
-    assert (type(video).__name__, type(picture).__name__) == (
+    video, image = plan_vae(shapes).build(file), plan_vae(shapes, facts=HUNYUAN_IMAGE_REFINER).build(file)
+    assert (type(video).__name__, type(image).__name__) == (
         "AutoencoderKLHunyuanVideo15", "AutoencoderKLHunyuanImageRefiner",
     )  # fmt: skip
-    assert video.state_dict().keys() == picture.state_dict().keys()
+    assert video.state_dict().keys() == image.state_dict().keys()
 
 
 def test_without_a_convolution_at_the_latent_numbers_pass_as_they_are() -> None:

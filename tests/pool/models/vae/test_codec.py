@@ -128,7 +128,7 @@ def test_sides_are_cut_at_the_middle() -> None:
     assert codec._as_its_own(wide).shape == (1, 3, 16, 20)
 
 
-def test_pictures_given_to_a_video_vae_are_its_frames() -> None:
+def test_images_given_to_a_video_vae_are_its_frames() -> None:
     codec, _ = codec_for(CASES["wan21"])
     frames = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     latents = codec.encode(frames)
@@ -157,6 +157,6 @@ def test_each_cell_of_the_refiner_is_two_of_its_vae() -> None:
     torch.testing.assert_close(again[:, 32:], latents[:, 32:])
 
 
-def test_a_latent_is_large_enough_for_the_picture() -> None:
+def test_a_latent_is_large_enough_for_the_image() -> None:
     codec, _ = codec_for(CASES["kl 16 channels"])
     assert cells_for(codec.facts, (16, 17)) == (8, 9)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.models.vision.build import plan_vision
-from tests.pool.families.tiny_films import SIDE, clip_vision, open_clip_vision
 from tests.pool.families.tiny_transformers import seeded
+from tests.pool.families.tiny_videos import SIDE, clip_vision, open_clip_vision
 
 File = dict[str, Tensor]
 

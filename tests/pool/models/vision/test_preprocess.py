@@ -1,4 +1,4 @@
-"""Pictures as vision encoders are shown them are those of diffusers and of transformers."""
+"""Images as vision encoders are shown them are those of diffusers and of transformers."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ SIZES = [(8, 8), (28, 28), (64, 96), (97, 61), (30, 400), (1000, 40)]
 SIDE = 28
 
 
-def picture(height: int, width: int) -> Any:
+def image(height: int, width: int) -> Any:
     return np.random.default_rng(height + width).integers(0, 256, (height, width, 3), np.uint8)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_whole_picture_is_squeezed_as_diffusers_does(size: tuple[int, int]) -> None:
-    pixels = torch.from_numpy(picture(*size)).permute(2, 0, 1)[None].float() / 255
+def test_a_whole_image_is_squeezed_as_diffusers_does(size: tuple[int, int]) -> None:
+    pixels = torch.from_numpy(image(*size)).permute(2, 0, 1)[None].float() / 255
     small = (_resize_with_antialiasing(pixels * 2 - 1, (SIDE, SIDE)) + 1) / 2
     means, deviations = (torch.tensor(values)[:, None, None] for values in (MEANS, DEVIATIONS))
-    np.testing.assert_allclose(shown(picture(*size), SIDE, Sight.PROJECTED), (small - means) / deviations, atol=2e-5)
+    np.testing.assert_allclose(shown(image(*size), SIDE, Sight.PROJECTED), (small - means) / deviations, atol=2e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_middle_of_a_picture_is_that_of_transformers(size: tuple[int, int]) -> None:
+def test_the_middle_of_a_image_is_that_of_transformers(size: tuple[int, int]) -> None:
     sides = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
     processor = transformers.CLIPImageProcessorPil(**sides)
-    expected = processor(images=picture(*size), return_tensors="pt").pixel_values
-    np.testing.assert_allclose(shown(picture(*size), SIDE, Sight.PENULTIMATE), expected, atol=1e-5)
+    expected = processor(images=image(*size), return_tensors="pt").pixel_values
+    np.testing.assert_allclose(shown(image(*size), SIDE, Sight.PENULTIMATE), expected, atol=1e-5)
 
 
 @given(height=st.integers(1, 70), width=st.integers(1, 70), sight=st.sampled_from(Sight))
 @settings(max_examples=60, deadline=None)
-def test_every_picture_can_be_shown(height: int, width: int, sight: Sight) -> None:
+def test_every_image_can_be_shown(height: int, width: int, sight: Sight) -> None:
     """However small: found that a mirror of one row has no row to show."""
     found = shown(np.full((height, width, 3), 128, np.uint8), SIDE, sight)
     assert found.shape == (1, 3, SIDE, SIDE)
@@ -51,7 +51,7 @@ def test_every_picture_can_be_shown(height: int, width: int, sight: Sight) -> No
     np.testing.assert_allclose(found, grey[None, :, None, None].expand_as(found), atol=1e-3)
 
 
-def test_a_thread_of_a_picture_costs_no_more_than_a_square_of_it() -> None:
+def test_a_thread_of_a_image_costs_no_more_than_a_square_of_it() -> None:
     """Found: one of 1 x 16384 was scaled whole, to eight gigabytes."""
     tracemalloc.start()
     found = shown(np.full((1, 16_384, 3), 128, np.uint8), SIDE, Sight.PENULTIMATE)

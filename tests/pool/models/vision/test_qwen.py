@@ -1,4 +1,4 @@
-"""The part of Qwen 2.5 VL that sees pictures: planned from shapes, shown pictures as transformers shows them, read."""
+"""The part of Qwen 2.5 VL that sees images: planned from shapes, shown images as transformers shows them, read."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def test_the_published_one_is_planned_from_its_shapes() -> None:
 
 @example(19, 19)
 @given(st.integers(8, 4096), st.integers(8, 4096))
-def test_the_grid_of_a_picture_is_that_of_transformers(width: int, height: int) -> None:
+def test_the_grid_of_a_image_is_that_of_transformers(width: int, height: int) -> None:
     if max(width, height) > MOST_PROPORTION * min(width, height):
-        with pytest.raises(ValueError, match="aspect ratio"):  # no such picture is asked for
+        with pytest.raises(ValueError, match="aspect ratio"):  # no such image is asked for
             smart_resize(height, width, STEP, LEAST_PIXELS, MOST_PIXELS)
         return
     expected = smart_resize(height, width, STEP, LEAST_PIXELS, MOST_PIXELS)
@@ -68,7 +68,7 @@ def test_the_grid_of_a_picture_is_that_of_transformers(width: int, height: int) 
 
 
 @pytest.mark.parametrize("size", [(230, 150), (64, 64), (28, 300)])
-def test_it_reads_a_picture_as_its_class_does(size: tuple[int, int]) -> None:
+def test_it_reads_a_image_as_its_class_does(size: tuple[int, int]) -> None:
     """What it has to know of windows and places beforehand changes nothing."""
     own = seeded(module(VISION))
     patches = patches_of(np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8))

@@ -86,7 +86,7 @@ def test_a_block_skipped_elsewhere_is_a_model_without_it_too(build: Build) -> No
     assert torch.equal(with_options(module, inputs, options), run(shorter, inputs))
 
 
-def test_a_single_block_sees_text_and_picture_as_one_the_text_first() -> None:
+def test_a_single_block_sees_text_and_image_as_one_the_text_first() -> None:
     module, inputs = flux()
     shapes: list[tuple[int, ...]] = []
 
@@ -135,7 +135,7 @@ def test_a_post_input_patch_changes_what_the_first_block_reads() -> None:
     assert torch.equal(told[0]["img_ids"], inputs["img_ids"])
 
 
-def test_rope_options_scale_and_shift_the_positions_of_the_picture() -> None:
+def test_rope_options_scale_and_shift_the_positions_of_the_image() -> None:
     module, inputs = flux()
     ids = inputs["img_ids"].clone()
     ids[:, 0] = ids[:, 0] + 3.0

@@ -164,7 +164,7 @@ def test_the_replacement_of_one_transformer_block_is_preferred() -> None:
 
 
 def test_attn1_patch_can_add_tokens_to_attend_to() -> None:
-    """Keys and values twice are the same average; so is a token of another picture's, in a model given both."""
+    """Keys and values twice are the same average; so is a token of another image's, in a model given both."""
     module, inputs = unet_sd1()
 
     def twice(q: Tensor, k: Tensor, v: Tensor, extra: Extra) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Guidance by text and picture: the published formula, by plain guidance and through the functions of a run."""
+"""Guidance by text and image: the published formula, by plain guidance and through the functions of a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.guidance.classifier_free import WithoutPicture, guided_denoiser
+from modelpool.pool.guidance.classifier_free import WithoutImage, guided_denoiser
 from modelpool.pool.options.model_options import Args, ModelOptions
 from modelpool.pool.sampling.predictions import clean_latent
 from modelpool.pool.sampling.schedules import sd1_sigma_table
 
 CFG, IMAGE_CFG, SIGMA = 7.0, 1.5, 3.0
 X = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(0))
-PICTURE = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(1))
+IMAGE = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(1))
 TABLE = sd1_sigma_table()
 
 
@@ -24,15 +24,15 @@ def predict(x_BCHW: Tensor, _: Tensor, context_BLD: Tensor, image: Tensor) -> Te
     return x_BCHW * context_BLD.mean((1, 2))[:, None, None, None] + image * 0.3
 
 
-def condition(value: float, picture: Tensor) -> Condition:
-    return Condition(torch.full((1, 77, 8), value), extras={"image": picture})
+def condition(value: float, image: Tensor) -> Condition:
+    return Condition(torch.full((1, 77, 8), value), extras={"image": image})
 
 
 def denoised(options: ModelOptions | None = None, strength: float = IMAGE_CFG, most_at_once: int = 0) -> Tensor:
-    texts = condition(0.5, PICTURE), condition(-0.25, PICTURE)
-    without = WithoutPicture(condition(-0.25, torch.zeros_like(PICTURE)), strength)
+    texts = condition(0.5, IMAGE), condition(-0.25, IMAGE)
+    without = WithoutImage(condition(-0.25, torch.zeros_like(IMAGE)), strength)
     guess = guided_denoiser(
-        predict, TABLE, *texts, CFG, options, most_at_once=most_at_once, without_picture=without
+        predict, TABLE, *texts, CFG, options, most_at_once=most_at_once, without_image=without
     )  # fmt: skip
     return guess(X, SIGMA)
 
@@ -40,11 +40,11 @@ def denoised(options: ModelOptions | None = None, strength: float = IMAGE_CFG, m
 def by_formula(strength: float) -> Tensor:
     """Brooks et al. 2023, equation 3."""
     scaled = X / (1 + SIGMA**2) ** 0.5
-    both, picture, neither = (
+    both, image, neither = (
         predict(scaled, X, torch.full((1, 77, 8), value), seen)
-        for value, seen in ((0.5, PICTURE), (-0.25, PICTURE), (-0.25, torch.zeros_like(PICTURE)))
+        for value, seen in ((0.5, IMAGE), (-0.25, IMAGE), (-0.25, torch.zeros_like(IMAGE)))
     )
-    guided = neither + strength * (picture - neither) + CFG * (both - picture)
+    guided = neither + strength * (image - neither) + CFG * (both - image)
     return clean_latent(Prediction.NOISE, X, guided, SIGMA, 1.0)
 
 
@@ -54,7 +54,7 @@ def test_it_is_the_published_formula_however_many_run_at_once(strength: float, m
     np.testing.assert_allclose(denoised(None, strength, most_at_once), by_formula(strength), rtol=1e-4, atol=1e-4)
 
 
-def test_functions_of_a_run_see_two_guesses_and_the_picture_counts_all_the_same() -> None:
+def test_functions_of_a_run_see_two_guesses_and_the_image_counts_all_the_same() -> None:
     seen: list[int] = []
 
     def look(args: Args) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""A tiny Stable Audio as a whole file: diffusion model, what embeds seconds, autoencoder of sound, and T5 beside."""
+"""A tiny Stable Audio as a whole file: diffusion model, what embeds seconds, autoencoder of audio, and T5 beside."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _seconds_file(state: Mapping[str, Tensor]) -> File:
     return file
 
 
-class TinySound(TinyFamily):
+class TinyAudio(TinyFamily):
     """As the published file begins its keys."""
 
     def file(self, left_out: tuple[str, ...] = ()) -> File:
@@ -65,7 +65,7 @@ class TinySound(TinyFamily):
         return renamed | _seconds_file(seeded(seconds_model, 3).state_dict())
 
 
-STABLE_AUDIO = TinySound(
+STABLE_AUDIO = TinyAudio(
     "stable_audio_1",
     _model,
     layouts.stable_audio,

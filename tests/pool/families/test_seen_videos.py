@@ -1,4 +1,4 @@
-"""Films of a picture that the model sees through a vision encoder: equal to diffusers on the same weights, picture and
+"""Videos of an image that the model sees through a vision encoder: equal to diffusers on the same weights, image and
 noise, and without diffusers where it has no pipeline."""
 
 from __future__ import annotations
@@ -21,22 +21,30 @@ from torch import Tensor
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.sampling_facts import Guidance, UsualRun
-from modelpool.pool.core.stage_params import EncodePictureWork, Film, Latent, Member, SampleWork, Seen, SeePictureWork
+from modelpool.pool.core.stage_params import (
+    EncodeImageWork,
+    Latent,
+    Member,
+    SampleWork,
+    SeeImageWork,
+    Seen,
+    VideoFrames,
+)
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.estimates.typical_run import usual_call
 from modelpool.pool.guidance.per_frame_guidance import frame_strengths
 from modelpool.pool.pixels.latent_pixels import as_vae_has_it
-from modelpool.pool.sampling.noise import PictureNoise, seed_beside
+from modelpool.pool.sampling.noise import ImageNoise, seed_beside
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.tracing.module_flops import module_work
 from tests.pool.conditioning.test_image_concat import assert_equal
-from tests.pool.families.tiny_films import FILMS, GROUPS, SIDE, TinyFilmModel, picture_vae, temporal_vae
 from tests.pool.families.tiny_model import QUIET, Made, TinyModel
 from tests.pool.families.tiny_transformers import seeded
+from tests.pool.families.tiny_videos import GROUPS, SIDE, VIDEOS, TinyVideoModel, image_vae, temporal_vae
 from tests.pool.models.vae import published
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -49,7 +57,7 @@ WIDTH, HEIGHT, FRAMES, STEPS, SEED = 128, 64, 3, 3, 11
 FIELDS: dict[str, Any] = {"prompt": "", "frames": FRAMES, "steps": STEPS}
 
 
-def picture(width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+def image(width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
     """Nothing in it is like anything beside it."""
     return Image.fromarray(np.random.default_rng(4).integers(0, 256, (height, width, 3), np.uint8))
 
@@ -81,12 +89,12 @@ def _processor() -> Any:
 
 
 def _pipeline(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """With the pixels that the vision encoder of the tiny model is shown, and our noise on the picture."""
+    """With the pixels that the vision encoder of the tiny model is shown, and our noise on the image."""
     from diffusers.pipelines.stable_video_diffusion import pipeline_stable_video_diffusion as module
 
     resize = module._resize_with_antialiasing
     monkeypatch.setattr(module, "_resize_with_antialiasing", lambda image, _: resize(image, (SIDE, SIDE)))
-    monkeypatch.setattr(module, "randn_tensor", lambda shape, **_: PictureNoise(seed_beside(SEED)).draw(tuple(shape)))
+    monkeypatch.setattr(module, "randn_tensor", lambda shape, **_: ImageNoise(seed_beside(SEED)).draw(tuple(shape)))
     vae = tiny.module(Role.VAE)
     vae.register_to_config(scaling_factor=tiny.family.scaling_factor, force_upcast=False)
     found = PIPELINES["svd"](
@@ -97,16 +105,16 @@ def _pipeline(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _expected(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch, **call: Any) -> Any:
-    noise_BTCHW = PictureNoise(SEED).draw((1, 4, FRAMES, HEIGHT // 8, WIDTH // 8)).transpose(1, 2)
+    noise_BTCHW = ImageNoise(SEED).draw((1, 4, FRAMES, HEIGHT // 8, WIDTH // 8)).transpose(1, 2)
     return _pipeline(tiny, monkeypatch)(
-        picture(), height=HEIGHT, width=WIDTH, num_frames=FRAMES, num_inference_steps=STEPS, latents=noise_BTCHW, **call
+        image(), height=HEIGHT, width=WIDTH, num_frames=FRAMES, num_inference_steps=STEPS, latents=noise_BTCHW, **call
     ).frames
 
 
-def _film(made: Made) -> Film:
-    film = made.results[made.tasks[-1].task_id]
-    assert isinstance(film, Film)
-    return film
+def _video(made: Made) -> VideoFrames:
+    video = made.results[made.tasks[-1].task_id]
+    assert isinstance(video, VideoFrames)
+    return video
 
 
 @pytest.mark.parametrize(
@@ -121,19 +129,19 @@ def _film(made: Made) -> Film:
     ],
     ids=["usual", "told", "without guidance"],
 )
-def test_a_film_of_a_picture_is_that_of_diffusers(
+def test_a_video_of_a_image_is_that_of_diffusers(
     fields: dict[str, float], call: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny = TinyFilmModel(tmp_path, FILMS["svd"])
+    tiny = TinyVideoModel(tmp_path, VIDEOS["svd"])
     assert tiny.family.name == "svd"
-    made = tiny.made(image=picture(), **FIELDS, **fields)
+    made = tiny.made(image=image(), **FIELDS, **fields)
     expected = _expected(tiny, monkeypatch, output_type="latent", **call)
     assert_equal(made.latents[0].transpose(1, 2), expected)
     shown = _expected(tiny, monkeypatch, output_type="np", **call)[0]
-    film = _film(made)
-    assert film.frames_THWC.shape == (FRAMES, HEIGHT, WIDTH, 3)
-    np.testing.assert_allclose(film.frames_THWC / 255, shown, atol=1 / 255)
-    assert film.frame_rate == fields.get("frame_rate", 7.0)
+    video = _video(made)
+    assert video.frames_THWC.shape == (FRAMES, HEIGHT, WIDTH, 3)
+    np.testing.assert_allclose(video.frames_THWC / 255, shown, atol=1 / 255)
+    assert video.frame_rate == fields.get("frame_rate", 7.0)
     tiny.close()
 
 
@@ -141,17 +149,17 @@ def test_the_file_of_the_training_code_has_nothing_between_encoder_and_latent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the published file is; folders of diffusers have a convolution there."""
-    bare = replace(FILMS["svd"], vae_file=published.temporal_without_convolution)
-    tiny = TinyFilmModel(tmp_path, bare)
-    made = tiny.made(image=picture(), **FIELDS)
+    bare = replace(VIDEOS["svd"], vae_file=published.temporal_without_convolution)
+    tiny = TinyVideoModel(tmp_path, bare)
+    made = tiny.made(image=image(), **FIELDS)
     assert_equal(made.latents[0].transpose(1, 2), _expected(tiny, monkeypatch, output_type="latent"))
     tiny.close()
 
 
-def test_films_that_are_made_together_are_those_made_alone(tmp_path: Path) -> None:
-    """Each has the noise on its picture, and its states, beside it."""
-    tiny = TinyFilmModel(tmp_path, FILMS["svd"])
-    alone = [tiny.made(image=picture(), **FIELDS, seed=seed) for seed in (1, 2)]
+def test_videos_that_are_made_together_are_those_made_alone(tmp_path: Path) -> None:
+    """Each has the noise on its image, and its states, beside it."""
+    tiny = TinyVideoModel(tmp_path, VIDEOS["svd"])
+    alone = [tiny.made(image=image(), **FIELDS, seed=seed) for seed in (1, 2)]
     members = []
     for made in alone:
         (task,) = [task for task in made.tasks if isinstance(made.works[task.task_id], SampleWork)]
@@ -168,7 +176,7 @@ def test_films_that_are_made_together_are_those_made_alone(tmp_path: Path) -> No
     tiny.close()
 
 
-def test_a_film_on_a_simulated_gpu_is_that_of_the_cpu(tmp_path: Path) -> None:
+def test_a_video_on_a_simulated_gpu_is_that_of_the_cpu(tmp_path: Path) -> None:
     """Each of its runs holds what was estimated; and it is the same where all weights stream."""
     sim.install()
     sim.configure(0, 1 << 28)
@@ -176,24 +184,24 @@ def test_a_film_on_a_simulated_gpu_is_that_of_the_cpu(tmp_path: Path) -> None:
     made = {}
     for device in ("cpu", "sim"):
         (tmp_path / device).mkdir()
-        tiny = TinyFilmModel(tmp_path / device, FILMS["svd"], device)
-        made[device] = tiny.made(image=picture(), **FIELDS)
+        tiny = TinyVideoModel(tmp_path / device, VIDEOS["svd"], device)
+        made[device] = tiny.made(image=image(), **FIELDS)
         for task, cost in zip(made[device].tasks, made[device].costs, strict=True):
             assert device == "cpu" or cost.working_bytes <= task.activation_bytes <= 1.05 * cost.working_bytes
         tiny.close()
     tiny.engine = Engine.open(EngineSettings("sim", budget_bytes=1 << 28, vram_policy=VramPolicy.NONE))
-    made["streamed"] = tiny.made(image=picture(), **FIELDS)
+    made["streamed"] = tiny.made(image=image(), **FIELDS)
     assert all(cost.streamed_bytes > 0 for cost in made["streamed"].costs)
     tiny.close()
     for kind in ("sim", "streamed"):
         np.testing.assert_allclose(made[kind].latents[0], made["cpu"].latents[0], atol=1e-4)
-        assert np.abs(_film(made[kind]).frames_THWC.astype(int) - _film(made["cpu"]).frames_THWC).max() <= 1
+        assert np.abs(_video(made[kind]).frames_THWC.astype(int) - _video(made["cpu"]).frames_THWC).max() <= 1
 
 
-@pytest.mark.parametrize("name", FILMS)
+@pytest.mark.parametrize("name", VIDEOS)
 def test_the_usual_run_of_every_component_can_be_looked_at(name: str, tmp_path: Path) -> None:
     """What stays resident where not all can is planned by it."""
-    tiny = TinyFilmModel(tmp_path, FILMS[name])
+    tiny = TinyVideoModel(tmp_path, VIDEOS[name])
     opened = tiny.engine._opened(tiny.model)
     for role in tiny.family.prefixes:
         component = opened.component(role)
@@ -202,28 +210,28 @@ def test_the_usual_run_of_every_component_can_be_looked_at(name: str, tmp_path: 
     tiny.close()
 
 
-def test_seeds_share_what_is_seen_of_a_picture_and_not_its_noise(tmp_path: Path) -> None:
-    """The vision encoder sees the picture without noise: its work is one task, whoever asks."""
-    tiny = TinyFilmModel(tmp_path, FILMS["svd"])
-    one, other = (tiny.made(image=picture(), **FIELDS, seed=seed) for seed in (1, 2))
+def test_seeds_share_what_is_seen_of_a_image_and_not_its_noise(tmp_path: Path) -> None:
+    """The vision encoder sees the image without noise: its work is one task, whoever asks."""
+    tiny = TinyVideoModel(tmp_path, VIDEOS["svd"])
+    one, other = (tiny.made(image=image(), **FIELDS, seed=seed) for seed in (1, 2))
 
     def tasks(made: Made, kind: type) -> set[Any]:
         return {task for task, work in made.works.items() if isinstance(work, kind)}
 
-    assert tasks(one, SeePictureWork) == tasks(other, SeePictureWork)
-    assert not tasks(one, EncodePictureWork) & tasks(other, EncodePictureWork)
-    still, calm = (tiny.made(image=picture(), **FIELDS, seed=seed, image_noise=0.0) for seed in (1, 2))
-    assert tasks(still, EncodePictureWork) == tasks(calm, EncodePictureWork)
+    assert tasks(one, SeeImageWork) == tasks(other, SeeImageWork)
+    assert not tasks(one, EncodeImageWork) & tasks(other, EncodeImageWork)
+    still, calm = (tiny.made(image=image(), **FIELDS, seed=seed, image_noise=0.0) for seed in (1, 2))
+    assert tasks(still, EncodeImageWork) == tasks(calm, EncodeImageWork)
     tiny.close()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_way_around_a_thing_is_what_its_unet_makes_in_the_loop_of_svd(name: str, tmp_path: Path) -> None:
     """diffusers has no pipeline of it: its UNet in a loop by hand, told of noise and, p, of the view of each frame."""
-    tiny = TinyFilmModel(tmp_path, FILMS[name])
+    tiny = TinyVideoModel(tmp_path, VIDEOS[name])
     assert tiny.family.name == name
-    made = tiny.made(image=picture(64, 64), **FIELDS, **CASES[name])
-    (seen,), (first,) = made.of(SeePictureWork), made.of(EncodePictureWork)
+    made = tiny.made(image=image(64, 64), **FIELDS, **CASES[name])
+    (seen,), (first,) = made.of(SeeImageWork), made.of(EncodeImageWork)
     assert isinstance(seen, Seen)
     assert isinstance(first, Latent)
     height = math.radians(60.0)
@@ -235,7 +243,7 @@ def test_a_way_around_a_thing_is_what_its_unet_makes_in_the_loop_of_svd(name: st
     assert_equal(made.latents[0], expected)
     pixels = _frames(tiny, expected[0].transpose(0, 1) / tiny.family.scaling_factor)
     shown = (pixels.permute(0, 2, 3, 1) / 2 + 0.5).clamp(0, 1)
-    np.testing.assert_allclose(_film(made).frames_THWC / 255, shown.numpy(), atol=1 / 255)
+    np.testing.assert_allclose(_video(made).frames_THWC / 255, shown.numpy(), atol=1 / 255)
     tiny.close()
 
 
@@ -248,7 +256,7 @@ def _frames(tiny: TinyModel, latents_TCHW: Tensor) -> Tensor:
     made: Tensor = seeded(temporal_vae, 4).decoder(latents_TCHW, torch.zeros(1, FRAMES), FRAMES)
     assert isinstance(vae, diffusers.AutoencoderKLTemporalDecoder)
     white = torch.ones(1, 3, 32, 32)
-    own, published_one = (each.encode(white).latent_dist.mean for each in (vae, seeded(lambda: picture_vae(GROUPS), 2)))
+    own, published_one = (each.encode(white).latent_dist.mean for each in (vae, seeded(lambda: image_vae(GROUPS), 2)))
     torch.testing.assert_close(own, published_one)
     return made
 
@@ -261,7 +269,7 @@ def _by_hand(tiny: TinyModel, seen_B1D: Tensor, first_BCHW: Tensor, numbers: Ten
     )
     image = as_vae_has_it(first_BCHW, tiny.engine._opened(tiny.model).latent)[:, None].expand(-1, FRAMES, -1, -1, -1)
     strengths = torch.tensor([1.0, 2.5, 1.0]).reshape(1, FRAMES, 1, 1, 1)
-    x = PictureNoise(SEED).draw((1, 4, FRAMES, 8, 8)).transpose(1, 2) * math.sqrt(1 + float(sigmas[0]) ** 2)
+    x = ImageNoise(SEED).draw((1, 4, FRAMES, 8, 8)).transpose(1, 2) * math.sqrt(1 + float(sigmas[0]) ** 2)
     for sigma, after in zip(sigmas[:-1].tolist(), sigmas[1:].tolist(), strict=True):
         scaled = x / math.sqrt(1 + sigma**2)
         answers = [
@@ -277,10 +285,10 @@ def _by_hand(tiny: TinyModel, seen_B1D: Tensor, first_BCHW: Tensor, numbers: Ten
     return x.transpose(1, 2)
 
 
-@pytest.mark.parametrize("name", FILMS)
+@pytest.mark.parametrize("name", VIDEOS)
 def test_a_file_is_saved_as_it_was(name: str, tmp_path: Path) -> None:
     """Every tensor, those of no component included."""
-    tiny = TinyFilmModel(tmp_path, FILMS[name])
+    tiny = TinyVideoModel(tmp_path, VIDEOS[name])
     opened = tiny.engine._opened(tiny.model)
     save_checkpoint(opened, tmp_path / "again.safetensors")
     before, after = load_file(tmp_path / "tiny.safetensors"), load_file(tmp_path / "again.safetensors")
@@ -301,20 +309,20 @@ def test_a_file_is_saved_as_it_was(name: str, tmp_path: Path) -> None:
         (
             "svd",
             {"image": None},
-            "image: found 'nothing', expected a picture: the films of model 'tiny' begin with one",
+            "image: found 'nothing', expected an image: the videos of model 'tiny' begin with one",
         ),
         ("svd", {"elevation": 3.0}, "elevation: found 3.0, expected nothing: model 'tiny' is told of no place to look"),
         ("sv3d_u", {"motion": 3}, "motion: found 3, expected nothing: model 'tiny' is told of no amount of motion"),
-        ("sv3d_u", {"mask": picture(64, 64)}, "mask: found 'one', expected none: model 'tiny' makes films"),
+        ("sv3d_u", {"mask": image(64, 64)}, "mask: found 'one', expected none: model 'tiny' makes videos"),
         ("svd", {"width": 72}, "width: found 72, expected a multiple of 64"),
     ],
 )
 def test_what_a_model_cannot_be_asked_for_is_refused_by_name(
     name: str, fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    tiny = TinyFilmModel(tmp_path, FILMS[name])
+    tiny = TinyVideoModel(tmp_path, VIDEOS[name])
     with pytest.raises(UnusableField, match=message):
-        tiny.made(**{"image": picture(64, 64), **FIELDS, **fields})
+        tiny.made(**{"image": image(64, 64), **FIELDS, **fields})
     tiny.close()
 
 
@@ -329,21 +337,21 @@ def test_what_a_model_cannot_be_asked_for_is_refused_by_name(
         ({"elevation": 91}, "elevation: found 91, expected a number from -90 to 90"),
     ],
 )
-def test_numbers_of_films_have_limits(fields: dict[str, Any], message: str) -> None:
+def test_numbers_of_videos_have_limits(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UnusableField, match=message):
         GenerateRequest(model="m", prompt="", **fields)
 
 
 def test_a_prompt_is_left_out_with_a_warning(tmp_path: Path) -> None:
     from modelpool.actors.graph.build_graph import cut_request
-    from modelpool.actors.inputs.input_images import GivenPictures
+    from modelpool.actors.inputs.input_images import InputImages
     from modelpool.pool.specs.spec import JobId
 
-    tiny = TinyFilmModel(tmp_path, FILMS["svd"])
+    tiny = TinyVideoModel(tmp_path, VIDEOS["svd"])
 
     def cut(prompt: str) -> Any:
-        request = GenerateRequest(model="tiny", seed=1, image=picture(), **{**FIELDS, "prompt": prompt})
-        given, _ = GivenPictures(lambda result: result).bring(request)
+        request = GenerateRequest(model="tiny", seed=1, image=image(), **{**FIELDS, "prompt": prompt})
+        given, _ = InputImages(lambda result: result).bring(request)
         return cut_request(given, JobId("j"), tiny.catalog)
 
     (recipe, with_it), (_, without) = cut("a cat"), cut("")

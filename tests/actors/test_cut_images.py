@@ -1,4 +1,4 @@
-"""Requests with pictures, cut: what is equal is one task, what a task reads is in order, the recipe says it all; and
+"""Requests with images, cut: what is equal is one task, what a task reads is in order, the recipe says it all; and
 the whole way through a pool."""
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import pytest
 
 from modelpool.actors.graph.build_graph import CutJob, cut_request
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.inputs.input_images import GivenPictures
+from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.png import parameters_text, recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.stage_params import (
     DecodeWork,
-    EncodePictureWork,
+    EncodeImageWork,
     EncodeWork,
+    ImagePixels,
     Mask,
-    Picture,
     RegionWork,
     SampleWork,
     Work,
     roles_of,
 )
 from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
-from tests.actors.fakes import FILLS_HOLES, FakeCatalog, picture_of
+from tests.actors.fakes import FILLS_HOLES, FakeCatalog, image_of
 from tests.actors.loop_line import open_pool
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 64, 3), np.uint8)
@@ -40,7 +40,7 @@ def request(**fields: Any) -> GenerateRequest:
 
 
 def cut(**fields: Any) -> tuple[Recipe, CutJob, dict[TaskId, Any]]:
-    sent, given = GivenPictures(lambda result: result).bring(request(**fields))
+    sent, given = InputImages(lambda result: result).bring(request(**fields))
     return *cut_request(sent, JobId("job"), FakeCatalog()), given
 
 
@@ -54,24 +54,23 @@ def read_by(job: CutJob, kind: type, given: dict[TaskId, Any]) -> list[type]:
     return [type(given[need]) if need in given else type(job.works[need]) for need in task.needs]
 
 
-def test_a_picture_is_encoded_by_a_task_of_its_own_that_seeds_and_strengths_share() -> None:
+def test_a_image_is_encoded_by_a_task_of_its_own_that_seeds_and_strengths_share() -> None:
     _, one, given = cut(image=PIXELS, strength=0.5)
     _, other, _ = cut(image=PIXELS, strength=0.8, seed=2, prompt="q")
     assert [t.stage for t in one.job.tasks] == [Stage.ENCODE] * 3 + [Stage.SAMPLE, Stage.DECODE]
     assert one.job.given == tuple(given)
     encodes = [
-        {t.task_id for t in job.job.tasks if isinstance(job.works[t.task_id], EncodePictureWork)}
-        for job in (one, other)
+        {t.task_id for t in job.job.tasks if isinstance(job.works[t.task_id], EncodeImageWork)} for job in (one, other)
     ]
     assert encodes[0] == encodes[1]
-    assert read_by(one, SampleWork, given) == [EncodeWork, EncodeWork, EncodePictureWork]
+    assert read_by(one, SampleWork, given) == [EncodeWork, EncodeWork, EncodeImageWork]
     sample = next(work for work in works_of(one) if isinstance(work, SampleWork))
     assert (sample.width, sample.height, sample.first_step, sample.steps_run) == (64, 40, 10, 10)
     uses = {t.stage: t.uses[0].passes for t in one.job.tasks}
     assert uses[Stage.SAMPLE] == 10
 
 
-def test_another_picture_is_another_task() -> None:
+def test_another_image_is_another_task() -> None:
     _, one, _ = cut(image=PIXELS)
     _, other, _ = cut(image=255 - PIXELS)
     assert one.job.wanted != other.job.wanted
@@ -79,8 +78,8 @@ def test_another_picture_is_another_task() -> None:
 
 def test_a_hole_is_read_by_what_samples_and_by_what_pastes() -> None:
     _, job, given = cut(image=PIXELS, mask=MASK, cfg=1)
-    assert read_by(job, SampleWork, given) == [EncodeWork, EncodePictureWork, Mask]
-    assert read_by(job, DecodeWork, given) == [SampleWork, Picture, Mask]
+    assert read_by(job, SampleWork, given) == [EncodeWork, EncodeImageWork, Mask]
+    assert read_by(job, DecodeWork, given) == [SampleWork, ImagePixels, Mask]
     _, unpasted, given = cut(image=PIXELS, mask=MASK, cfg=1, paste=False)
     assert read_by(unpasted, DecodeWork, given) == [SampleWork]
     assert job.job.tasks[-2].task_id == unpasted.job.tasks[-2].task_id
@@ -88,16 +87,16 @@ def test_a_hole_is_read_by_what_samples_and_by_what_pastes() -> None:
 
 def test_a_model_that_fills_holes_is_told_of_the_hole_and_starts_from_noise_where_all_is_made_anew() -> None:
     _, part, given = cut(model=FILLS_HOLES, image=PIXELS, mask=MASK, strength=0.5, cfg=1)
-    assert read_by(part, SampleWork, given) == [EncodeWork, EncodePictureWork, Mask, EncodePictureWork]
-    assert read_by(part, EncodePictureWork, given) == [Picture, Mask]
+    assert read_by(part, SampleWork, given) == [EncodeWork, EncodeImageWork, Mask, EncodeImageWork]
+    assert read_by(part, EncodeImageWork, given) == [ImagePixels, Mask]
     _, whole, given = cut(model=FILLS_HOLES, image=PIXELS, mask=MASK, cfg=1)
-    assert read_by(whole, SampleWork, given) == [EncodeWork, Mask, EncodePictureWork]
-    assert [work.hides for work in works_of(whole) if isinstance(work, EncodePictureWork)] == [True]
+    assert read_by(whole, SampleWork, given) == [EncodeWork, Mask, EncodeImageWork]
+    assert [work.hides for work in works_of(whole) if isinstance(work, EncodeImageWork)] == [True]
 
 
 def test_a_model_that_fills_holes_is_refused_without_one() -> None:
     for fields in ({}, {"image": PIXELS}):
-        with pytest.raises(UnusableField, match=r"mask: found 'nothing', expected a picture and a mask"):
+        with pytest.raises(UnusableField, match=r"mask: found 'nothing', expected an image and a mask"):
             cut(model=FILLS_HOLES, **fields)
 
 
@@ -105,7 +104,7 @@ def test_a_model_that_fills_holes_is_refused_without_one() -> None:
     ("via", "kinds"),
     [
         ("latent", [SampleWork, SampleWork, DecodeWork]),
-        ("picture", [SampleWork, DecodeWork, EncodePictureWork, SampleWork, DecodeWork]),
+        ("picture", [SampleWork, DecodeWork, EncodeImageWork, SampleWork, DecodeWork]),
     ],
 )
 def test_a_second_pass_is_tasks_of_one_job_and_shares_the_first(via: str, kinds: list[type]) -> None:
@@ -124,10 +123,10 @@ def test_a_second_pass_that_would_be_too_large_is_refused() -> None:
         cut(hires=8, width=4096)
 
 
-def test_the_recipe_says_what_a_picture_was_made_from_and_reads_it_back() -> None:
+def test_the_recipe_says_what_a_image_was_made_from_and_reads_it_back() -> None:
     recipe, _, given = cut(image=PIXELS, mask=MASK, strength=0.5, hires=None)
     assert recipe.pictures is not None
-    assert {f"given-picture-{recipe.pictures.image_sha256[:20]}", f"given-mask-{recipe.pictures.mask_sha256[:20]}"} == {
+    assert {f"given-image-{recipe.images.image_sha256[:20]}", f"given-mask-{recipe.images.mask_sha256[:20]}"} == {
         *given
     }
     assert recipe_from_json(recipe.as_json()) == recipe
@@ -144,7 +143,7 @@ CANNY = {"model": "canny", "image": PIXELS, "strength": 0.5, "end": 0.8}
 
 def test_controlnets_are_used_by_what_samples_after_the_diffusion_model() -> None:
     recipe, job, given = cut(controls=[CANNY, {**CANNY, "model": "depth", "image": 255 - PIXELS}], cfg=1)
-    assert read_by(job, SampleWork, given) == [EncodeWork, Picture, Picture]
+    assert read_by(job, SampleWork, given) == [EncodeWork, ImagePixels, ImagePixels]
     sample = next(t for t in job.job.tasks if t.stage is Stage.SAMPLE)
     roles = {component.key: component.role for component in job.components}
     expected = [Role.DIFFUSION_MODEL, Role.CONTROLNET, Role.CONTROLNET]
@@ -165,23 +164,23 @@ def test_controlnets_are_used_by_what_samples_after_the_diffusion_model() -> Non
 UNION = {"model": "union", "image": PIXELS, "mode": "depth"}
 
 
-def test_a_controlnet_that_reads_latents_reads_those_of_its_picture_behind_all_others() -> None:
+def test_a_controlnet_that_reads_latents_reads_those_of_its_image_behind_all_others() -> None:
     """Made by the model's own VAE at the size of what is made, in whatever order they are asked for."""
     other = {**UNION, "image": 255 - PIXELS, "mode": 0}
     recipe, job, given = cut(image=PIXELS, strength=0.5, controls=[UNION, CANNY, other], cfg=1)
-    expected = [EncodeWork, EncodePictureWork, EncodePictureWork, Picture, EncodePictureWork]
+    expected = [EncodeWork, EncodeImageWork, EncodeImageWork, ImagePixels, EncodeImageWork]
     assert read_by(job, SampleWork, given) == expected
     (sample,) = [task for task in job.job.tasks if task.stage is Stage.SAMPLE]
-    # it begins with the picture that the first of them reads too
+    # it begins with the image that the first of them reads too
     assert sample.needs[1] == sample.needs[2] != sample.needs[4]
-    encoded = [work for work in works_of(job) if isinstance(work, EncodePictureWork)]
+    encoded = [work for work in works_of(job) if isinstance(work, EncodeImageWork)]
     assert [(work.width, work.height) for work in encoded] == [(64, 40)] * 2
     assert recipe.pictures is not None
     assert [control.mode for control in recipe.pictures.controls] == [1, None, 0]
     assert recipe_from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
 
 
-def test_another_mode_is_another_picture_and_none_changes_no_name_that_is_known() -> None:
+def test_another_mode_is_another_image_and_none_changes_no_name_that_is_known() -> None:
     recipes, jobs = [], []
     for fields in ({"mode": "canny"}, {"mode": "depth"}, {"mode": 1}):
         recipe, job, _ = cut(controls=[{**UNION, **fields}])
@@ -196,18 +195,18 @@ def test_another_mode_is_another_picture_and_none_changes_no_name_that_is_known(
 
 def test_each_pass_reads_the_latent_of_its_size() -> None:
     _, job, _ = cut(controls=[UNION], hires=2)
-    encoded = [work for work in works_of(job) if isinstance(work, EncodePictureWork)]
+    encoded = [work for work in works_of(job) if isinstance(work, EncodeImageWork)]
     assert [(work.width, work.height) for work in encoded] == [(64, 64), (128, 128)]
 
 
 INPAINT = {"model": "inpaint"}
 
 
-def test_a_controlnet_that_is_told_a_hole_reads_the_picture_and_the_mask_of_the_request() -> None:
+def test_a_controlnet_that_is_told_a_hole_reads_the_image_and_the_mask_of_the_request() -> None:
     """Or its own; the mask behind all others, and what a recipe says of it is what it read."""
     regions = [{"prompt": "a circle", "mask": MASK}]
     recipe, job, given = cut(image=PIXELS, mask=~MASK, controls=[CANNY, INPAINT], regions=regions, cfg=1)
-    expected = [EncodeWork] * 2 + [EncodePictureWork, Mask, Mask, Picture, Picture, Mask]
+    expected = [EncodeWork] * 2 + [EncodeImageWork, Mask, Mask, ImagePixels, ImagePixels, Mask]
     assert read_by(job, SampleWork, given) == expected
     (sample,) = [task for task in job.job.tasks if task.stage is Stage.SAMPLE]
     assert sample.needs[3] == sample.needs[-1] != sample.needs[4]
@@ -218,7 +217,7 @@ def test_a_controlnet_that_is_told_a_hole_reads_the_picture_and_the_mask_of_the_
     assert recipe_from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
     own = {**INPAINT, "image": 255 - PIXELS, "mask": MASK}
     alone, job, given = cut(controls=[own], cfg=1)
-    assert read_by(job, SampleWork, given) == [EncodeWork, Picture, Mask]
+    assert read_by(job, SampleWork, given) == [EncodeWork, ImagePixels, Mask]
     other, other_job, _ = cut(controls=[{**own, "mask": ~MASK}], cfg=1)
     assert other.digest != alone.digest
     assert other_job.job.wanted != job.job.wanted
@@ -227,30 +226,30 @@ def test_a_controlnet_that_is_told_a_hole_reads_the_picture_and_the_mask_of_the_
 def test_one_that_may_be_told_a_hole_is_told_where_there_is_a_mask() -> None:
     repaint = {"model": "repaint"}
     masked, job, given = cut(image=PIXELS, mask=MASK, controls=[repaint], cfg=1)
-    assert read_by(job, SampleWork, given) == [EncodeWork, EncodePictureWork, Mask, Picture, Mask]
-    assert masked.pictures is not None
-    assert masked.pictures.controls[0].mask_sha256 == masked.pictures.mask_sha256
+    assert read_by(job, SampleWork, given) == [EncodeWork, EncodeImageWork, Mask, ImagePixels, Mask]
+    assert masked.images is not None
+    assert masked.images.controls[0].mask_sha256 == masked.images.mask_sha256
     plain, job, given = cut(image=PIXELS, controls=[repaint], cfg=1)
-    assert read_by(job, SampleWork, given) == [EncodeWork, EncodePictureWork, Picture]
-    assert plain.pictures is not None
-    assert "mask_sha256" not in plain.pictures.of_the_digest()["controls"][0]
+    assert read_by(job, SampleWork, given) == [EncodeWork, EncodeImageWork, ImagePixels]
+    assert plain.images is not None
+    assert "mask_sha256" not in plain.images.of_the_digest()["controls"][0]
 
 
-def test_one_that_is_told_a_hole_beside_its_picture_reads_both_and_the_mask() -> None:
-    """The picture with the hole is that of the request; it is grey there. Without a mask it reads its own alone."""
+def test_one_that_is_told_a_hole_beside_its_image_reads_both_and_the_mask() -> None:
+    """The image with the hole is that of the request; it is grey there. Without a mask it reads its own alone."""
     beside = {"model": "beside", "image": 255 - PIXELS}
     _, job, given = cut(image=PIXELS, controls=[{**beside, "mask": MASK}, UNION], cfg=1)
-    expected = [EncodeWork, *[EncodePictureWork] * 3, Mask, EncodePictureWork]
+    expected = [EncodeWork, *[EncodeImageWork] * 3, Mask, EncodeImageWork]
     assert read_by(job, SampleWork, given) == expected
     (sample,) = [task for task in job.job.tasks if task.stage is Stage.SAMPLE]
     read = [job.works[need] for need in sample.needs if need in job.works]
-    hidden = [(work.hides, work.black) for work in read if isinstance(work, EncodePictureWork)]
+    hidden = [(work.hides, work.black) for work in read if isinstance(work, EncodeImageWork)]
     assert hidden == [(False, False), (False, False), (True, False), (False, False)]
     tasks = {task.task_id: task for task in job.job.tasks}
     assert tasks[sample.needs[1]].needs[0] == tasks[sample.needs[3]].needs[0] != tasks[sample.needs[2]].needs[0]
     _, job, given = cut(image=PIXELS, controls=[beside], cfg=1)
-    assert read_by(job, SampleWork, given) == [EncodeWork, EncodePictureWork, EncodePictureWork]
-    with pytest.raises(UnusableField, match=r"image: found 'nothing', expected a picture: ControlNet 'beside' is told"):
+    assert read_by(job, SampleWork, given) == [EncodeWork, EncodeImageWork, EncodeImageWork]
+    with pytest.raises(UnusableField, match=r"image: found 'nothing', expected an image: ControlNet 'beside' is told"):
         cut(controls=[{**beside, "mask": MASK}])
 
 
@@ -281,7 +280,7 @@ BOX = {"prompt": "a square", "box": (32, 0, 32, 40), "strength": 1.5}
 def test_regions_have_texts_of_their_own_and_what_samples_reads_them_after_the_negative_prompt() -> None:
     regions = [BOX, {"prompt": "a circle", "mask": MASK}]
     recipe, job, given = cut(image=PIXELS, mask=~MASK, regions=regions, controls=[CANNY])
-    expected = [EncodeWork] * 4 + [EncodePictureWork, Mask, Mask, Picture]
+    expected = [EncodeWork] * 4 + [EncodeImageWork, Mask, Mask, ImagePixels]
     assert read_by(job, SampleWork, given) == expected
     sample = next(work for work in works_of(job) if isinstance(work, SampleWork))
     assert sample.regions == (RegionWork(1.5, (0.5, 0.0, 0.5, 1.0)), RegionWork(1.0))
@@ -297,12 +296,12 @@ def test_a_region_of_a_second_pass_is_where_it_was() -> None:
     assert first.regions == second.regions == (RegionWork(1.5, (0.25, 0.125, 0.5, 0.625)),)
 
 
-def test_a_box_that_reaches_out_of_the_picture_is_refused() -> None:
+def test_a_box_that_reaches_out_of_the_image_is_refused() -> None:
     with pytest.raises(UnusableField, match=r"regions.box: found \(40, 0, 32, 40\), expected one within the 64x64"):
         cut(regions=[{**BOX, "box": (40, 0, 32, 40)}])
 
 
-FROM_PICTURES: list[dict[str, Any]] = [
+FROM_IMAGES: list[dict[str, Any]] = [
     {"image": PIXELS},
     {"image": PIXELS, "mask": MASK, "seed": 2},
     {"image": PIXELS, "mask": MASK, "model": FILLS_HOLES, "strength": 0.5},
@@ -316,9 +315,9 @@ FROM_PICTURES: list[dict[str, Any]] = [
 ]
 
 
-def test_pictures_go_through_a_pool_and_it_forgets_them() -> None:
-    """What comes back is what the tasks make of the pictures; afterwards nothing of a driver is held."""
-    wanted = [request(steps=4, **fields) for fields in FROM_PICTURES]
+def test_images_go_through_a_pool_and_it_forgets_them() -> None:
+    """What comes back is what the tasks make of the images; afterwards nothing of a driver is held."""
+    wanted = [request(steps=4, **fields) for fields in FROM_IMAGES]
     with open_pool() as pool:
         images = sorted(pool.submit(wanted).images(), key=lambda image: image.index)
         assert [type(recipe) for recipe in pool.recipes(wanted)] == [Recipe] * len(wanted)
@@ -326,13 +325,13 @@ def test_pictures_go_through_a_pool_and_it_forgets_them() -> None:
         assert not book._given
     for image, one in zip(images, wanted, strict=True):
         assert image.request == one
-        sent, given = GivenPictures(lambda result: result).bring(one)
+        sent, given = InputImages(lambda result: result).bring(one)
         recipe, job = cut_request(sent, JobId("x"), FakeCatalog())
-        assert (image.pixels == picture_of(job.works, job.job.tasks, given=given).pixels_HWC).all()
+        assert (image.pixels == image_of(job.works, job.job.tasks, given=given).pixels_HWC).all()
         assert image.recipe.digest == recipe.digest
 
 
-def test_a_picture_that_cannot_be_brought_is_told_before_anything_is_queued() -> None:
+def test_a_image_that_cannot_be_brought_is_told_before_anything_is_queued() -> None:
     with open_pool() as pool:
         bad = request(image=PIXELS, mask=MASK[:, :8])
         with pytest.raises(UnusableField, match="mask"):

@@ -1,4 +1,4 @@
-"""What tasks that start from pictures hold on the device: estimated without one, and measured on a simulated one. No
+"""What tasks that start from images hold on the device: estimated without one, and measured on a simulated one. No
 more than was estimated, and not much less."""
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.pool.core.stage_params import EncodePictureWork
+from modelpool.pool.core.stage_params import EncodeImageWork
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.specs.spec import Stage
 from tests.pool.controlnets.layouts import ldm_controlnet
-from tests.pool.families.test_from_pictures import filling
+from tests.pool.families.test_from_images import filling
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.loading import layouts
 from tests.pool.loading.layouts import Layout
@@ -46,7 +46,7 @@ def check(made: Made, stages: tuple[Stage, ...] = (Stage.SAMPLE,)) -> None:
     """Every run of these stages."""
     checked = 0
     for task, cost in zip(made.tasks, made.costs, strict=True):
-        if task.stage in stages or isinstance(made.works[task.task_id], EncodePictureWork):
+        if task.stage in stages or isinstance(made.works[task.task_id], EncodeImageWork):
             checked += 1
             assert cost.division is None
             # a ControlNet's weights of half precision are widened one by one where they are used
@@ -78,10 +78,10 @@ def test_a_model_that_fills_holes_holds_what_was_estimated(tmp_path: Path) -> No
     check(made_on_sim(tmp_path, filling("sd1"), mask=MASK))
 
 
-def test_a_picture_can_be_encoded_by_tiles_where_memory_is_short(tmp_path: Path) -> None:
+def test_a_image_can_be_encoded_by_tiles_where_memory_is_short(tmp_path: Path) -> None:
     """Ways to do it need less and less."""
     tiny = TinyModel(tmp_path, layouts.tiny_sd1())
-    work = EncodePictureWork(tiny.model, 256, 256)
+    work = EncodeImageWork(tiny.model, 256, 256)
     whole, *parts = tiny.catalog.ways(tiny.model, work)
     assert [way.tile for way in parts] == sorted((way.tile for way in parts), reverse=True)
     sizes = [whole.activation_bytes, *(way.activation_bytes for way in parts)]

@@ -1,4 +1,4 @@
-"""Pictures made from pictures are those of diffusers' pipelines on the same weights and noise: a picture made anew in
+"""Images made from images are those of diffusers' pipelines on the same weights and noise: an image made anew in
 part, a hole filled by a plain model and by one that was trained for it, for SD1 and SDXL; and a second pass."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from diffusers import (
 from PIL import Image
 
 from modelpool.pool.conditioning.starts import scaled_latent
-from modelpool.pool.core.stage_params import EncodePictureWork, SampleWork
+from modelpool.pool.core.stage_params import EncodeImageWork, SampleWork
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.loading import layouts
@@ -38,7 +38,7 @@ def filling(name: str) -> Layout:
     return {**PLAIN[name](), **ldm_unet(unet)}
 
 
-def picture(width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+def image(width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
     """Colours that go on smoothly, with a bright square."""
     y, x = np.mgrid[:height, :width]
     pixels = np.stack([x * 255 // width, y * 255 // height, (x + y) * 255 // (width + height)], axis=-1)
@@ -55,7 +55,7 @@ def mask() -> Image.Image:
 
 @pytest.fixture
 def mean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers draws a latent from what its VAE says of a picture; here it takes the mean, as we do."""
+    """diffusers draws a latent from what its VAE says of an image; here it takes the mean, as we do."""
     for module in ("stable_diffusion.pipeline_stable_diffusion", "stable_diffusion_xl.pipeline_stable_diffusion_xl"):
         for kind in ("img2img", "inpaint"):
             place = f"diffusers.pipelines.{module}_{kind}.retrieve_latents"
@@ -92,11 +92,11 @@ def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("strength", [0.35, 0.6])
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.usefixtures("mean_latents")
-def test_a_picture_made_anew_in_part_is_that_of_diffusers(name: str, strength: float, tmp_path: Path) -> None:
+def test_a_image_made_anew_in_part_is_that_of_diffusers(name: str, strength: float, tmp_path: Path) -> None:
     tiny = TinyModel(tmp_path, PLAIN[name]())
-    made = tiny.made(image=picture(), strength=strength, **FIELDS)
+    made = tiny.made(image=image(), strength=strength, **FIELDS)
     kind = {"sd1": StableDiffusionImg2ImgPipeline, "sdxl": StableDiffusionXLImg2ImgPipeline}[name]
-    assert_equal(made.latents[0], diffusers_latent(tiny, made, kind, image=picture(), strength=strength))
+    assert_equal(made.latents[0], diffusers_latent(tiny, made, kind, image=image(), strength=strength))
     assert made.pixels.shape == (HEIGHT, WIDTH, 3)
     tiny.close()
 
@@ -111,21 +111,21 @@ def test_a_hole_is_filled_as_diffusers_does(name: str, trained_for_it: bool, tmp
     kind = {"sd1": StableDiffusionInpaintPipeline, "sdxl": StableDiffusionXLInpaintPipeline}[name]
     strengths = (0.6, 1.0) if trained_for_it else (0.6,)
     for strength in strengths:
-        made = tiny.made(image=picture(), mask=mask(), strength=strength, **FIELDS)
+        made = tiny.made(image=image(), mask=mask(), strength=strength, **FIELDS)
         expected = diffusers_latent(
-            tiny, made, kind, image=picture(), mask_image=mask(), strength=strength, height=HEIGHT, width=WIDTH
+            tiny, made, kind, image=image(), mask_image=mask(), strength=strength, height=HEIGHT, width=WIDTH
         )
         assert_equal(made.latents[0], expected)
         kept = np.asarray(mask()) == 0
-        assert (made.pixels[kept] == np.asarray(picture())[kept]).all()
-        assert (made.pixels[~kept] != np.asarray(picture())[~kept]).any()
+        assert (made.pixels[kept] == np.asarray(image())[kept]).all()
+        assert (made.pixels[~kept] != np.asarray(image())[~kept]).any()
     tiny.close()
 
 
 @pytest.mark.parametrize("via", ["latent", "picture"])
 @pytest.mark.usefixtures("mean_latents")
-def test_a_second_pass_is_a_picture_made_anew_in_part(via: str, tmp_path: Path) -> None:
-    """What diffusers' pipeline makes of the first latent, scaled up, or of the first picture, scaled up."""
+def test_a_second_pass_is_a_image_made_anew_in_part(via: str, tmp_path: Path) -> None:
+    """What diffusers' pipeline makes of the first latent, scaled up, or of the first image, scaled up."""
     tiny = TinyModel(tmp_path, layouts.tiny_sd1())
     made = tiny.made(width=32, height=24, hires={"scale": 2, "strength": 0.5, "via": via}, **FIELDS)
     first, second = made.latents
@@ -137,7 +137,7 @@ def test_a_second_pass_is_a_picture_made_anew_in_part(via: str, tmp_path: Path) 
         image: Any = scaled_latent(first, (6, 8))
     else:
         image = Image.fromarray(alone.pixels).resize((64, 48), Image.Resampling.LANCZOS)
-        assert len(made.of(EncodePictureWork)) == 1
+        assert len(made.of(EncodeImageWork)) == 1
     expected = diffusers_latent(tiny, made, StableDiffusionImg2ImgPipeline, image=image, strength=0.5)
     assert_equal(second, expected)
     assert made.pixels.shape == (48, 64, 3)

@@ -1,4 +1,4 @@
-"""Films that begin with a picture: equal to diffusers on the same weights, texts, picture and noise."""
+"""Videos that begin with an image: equal to diffusers on the same weights, texts, image and noise."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from modelpool.pool.core.sampling_facts import Beginning
 from modelpool.pool.core.stage_params import (
     DecodeWork,
     Encoded,
-    EncodePictureWork,
+    EncodeImageWork,
+    ImagePixels,
     Latent,
-    Picture,
     RunHooks,
     SampleWork,
     Stopped,
@@ -27,7 +27,7 @@ from modelpool.pool.core.stage_params import (
     task_id,
 )
 from modelpool.pool.pixels.latent_pixels import latent_shape
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.specs.spec import Role, TaskSpec
 from tests.pool.families.tiny_transformers import FAMILIES, T5_WORDS, WIDTH, TinyFamily
 from tests.pool.families.whole_transformer import FRAME_RATE, SEED, STEPS, Whole
@@ -56,8 +56,8 @@ def _wan_22_vae() -> Any:
 
 
 def louder(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a VAE of random weights, whose latents then tell pictures apart. Found: where all weights are as
-    small as those of the other parts, behind norms, every picture has the latent that the biases make."""
+    """The state of a VAE of random weights, whose latents then tell images apart. Found: where all weights are as
+    small as those of the other parts, behind norms, every image has the latent that the biases make."""
     factors = {name: 5.0 if x.dim() > 2 and "gamma" not in name else 1.0 for name, x in state.items()}
     factors |= dict.fromkeys((name for name in state if name.endswith("bias")), 0.1)
     return {name: x * factors[name] for name, x in state.items()}
@@ -71,18 +71,18 @@ JOINED = TinyFamily(
 KEPT = TinyFamily("wan22_ti2v", lambda: _wan(48, 48), video_layouts.wan, _UMT5, _wan_22_vae, published.wan22)
 
 
-def picture() -> Picture:
+def image() -> ImagePixels:
     pixels = np.random.default_rng(4).integers(0, 256, (PIXELS_HIGH, PIXELS_WIDE, 3), np.uint8)
-    return Picture(pixels)
+    return ImagePixels(pixels)
 
 
-def _as_tensor(one: Picture) -> Tensor:
+def _as_tensor(one: ImagePixels) -> Tensor:
     """Pixels as pipelines take them: 0 to 1."""
     return torch.from_numpy(one.pixels_HWC.copy()).permute(2, 0, 1)[None].float() / 255
 
 
 def _noise(whole: Whole) -> Tensor:
-    return PictureNoise(SEED).draw((1, *latent_shape(PIXELS_WIDE, PIXELS_HIGH, whole.frames, whole.opened.latent)))
+    return ImageNoise(SEED).draw((1, *latent_shape(PIXELS_WIDE, PIXELS_HIGH, whole.frames, whole.opened.latent)))
 
 
 def _call(whole: Whole, texts_read: tuple[Encoded, ...]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _call(whole: Whole, texts_read: tuple[Encoded, ...]) -> dict[str, Any]:
     return {
         "prompt_embeds": contexts[0], "negative_prompt_embeds": contexts[1], "guidance_scale": usual.cfg,
         "height": PIXELS_HIGH, "width": PIXELS_WIDE, "num_frames": whole.frames, "num_inference_steps": STEPS,
-        "output_type": "latent", "image": _as_tensor(picture()),
+        "output_type": "latent", "image": _as_tensor(image()),
     }  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def _wan_pipeline(whole: Whole, texts_read: tuple[Encoded, ...]) -> Tensor:
 
 
 def _ltx_pipeline(whole: Whole, texts_read: tuple[Encoded, ...]) -> Tensor:
-    """Its encoder draws from what it says of a picture; here, as in ours, it is the mean."""
+    """Its encoder draws from what it says of an image; here, as in ours, it is the mean."""
     scheduler = FlowMatchEulerDiscreteScheduler(
         use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, max_image_seq_len=4096,
         shift_terminal=0.1,
@@ -116,7 +116,7 @@ def _ltx_pipeline(whole: Whole, texts_read: tuple[Encoded, ...]) -> Tensor:
     vae, model = whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL)
     pipeline = diffusers.LTXImageToVideoPipeline(scheduler, vae, None, None, model)
     noise = _noise(whole)
-    mean = vae.encode(_as_tensor(picture()).unsqueeze(2) * 2 - 1).latent_dist.mode()
+    mean = vae.encode(_as_tensor(image()).unsqueeze(2) * 2 - 1).latent_dist.mode()
     noise[:, :, :1] = pipeline._normalize_latents(mean, vae.latents_mean, vae.latents_std)
     given = _call(whole, texts_read)
     for side, text in zip(("", "negative_"), texts_read, strict=True):
@@ -135,29 +135,29 @@ CASES: Mapping[str, tuple[TinyFamily, Callable[[Whole, tuple[Encoded, ...]], Ten
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_film_from_a_picture_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
+def test_a_video_from_a_image_is_that_of_diffusers(name: str, tmp_path: Path) -> None:
     tiny, pipeline = CASES[name]
     whole = Whole(tmp_path, tiny)
     assert whole.family.name == name
-    read, begins = whole.texts(), whole.family.sampling.film
+    read, begins = whole.texts(), whole.family.sampling.video
     assert begins is not None
     frames = whole.frames if begins.begins is Beginning.JOINED else 0
-    first = whole.run(EncodePictureWork(whole.model, PIXELS_WIDE, PIXELS_HIGH, frames=frames), picture())
+    first = whole.run(EncodeImageWork(whole.model, PIXELS_WIDE, PIXELS_HIGH, frames=frames), image())
     assert isinstance(first, Latent)
     latent = whole.latent(read, beginning=first)
     with torch.no_grad():
         expected = pipeline(whole, read)
     np.testing.assert_allclose(latent.samples_CHW, expected[0], atol=1e-4 * max(1.0, float(expected.std())))
-    film = whole.pixels(latent)
-    assert film.shape == (whole.frames, PIXELS_HIGH, PIXELS_WIDE, 3)
+    video = whole.pixels(latent)
+    assert video.shape == (whole.frames, PIXELS_HIGH, PIXELS_WIDE, 3)
     whole.engine.close()
 
 
 @pytest.mark.parametrize("name", ["wan22_ti2v", "ltxv"])
-def test_a_kept_picture_is_the_first_cell_of_the_film(name: str, tmp_path: Path) -> None:
+def test_a_kept_image_is_the_first_cell_of_the_video(name: str, tmp_path: Path) -> None:
     whole = Whole(tmp_path, CASES[name][0])
     read = whole.texts()
-    first = whole.run(EncodePictureWork(whole.model, PIXELS_WIDE, PIXELS_HIGH), picture())
+    first = whole.run(EncodeImageWork(whole.model, PIXELS_WIDE, PIXELS_HIGH), image())
     assert isinstance(first, Latent)
     with_it, without = whole.latent(read, beginning=first).samples_CHW, whole.latent(read).samples_CHW
     np.testing.assert_allclose(with_it[:, 0], first.samples_CHW, atol=1e-4)
@@ -165,8 +165,8 @@ def test_a_kept_picture_is_the_first_cell_of_the_film(name: str, tmp_path: Path)
     whole.engine.close()
 
 
-def test_a_film_stops_at_a_step(tmp_path: Path) -> None:
-    """As pictures do: what is asked to stop makes no step more."""
+def test_a_video_stops_at_a_step(tmp_path: Path) -> None:
+    """As images do: what is asked to stop makes no step more."""
     whole = Whole(tmp_path, FAMILIES["wan_t2v"])
     read, done = whole.texts(), [0]
 
@@ -185,15 +185,15 @@ def test_a_film_stops_at_a_step(tmp_path: Path) -> None:
 
 
 def test_more_frames_are_counted_and_expected_to_take_longer(tmp_path: Path) -> None:
-    """Of sampling, decoding and encoding what a film begins with; a GPU's memory is planned by it."""
+    """Of sampling, decoding and encoding what a video begins with; a GPU's memory is planned by it."""
     whole = Whole(tmp_path, JOINED)
     width, height, _ = whole.extent
 
     def figures(frames: int) -> list[tuple[int, float]]:
         works = (
-            SampleWork(whole.model, (), width, height, 4, 5.0, "euler", "normal", 1, frames, 8.0, pictured=True),
+            SampleWork(whole.model, (), width, height, 4, 5.0, "euler", "normal", 1, frames, 8.0, imaged=True),
             DecodeWork(whole.model, width, height, frames=frames, frame_rate=8.0),
-            EncodePictureWork(whole.model, width, height, frames=frames),
+            EncodeImageWork(whole.model, width, height, frames=frames),
         )
         asked = whole.catalog
         return [(asked.figures.activation_bytes(whole.model, w), asked.run_seconds(whole.model, w)) for w in works]

@@ -1,4 +1,4 @@
-"""Pictures that flows make anew in part are those of diffusers' pipelines on the same weights, texts and noise.
+"""Images that flows make anew in part are those of diffusers' pipelines on the same weights, texts and noise.
 
 Of the steps that a strength asks for in part the pipelines of flows make the whole: 1.2 of four are two.
 """
@@ -18,7 +18,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from modelpool.pool.core.stage_params import SampleWork
-from tests.pool.families.test_from_pictures import picture
+from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
@@ -66,7 +66,7 @@ def _z_image(tiny: TinyFamilyModel, made: Made, call: dict[str, Any]) -> Tensor:
 
 
 def _chroma(tiny: TinyFamilyModel, made: Made, call: dict[str, Any]) -> Tensor:
-    """With the mask of the pipeline that makes pictures of texts alone. This one's own makes numbers of it, 1 and 0,
+    """With the mask of the pipeline that makes images of texts alone. This one's own makes numbers of it, 1 and 0,
     which attention adds to its scores: nothing is hidden by them, and the model was trained with what is."""
     vae, model = parts_of(tiny)
     pipeline = diffusers.ChromaImg2ImgPipeline(FlowMatchEulerDiscreteScheduler(), vae, None, None, model)
@@ -89,7 +89,7 @@ PIPELINES: Mapping[str, Callable[[TinyFamilyModel, Made, dict[str, Any]], Tensor
 
 @pytest.fixture
 def mean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers draws a latent from what its VAE says of a picture; here it takes the mean, as we do."""
+    """diffusers draws a latent from what its VAE says of an image; here it takes the mean, as we do."""
     folders = {"flux": "flux", "stable_diffusion_3": "stable_diffusion_3", "qwenimage": "qwenimage"}
     for folder, name in (folders | {"z_image": "z_image", "chroma": "chroma"}).items():
         place = f"diffusers.pipelines.{folder}.pipeline_{name}_img2img.retrieve_latents"
@@ -99,16 +99,16 @@ def mean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("strength", "made_steps"), [(0.3, 2), (0.75, 3)])
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.usefixtures("mean_latents")
-def test_a_picture_made_anew_in_part_is_that_of_diffusers(
+def test_a_image_made_anew_in_part_is_that_of_diffusers(
     name: str, strength: float, made_steps: int, tmp_path: Path
 ) -> None:
     tiny = TinyFamilyModel(tmp_path, FAMILIES[name])
     assert tiny.family.name == name
-    made = tiny.made(image=picture(), strength=strength, steps=STEPS, cfg=CFG, negative="blurry")
+    made = tiny.made(image=image(), strength=strength, steps=STEPS, cfg=CFG, negative="blurry")
     (work,) = [work for work in made.works.values() if isinstance(work, SampleWork)]
     assert work.steps_run == made_steps
     call = {
-        "image": picture(), "strength": strength, "height": HEIGHT, "width": WIDTH, "num_inference_steps": STEPS,
+        "image": image(), "strength": strength, "height": HEIGHT, "width": WIDTH, "num_inference_steps": STEPS,
         "generator": torch.Generator().manual_seed(SEED), "output_type": "latent",
     }  # fmt: skip
     with torch.no_grad():

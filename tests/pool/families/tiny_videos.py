@@ -1,4 +1,4 @@
-"""Tiny files of the families that make films of a picture which they see through a vision encoder, in the published
+"""Tiny files of the families that make videos of an image which they see through a vision encoder, in the published
 layouts."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import Film
+from modelpool.pool.core.stage_params import VideoFrames
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_transformers import prefixed, seeded
 from tests.pool.models.diffusion import video_published
@@ -74,7 +74,7 @@ def open_clip_vision(state: Mapping[str, Tensor]) -> File:
     return file
 
 
-def film_unet(numbers: int) -> Any:
+def video_unet(numbers: int) -> Any:
     """A UNet of frames that is told so many numbers of each."""
     return diffusers.UNetSpatioTemporalConditionModel(
         in_channels=8, out_channels=4, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=PROJECTED,
@@ -85,15 +85,15 @@ def film_unet(numbers: int) -> Any:
 
 
 def temporal_vae() -> Any:
-    """A VAE of pictures whose decoder sees all frames, 8 pixels to a cell."""
+    """A VAE of images whose decoder sees all frames, 8 pixels to a cell."""
     widths = (32, 32, 32, 32)
     return diffusers.AutoencoderKLTemporalDecoder(
         block_out_channels=widths, layers_per_block=1, down_block_types=("DownEncoderBlock2D",) * 4
     )
 
 
-def picture_vae(groups: int = 8) -> Any:
-    """A VAE of pictures, 8 pixels to a cell, with so many groups in its norms."""
+def image_vae(groups: int = 8) -> Any:
+    """A VAE of images, 8 pixels to a cell, with so many groups in its norms."""
     return diffusers.AutoencoderKL(
         block_out_channels=(32, 32, 32, 32), latent_channels=4, layers_per_block=1, norm_num_groups=groups,
         down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
@@ -107,7 +107,7 @@ _NO_ENCODER = tuple(f"first_stage_model.{part}" for part in ("encoder.", "quant_
 
 
 @dataclass(frozen=True)
-class TinyFilm:
+class TinyVideo:
     """One family, as recognition calls it; its VAE, and where its file has that."""
 
     name: str
@@ -121,7 +121,7 @@ class TinyFilm:
     def file(self) -> File:
         """The whole file, with what of the published ones belongs to no component."""
         tensors = prefixed(
-            "model.diffusion_model.", video_published.unet(seeded(lambda: film_unet(self.numbers), 1).state_dict())
+            "model.diffusion_model.", video_published.unet(seeded(lambda: video_unet(self.numbers), 1).state_dict())
         )
         tensors |= prefixed(self.vae_prefix, self.vae_file(seeded(self.vae, 2).state_dict()))
         if self.has_own_decoder:
@@ -135,28 +135,28 @@ class TinyFilm:
         return {key: value.contiguous().clone() for key, value in tensors.items()}
 
 
-FILMS = {
-    film.name: film
-    for film in (
-        TinyFilm("svd", 3, temporal_vae, published.temporal, "first_stage_model."),
-        TinyFilm("sv3d_u", 1, picture_vae, published.ldm, "conditioner.embedders.1.encoder."),
-        TinyFilm("sv3d_p", 5, lambda: picture_vae(GROUPS), published.ldm, "conditioner.embedders.1.encoder.", True),
+VIDEOS = {
+    video.name: video
+    for video in (
+        TinyVideo("svd", 3, temporal_vae, published.temporal, "first_stage_model."),
+        TinyVideo("sv3d_u", 1, image_vae, published.ldm, "conditioner.embedders.1.encoder."),
+        TinyVideo("sv3d_p", 5, lambda: image_vae(GROUPS), published.ldm, "conditioner.embedders.1.encoder.", True),
     )
 }
 
 
-class TinyFilmModel(TinyModel):
-    """A tiny film family, on the CPU if nothing else is said, that makes what requests ask for."""
+class TinyVideoModel(TinyModel):
+    """A tiny video family, on the CPU if nothing else is said, that makes what requests ask for."""
 
-    def __init__(self, folder: Path, film: TinyFilm, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, video: TinyVideo, device: str = "cpu") -> None:
         with quiet_libraries():
-            save_file(film.file(), folder / "tiny.safetensors")
+            save_file(video.file(), folder / "tiny.safetensors")
         self._open(folder, device)
 
 
-def assert_same_film(one: Made, other: Made) -> None:
-    """Both made the same latent, but for the last digits, and the same film within a level."""
+def assert_same_video(one: Made, other: Made) -> None:
+    """Both made the same latent, but for the last digits, and the same video within a level."""
     np.testing.assert_allclose(one.latents[0], other.latents[0], atol=1e-4)
-    films = [made.results[made.tasks[-1].task_id] for made in (one, other)]
-    pixels = [film.frames_THWC.astype(int) for film in films if isinstance(film, Film)]
+    videos = [made.results[made.tasks[-1].task_id] for made in (one, other)]
+    pixels = [video.frames_THWC.astype(int) for video in videos if isinstance(video, VideoFrames)]
     assert np.abs(pixels[0] - pixels[1]).max() <= 1

@@ -13,10 +13,17 @@ from safetensors.torch import load_file, save_file
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.specs.spec import Role
-from tests.pool.families.test_seen_films import FIELDS, picture
-from tests.pool.families.tiny_films import FILMS, TinyFilmModel, assert_same_film, clip_vision, film_unet, temporal_vae
+from tests.pool.families.test_seen_videos import FIELDS, image
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_transformers import seeded
+from tests.pool.families.tiny_videos import (
+    VIDEOS,
+    TinyVideoModel,
+    assert_same_video,
+    clip_vision,
+    temporal_vae,
+    video_unet,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -25,7 +32,7 @@ def write_folder(folder: Path) -> None:
     """The parts of the tiny SVD as their libraries save them."""
     folder.mkdir(parents=True)
     index: dict[str, Any] = {"_class_name": "StableVideoDiffusionPipeline"}
-    unet, vae = seeded(lambda: film_unet(3), 1), seeded(temporal_vae, 2)
+    unet, vae = seeded(lambda: video_unet(3), 1), seeded(temporal_vae, 2)
     unet.register_to_config(num_frames=14)
     scheduler = diffusers.EulerDiscreteScheduler(
         prediction_type="v_prediction", timestep_type="continuous", use_karras_sigmas=True, sigma_min=0.002,
@@ -45,14 +52,14 @@ def test_a_folder_makes_what_the_file_makes(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     write_folder(tmp_path / "folders" / "tiny")
     made = []
-    for tiny in (TinyFilmModel(tmp_path / "file", FILMS["svd"]), TinyModel.of_folder(tmp_path / "folders")):
+    for tiny in (TinyVideoModel(tmp_path / "file", VIDEOS["svd"]), TinyModel.of_folder(tmp_path / "folders")):
         assert tiny.family.name == "svd"
-        film = tiny.family.sampling.film
-        assert film is not None
-        assert film.frames == (14 if tiny.family.configs else 25)
-        made.append(tiny.made(image=picture(), **FIELDS))
+        video = tiny.family.sampling.video
+        assert video is not None
+        assert video.frames == (14 if tiny.family.configs else 25)
+        made.append(tiny.made(image=image(), **FIELDS))
         tiny.close()
-    assert_same_film(made[0], made[1])
+    assert_same_video(made[0], made[1])
 
 
 def test_a_folder_tells_the_heads_and_the_activation_of_its_vision_encoder(tmp_path: Path) -> None:

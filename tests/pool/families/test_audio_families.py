@@ -1,4 +1,4 @@
-"""Models of sound, whole: equal to diffusers on the same weights, texts and noise, and saved again as they were."""
+"""Models of audio, whole: equal to diffusers on the same weights, texts and noise, and saved again as they were."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role
-from tests.pool.families.tiny_sound import CELL, CHANNELS, STABLE_AUDIO, seconds_model
+from tests.pool.families.tiny_audio import CELL, CHANNELS, STABLE_AUDIO, seconds_model
 from tests.pool.families.tiny_transformers import seeded
 from tests.pool.families.whole_transformer import SECONDS, SEED, STEPS, Whole
 
@@ -46,12 +46,12 @@ def _given(texts: tuple[Encoded, ...]) -> dict[str, Tensor]:
     return given
 
 
-def test_a_sound_is_that_of_diffusers(tmp_path: Path) -> None:
+def test_a_audio_is_that_of_diffusers(tmp_path: Path) -> None:
     """Euler over exponential levels, since the authors' own sampler draws noise that depends on its library."""
     whole = Whole(tmp_path, STABLE_AUDIO, sampler="euler")
     texts = whole.texts()
     latent = whole.latent(texts)
-    noise = PictureNoise(SEED).draw((1, CHANNELS, CELLS))
+    noise = ImageNoise(SEED).draw((1, CHANNELS, CELLS))
     call = {"num_inference_steps": STEPS, "guidance_scale": 7.0, "audio_end_in_s": SECONDS}
     with torch.no_grad():
         pipeline = _pipeline(whole)
@@ -65,7 +65,7 @@ def test_a_sound_is_that_of_diffusers(tmp_path: Path) -> None:
     whole.engine.close()
 
 
-def test_a_longer_sound_is_told_of_its_length(tmp_path: Path) -> None:
+def test_a_longer_audio_is_told_of_its_length(tmp_path: Path) -> None:
     """It is not a longer part of the same: the model is told how long the whole is."""
     whole = Whole(tmp_path, STABLE_AUDIO)
     texts = whole.texts()

@@ -1,4 +1,4 @@
-"""HunyuanVideo makes of a picture, which its text encoder sees, what diffusers makes: on the same weights and noise,
+"""HunyuanVideo makes of an image, which its text encoder sees, what diffusers makes: on the same weights and noise,
 from the words of a prompt on."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.actors.graph.output_shape import Duration, extent_of
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import Encoded, EncodeWork, Film, SampleWork, SeePictureWork
+from modelpool.pool.core.stage_params import Encoded, EncodeWork, SampleWork, SeeImageWork, VideoFrames
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.pixels.latent_pixels import sampled_shape
-from modelpool.pool.sampling.noise import PictureNoise
+from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
@@ -46,12 +46,12 @@ FIELDS: dict[str, Any] = {
 PIPELINES = {"hunyuan_video_i2v": diffusers.HunyuanVideoImageToVideoPipeline}
 
 
-def picture(seed: int) -> Image.Image:
+def image(seed: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8))
 
 
 def _template() -> dict[str, Any]:
-    """The pipeline's own, for so many states of a picture."""
+    """The pipeline's own, for so many states of an image."""
     from diffusers.pipelines.hunyuan_video import pipeline_hunyuan_video_image2video as theirs
 
     template = dict(theirs.DEFAULT_PROMPT_TEMPLATE)
@@ -88,7 +88,7 @@ def _expected(model: TinyFamilyModel, made: Made, image: Image.Image, cfg: float
     """Texts, the latent with the cell that leads it, and pixels."""
     pipeline = _pipeline(model)
     (work,) = [one for one in made.works.values() if isinstance(one, SampleWork)]
-    noise = PictureNoise(SEED).draw((1, *sampled_shape(work, model.engine._opened(model.model).latent)))
+    noise = ImageNoise(SEED).draw((1, *sampled_shape(work, model.engine._opened(model.model).latent)))
     kept: list[Any] = []
 
     def keep(_: Any, __: int, ___: Any, told: dict[str, Any]) -> dict[str, Any]:
@@ -97,11 +97,11 @@ def _expected(model: TinyFamilyModel, made: Made, image: Image.Image, cfg: float
 
     with torch.no_grad():
         texts = _texts(pipeline, made, image, cfg)
-        film = pipeline(
+        video = pipeline(
             image, **texts, height=HEIGHT, width=WIDTH, num_frames=FRAMES + 4, num_inference_steps=STEPS,
             latents=noise, true_cfg_scale=cfg, output_type="np", callback_on_step_end=keep,
         ).frames[0]  # fmt: skip
-    return texts, kept[-1], film
+    return texts, kept[-1], video
 
 
 def _real(context: Any, mask: Any) -> Any:
@@ -109,12 +109,12 @@ def _real(context: Any, mask: Any) -> Any:
 
 
 @pytest.mark.parametrize("cfg", [1.0, 4.0], ids=["alone", "guided"])
-def test_a_film_that_a_picture_leads_is_that_of_diffusers(cfg: float, tmp_path: Path) -> None:
-    """Words and picture as the text encoder reads them, latent and pixels."""
+def test_a_video_that_a_image_leads_is_that_of_diffusers(cfg: float, tmp_path: Path) -> None:
+    """Words and image as the text encoder reads them, latent and pixels."""
     model = TinyFamilyModel(tmp_path, LED)
     assert model.family.name == "hunyuan_video_i2v"
-    made = model.made(image=picture(4), **FIELDS, cfg=cfg)
-    texts, latent, film = _expected(model, made, picture(4), cfg)
+    made = model.made(image=image(4), **FIELDS, cfg=cfg)
+    texts, latent, video = _expected(model, made, image(4), cfg)
     read = [one for one in made.of(EncodeWork) if isinstance(one, Encoded)]
     assert len(read) == (1 if cfg == 1 else 2)
     for name, own in zip(("", "negative_"), read, strict=False):
@@ -124,27 +124,27 @@ def test_a_film_that_a_picture_leads_is_that_of_diffusers(cfg: float, tmp_path: 
         assert_equal(_real(*ours), _real(*theirs))
     assert_equal(made.latents[0], latent)
     result = made.results[made.tasks[-1].task_id]
-    assert isinstance(result, Film)
+    assert isinstance(result, VideoFrames)
     assert result.frames_THWC.shape == (FRAMES, HEIGHT, WIDTH, 3)
-    np.testing.assert_allclose(result.frames_THWC / 255, film, atol=1 / 255)
+    np.testing.assert_allclose(result.frames_THWC / 255, video, atol=1 / 255)
     model.close()
 
 
 def test_a_long_prompt_is_cut_as_the_pipeline_cuts_it(tmp_path: Path) -> None:
     """The head of the turn that would follow is not there then: the last tokens are left out."""
     model, prompt = TinyFamilyModel(tmp_path, LED), "a red cat sits beside a large blue dog on the table, " * 60
-    made = model.made(**{**FIELDS, "prompt": prompt, "steps": 1, "cfg": 1.0}, image=picture(4))
+    made = model.made(**{**FIELDS, "prompt": prompt, "steps": 1, "cfg": 1.0}, image=image(4))
     (own,) = (one for one in made.of(EncodeWork) if isinstance(one, Encoded))
-    context, mask = _pipeline(model)._get_llama_prompt_embeds(picture(4), prompt, _template())
+    context, mask = _pipeline(model)._get_llama_prompt_embeds(image(4), prompt, _template())
     assert bool(mask.bool().all())
     assert "context_mask" not in own.others, "all are real"
     assert_equal(torch.from_numpy(own.context_LD)[None], context)
     model.close()
 
 
-def test_what_the_picture_shows_matters_to_words_and_to_the_film(tmp_path: Path) -> None:
+def test_what_the_image_shows_matters_to_words_and_to_the_video(tmp_path: Path) -> None:
     model = TinyFamilyModel(tmp_path, LED)
-    one, other = (model.made(image=picture(seed), **FIELDS) for seed in (4, 5))
+    one, other = (model.made(image=image(seed), **FIELDS) for seed in (4, 5))
     read = [text for made in (one, other) for text in made.of(EncodeWork)[:1] if isinstance(text, Encoded)]
     contexts = [torch.from_numpy(text.context_LD) for text in read]
     assert not torch.allclose(*contexts, atol=1e-2)
@@ -160,12 +160,12 @@ def test_what_runs_hold_is_estimated(cfg: float, tmp_path: Path) -> None:
     sim.configure(0, 1 << 28)
     sim.recover(0)
     model = TinyFamilyModel(tmp_path, LED, "sim")
-    made = model.made(image=picture(4), **FIELDS, cfg=cfg)
+    made = model.made(image=image(4), **FIELDS, cfg=cfg)
     for task, cost in zip(made.tasks, made.costs, strict=True):
         assert cost.division is None
         work = made.works[task.task_id]
         assert cost.working_bytes <= task.activation_bytes, work
-        if isinstance(work, SampleWork | SeePictureWork | EncodeWork):
+        if isinstance(work, SampleWork | SeeImageWork | EncodeWork):
             assert task.activation_bytes <= 1.15 * cost.working_bytes, work
     model.close()
 
@@ -183,13 +183,13 @@ def test_a_folder_makes_what_the_file_makes(tmp_path: Path) -> None:
     """Its text encoder and its vision encoder are one folder then."""
     (tmp_path / "file").mkdir()
     model = TinyFamilyModel(tmp_path / "file", LED)
-    expected = model.made(image=picture(4), **FIELDS, cfg=4.0).latents[0]
+    expected = model.made(image=image(4), **FIELDS, cfg=4.0).latents[0]
     (tmp_path / "folders").mkdir()
     assert save_diffusers(model.engine._opened(model.model), tmp_path / "folders" / "tiny").lacks == ()
     model.close()
     again = TinyModel.of_folder(tmp_path / "folders")
     assert again.family.name == "hunyuan_video_i2v"
-    assert torch.equal(again.made(image=picture(4), **FIELDS, cfg=4.0).latents[0], expected)
+    assert torch.equal(again.made(image=image(4), **FIELDS, cfg=4.0).latents[0], expected)
     again.close()
 
 
@@ -236,28 +236,28 @@ def test_a_folder_of_the_form_that_replaces_the_first_frame_is_refused(tmp_path:
         open_checkpoint(tmp_path / "folder")
 
 
-def test_a_tokenizer_without_a_token_for_a_picture_is_told_with_one_that_has_it(tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_token_for_a_image_is_told_with_one_that_has_it(tmp_path: Path) -> None:
     """Found: who missed a tokenizer was told to take Llama's, and then that it was none of Llama's."""
     model = TinyFamilyModel(tmp_path, LED)
     model.close()
     (path,) = tmp_path.glob("tokenizer_llama3_8b/tokenizer.json")
     path.write_text(path.read_text().replace("<image>", "<drawing>"))
     with pytest.raises(TokenizerMissing, match=r"without '<image>', expected the tokenizer.json of xtuner/llava-\S+"):
-        TinyModel.of_folder(tmp_path).made(image=picture(4), **FIELDS)
+        TinyModel.of_folder(tmp_path).made(image=image(4), **FIELDS)
 
 
 def test_cells_that_lead_are_decoded_and_left_out(tmp_path: Path) -> None:
     """Of a latent of the driver's own too: it has one more."""
     model = TinyFamilyModel(tmp_path, LED)
-    made = model.made(image=picture(4), **FIELDS)
+    made = model.made(image=image(4), **FIELDS)
     cells = made.latents[0].shape[2]
     assert cells == 1 + (1 + (FRAMES - 1) // 4)
     own = model.catalog.made_for(model.model)
-    assert own.sampling.film is not None
+    assert own.sampling.video is not None
     assert extent_of((cells, HEIGHT // 8, WIDTH // 8), "tiny", own) == (
         WIDTH,
         HEIGHT,
-        Duration(FRAMES, own.sampling.film.rate, leading=1),
+        Duration(FRAMES, own.sampling.video.rate, leading=1),
     )
     model.close()
 
@@ -265,9 +265,9 @@ def test_cells_that_lead_are_decoded_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "image: found 'nothing', expected a picture: the films of model 'tiny' begin with one"),
-        ({"image": picture(4), "last_image": picture(5)}, "last_image: found 'one', expected none"),
-        ({"image": picture(4), "reference": picture(5)}, "reference: found 'one', expected none"),
+        ({}, "image: found 'nothing', expected an image: the videos of model 'tiny' begin with one"),
+        ({"image": image(4), "last_image": image(5)}, "last_image: found 'one', expected none"),
+        ({"image": image(4), "reference": image(5)}, "reference: found 'one', expected none"),
     ],
 )
 def test_what_it_is_not_told_is_told_by_name(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -301,13 +301,13 @@ def test_separate_files_make_what_the_whole_file_makes(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     whole = TinyFamilyModel(tmp_path / "whole", LED)
-    expected = whole.made(image=picture(4), **FIELDS).latents[0]
+    expected = whole.made(image=image(4), **FIELDS).latents[0]
     whole.close()
     _described(tmp_path / "parts", vision_file())
     for path in (tmp_path / "whole").glob("tokenizer_*"):
         path.rename(tmp_path / "parts" / path.name)
     parts = TinyModel.of_folder(tmp_path / "parts")
-    assert torch.equal(parts.made(image=picture(4), **FIELDS).latents[0], expected)
+    assert torch.equal(parts.made(image=image(4), **FIELDS).latents[0], expected)
     parts.close()
 
 

@@ -1,4 +1,4 @@
-"""Cosmos makes of a picture what diffusers makes: on the same weights, texts, picture and noise, that on the picture
+"""Cosmos makes of an image what diffusers makes: on the same weights, texts, image and noise, that on the image
 included."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from modelpool.pool.conditioning.first_frame import SHAKEN_SIGMA, shakes_picture
+from modelpool.pool.conditioning.first_frame import SHAKEN_SIGMA, shakes_image
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.stage_params import EncodePictureWork, Film, Latent, SampleWork
+from modelpool.pool.core.stage_params import EncodeImageWork, Latent, SampleWork, VideoFrames
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.sampling.noise import PictureNoise, seed_beside
+from modelpool.pool.sampling.noise import ImageNoise, seed_beside
 from modelpool.pool.specs.spec import Role
 from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.test_transformer_families import _RESIZING, _Harmless
@@ -36,13 +36,13 @@ FIELDS: dict[str, Any] = {
 
 
 class _Lenient(_Harmless):
-    """Leaves a film as it is."""
+    """Leaves a video as it is."""
 
     def check_video_safety(self, frames: Any) -> Any:
         return frames
 
 
-def picture(seed: int = 4) -> Image.Image:
+def image(seed: int = 4) -> Image.Image:
     """Nothing in it is like anything beside it."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8))
 
@@ -56,35 +56,35 @@ def _expected(model: TinyFamilyModel, texts: dict[str, Any], cfg: float, **call:
         None, None, transformer, model.module(Role.VAE), scheduler, safety_checker=_Lenient()
     )
     pipeline.set_progress_bar_config(disable=True)
-    noise = PictureNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
+    noise = ImageNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
     with mock.patch("diffusers.models.transformers.transformer_cosmos.transforms", _RESIZING, create=True):
         # it counts the strength from 1 more, and begins with the noise alone
         return pipeline(
-            image=picture(), **texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, fps=RATE,
+            image=image(), **texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, fps=RATE,
             num_inference_steps=STEPS, guidance_scale=cfg - 1.0, latents=noise * math.hypot(80.0, 1.0) / 80.0,
             generator=torch.Generator().manual_seed(seed_beside(SEED)),
         ).frames  # fmt: skip
 
 
 @pytest.mark.parametrize("cfg", [7.0, 1.0])
-def test_a_film_from_a_picture_is_that_of_diffusers(cfg: float, tmp_path: Path) -> None:
+def test_a_video_from_a_image_is_that_of_diffusers(cfg: float, tmp_path: Path) -> None:
     model = TinyFamilyModel(tmp_path, TINY)
     assert model.family.name == "cosmos_i2v"
-    made = model.made(image=picture(), cfg=cfg, **FIELDS)
+    made = model.made(image=image(), cfg=cfg, **FIELDS)
     assert_equal(made.latents[0], _expected(model, made.texts, cfg, output_type="latent"))
-    film = made.results[made.tasks[-1].task_id]
-    assert isinstance(film, Film)
+    video = made.results[made.tasks[-1].task_id]
+    assert isinstance(video, VideoFrames)
     shown = _expected(model, made.texts, cfg, output_type="np")[0]
-    # the pipeline's watch over what is in films reads them in whole numbers, which it cuts off
-    np.testing.assert_allclose(film.frames_THWC / 255, shown, atol=1.5 / 255)
+    # the pipeline's watch over what is in videos reads them in whole numbers, which it cuts off
+    np.testing.assert_allclose(video.frames_THWC / 255, shown, atol=1.5 / 255)
     model.close()
 
 
-def test_the_picture_is_the_first_cell_of_the_film(tmp_path: Path) -> None:
-    """And what comes after it is another film than the one without: the model looks at it."""
+def test_the_image_is_the_first_cell_of_the_video(tmp_path: Path) -> None:
+    """And what comes after it is another video than the one without: the model looks at it."""
     model = TinyFamilyModel(tmp_path, TINY)
-    made, without = model.made(image=picture(), **FIELDS), model.made(**FIELDS).latents[0]
-    (first,) = made.of(EncodePictureWork)
+    made, without = model.made(image=image(), **FIELDS), model.made(**FIELDS).latents[0]
+    (first,) = made.of(EncodeImageWork)
     assert isinstance(first, Latent)
     np.testing.assert_array_equal(made.latents[0][0, :, 0], first.samples_CHW)
     assert not np.allclose(made.latents[0][:, :, 1:], without[:, :, 1:], atol=1e-2)
@@ -92,23 +92,23 @@ def test_the_picture_is_the_first_cell_of_the_film(tmp_path: Path) -> None:
 
 
 def test_what_a_run_holds_is_estimated(tmp_path: Path) -> None:
-    """The picture with its noise is beside the latent."""
+    """The image with its noise is beside the latent."""
     from modelpool.pool.devices.sim import device as sim
 
     sim.install()
     sim.configure(0, 1 << 28)
     sim.recover(0)
     model = TinyFamilyModel(tmp_path, TINY, "sim")
-    made = model.made(image=picture(), **FIELDS)
+    made = model.made(image=image(), **FIELDS)
     for task, cost in zip(made.tasks, made.costs, strict=True):
         if isinstance(made.works[task.task_id], SampleWork):
             assert cost.working_bytes <= task.activation_bytes <= 1.15 * cost.working_bytes
     model.close()
 
 
-def test_the_noise_on_a_picture_is_below_every_level() -> None:
-    """Where it was not, the pipeline would keep no picture; here it is always kept."""
-    shaking = [family.sampling for family in TRANSFORMERS.values() if shakes_picture(family.sampling.film)]
+def test_the_noise_on_a_image_is_below_every_level() -> None:
+    """Where it was not, the pipeline would keep no image; here it is always kept."""
+    shaking = [family.sampling for family in TRANSFORMERS.values() if shakes_image(family.sampling.video)]
     assert shaking
     for facts in shaking:
         assert facts.prediction is Prediction.EDM
